@@ -1,0 +1,165 @@
+//! Collects records into batches: whatever arrives while a batch is being written leaves in the next one.
+//!
+//! Calls from many tasks share statements, so a service that accepts one record at a time does not pay a commit for each. Two batches
+//! may be under way at once. A caller that goes away changes nothing: what it handed in is written all the same.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::Receipt;
+use super::prepare::{Prepared, prepare};
+use super::write::{Row, write};
+use crate::error::{Error, Result};
+use crate::events;
+use crate::inbox::Shared;
+use crate::record::Record;
+use crate::store::Backend;
+
+/// Batches being written at a time: one travels while the other is being fsynced.
+const WRITES_MAX: usize = 2;
+
+/// The way in. Dropping it ends the collecting task once everything handed in is written.
+pub(crate) struct Acceptor {
+    jobs: mpsc::Sender<Job>,
+}
+
+/// Rows of one caller, at most a batch of them.
+struct Job {
+    rows: Vec<Row>,
+    size_bytes: usize,
+    reply: oneshot::Sender<Result<Vec<Receipt>>>,
+}
+
+impl Acceptor {
+    pub(crate) fn start<B: Backend>(shared: &Arc<Shared<B>>) -> Self {
+        let (jobs, queue) = mpsc::channel(shared.limits.accept_queue_rows);
+        // Joined by its channel: it ends when the last inbox is dropped.
+        drop(shared.store.backend.reactor().spawn(collect(Arc::clone(shared), queue)));
+        Self { jobs }
+    }
+
+    /// Accepts records; one receipt each, in order.
+    pub(crate) async fn accept<B: Backend>(
+        &self,
+        shared: &Arc<Shared<B>>,
+        records: Vec<Record>,
+    ) -> Result<Vec<Receipt>> {
+        let mut receipts: Vec<Option<Receipt>> = Vec::with_capacity(records.len());
+        let mut places = Vec::new();
+        let mut replies = Vec::new();
+        let mut rows = Vec::new();
+        let mut size_bytes = 0;
+        for record in records {
+            let Some((row, row_bytes)) = row(shared, record) else {
+                receipts.push(Some(Receipt::Unwanted));
+                continue;
+            };
+            let is_full = rows.len() >= shared.limits.accept_batch_rows
+                || size_bytes + row_bytes > shared.limits.accept_batch_bytes;
+            if is_full && !rows.is_empty() {
+                replies.push(self.hand_in(std::mem::take(&mut rows), std::mem::take(&mut size_bytes)).await?);
+            }
+            places.push(receipts.len());
+            receipts.push(None);
+            rows.push(row);
+            size_bytes += row_bytes;
+        }
+        if !rows.is_empty() {
+            replies.push(self.hand_in(rows, size_bytes).await?);
+        }
+        let mut places = places.into_iter();
+        for reply in replies {
+            let written =
+                reply.await.map_err(|_| Error::stopped("the inbox was dropped before the records were accepted"))??;
+            // In this order: a zip that asks `places` first would swallow one when `written` ends.
+            for (receipt, place) in written.into_iter().zip(places.by_ref()) {
+                receipts[place] = Some(receipt);
+            }
+        }
+        Ok(receipts.into_iter().flatten().collect())
+    }
+
+    async fn hand_in(&self, rows: Vec<Row>, size_bytes: usize) -> Result<oneshot::Receiver<Result<Vec<Receipt>>>> {
+        let (reply, replied) = oneshot::channel();
+        let job = Job { rows, size_bytes, reply };
+        self.jobs.send(job).await.map_err(|_| Error::stopped("the inbox has stopped accepting"))?;
+        Ok(replied)
+    }
+}
+
+/// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
+fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
+    let topic = record.topic.clone();
+    match prepare(record, &shared.limits, |topic, event_type| shared.wanted_by(topic, event_type)) {
+        Prepared::Message { message, payload_hash, wanted_by, size_bytes } => {
+            Some((Row::Message { message, payload_hash, wanted_by }, size_bytes))
+        }
+        Prepared::Quarantine(quarantined) => {
+            let size_bytes = quarantined.record.size_bytes();
+            Some((Row::Quarantine(quarantined), size_bytes))
+        }
+        Prepared::Unwanted => {
+            events::unwanted(&topic);
+            None
+        }
+    }
+}
+
+async fn collect<B: Backend>(shared: Arc<Shared<B>>, mut queue: mpsc::Receiver<Job>) {
+    let writes = Arc::new(Semaphore::new(WRITES_MAX));
+    let mut next = None;
+    loop {
+        let first = match next.take() {
+            Some(job) => job,
+            None => match queue.recv().await {
+                Some(job) => job,
+                None => return,
+            },
+        };
+        // The semaphore is never closed.
+        let Ok(permit) = Arc::clone(&writes).acquire_owned().await else { return };
+        let mut jobs = vec![first];
+        let mut rows = jobs[0].rows.len();
+        let mut size_bytes = jobs[0].size_bytes;
+        while let Ok(job) = queue.try_recv() {
+            rows += job.rows.len();
+            size_bytes += job.size_bytes;
+            if rows > shared.limits.accept_batch_rows || size_bytes > shared.limits.accept_batch_bytes {
+                next = Some(job);
+                break;
+            }
+            jobs.push(job);
+        }
+        let shared = Arc::clone(&shared);
+        // Joined by its permit and by the callers that wait for it.
+        drop(tokio::spawn(async move {
+            write_jobs(&shared, jobs).await;
+            drop(permit);
+        }));
+    }
+}
+
+/// Writes the jobs' rows as one batch and tells each caller its part.
+async fn write_jobs<B: Backend>(shared: &Arc<Shared<B>>, jobs: Vec<Job>) {
+    let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
+    let mut callers = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        callers.push((job.rows.len(), job.reply));
+        rows.extend(job.rows);
+    }
+    // Callers that have gone away are told all the same; nobody listens then.
+    match write(shared, &rows).await {
+        Ok(receipts) => {
+            let mut receipts = receipts.into_iter();
+            for (count, reply) in callers {
+                let _ = reply.send(Ok(receipts.by_ref().take(count).collect()));
+            }
+        }
+        Err(error) => {
+            for (_, reply) in callers {
+                let _ = reply.send(Err(error.repeat()));
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Gets a batch into the store, whatever the store and the data do.
+//!
+//! Database away: the same batch again, with pauses, as long as patience lasts. Data that the database refuses: the batch is halved
+//! until the record is found, and that one is quarantined; the others are accepted. Deliveries whose handlers have a free slot are
+//! inserted as claimed and started from memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Receipt;
+use crate::backoff::Backoff;
+use crate::error::{Error, Kind, Result};
+use crate::events;
+use crate::inbox::Shared;
+use crate::message::StoredMessage;
+use crate::process::{Engine, HandOver};
+use crate::record::Record;
+use crate::store::Backend;
+use crate::store::seam::{AcceptBatch, Accepted, NewDelivery, NewMessage, Quarantined};
+
+/// Tries before a refusal that diesel cannot name counts as the data's fault: deadlocks and time-outs pass by then.
+const REFUSALS_MAX: usize = 3;
+
+/// A record on its way into the store.
+pub(super) enum Row {
+    Message { message: Arc<StoredMessage>, payload_hash: [u8; 16], wanted_by: Vec<usize> },
+    Quarantine(Quarantined),
+}
+
+/// Why a part of a batch was not written.
+enum Trouble {
+    /// The database refuses these rows; smaller parts will tell which.
+    Refused(Error),
+    /// Patience is at an end.
+    GaveUp(Error),
+}
+
+/// Writes the rows; one receipt each, in order.
+pub(super) async fn write<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> Result<Vec<Receipt>> {
+    let deadline = Instant::now() + shared.limits.accept_patience;
+    let mut receipts: Vec<Option<Receipt>> = vec![None; rows.len()];
+    let whole = 0..rows.len();
+    let mut parts: Vec<Range<usize>> = vec![whole];
+    while let Some(part) = parts.pop() {
+        match write_part(shared, &rows[part.clone()], deadline).await {
+            Ok(written) => {
+                for (index, receipt) in part.zip(written) {
+                    receipts[index] = Some(receipt);
+                }
+            }
+            Err(Trouble::GaveUp(error)) => return Err(error),
+            Err(Trouble::Refused(error)) if part.len() == 1 => {
+                receipts[part.start] = Some(quarantine(shared, &rows[part.start], &error, deadline).await?);
+            }
+            Err(Trouble::Refused(_)) => {
+                let middle = part.start + part.len() / 2;
+                // The last one pushed is written first: the order of the batch is kept.
+                parts.extend([middle..part.end, part.start..middle]);
+            }
+        }
+    }
+    Ok(receipts.into_iter().flatten().collect())
+}
+
+/// Writes a part, again and again while the database is away.
+async fn write_part<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    rows: &[Row],
+    deadline: Instant,
+) -> Result<Vec<Receipt>, Trouble> {
+    let mut backoff = Backoff::new(shared.limits.backoff_max);
+    let mut refusals = 0;
+    // What an earlier try may have inserted as claimed before its answer was lost.
+    let mut in_doubt = false;
+    loop {
+        let engine = if in_doubt { None } else { shared.engine() };
+        match try_write(shared, rows, engine).await {
+            Ok((receipts, known)) => {
+                if in_doubt {
+                    release_lost_hand_overs(shared, rows, &known).await;
+                }
+                return Ok(receipts);
+            }
+            Err(error) => {
+                match error.kind() {
+                    Kind::Connection => in_doubt = true,
+                    Kind::Server => refusals += 1,
+                    Kind::Data => return Err(Trouble::Refused(error)),
+                    Kind::Configuration | Kind::Schema | Kind::Stopped => return Err(Trouble::GaveUp(error)),
+                }
+                events::store_trouble("accept", &error);
+                if refusals >= REFUSALS_MAX {
+                    return Err(Trouble::Refused(error));
+                }
+                if Instant::now() >= deadline {
+                    return Err(Trouble::GaveUp(error));
+                }
+            }
+        }
+        backoff.pause().await;
+    }
+}
+
+/// The seq of each message row, where there is one.
+type Known = Vec<Option<i64>>;
+
+/// One try. With an engine, deliveries are handed over as far as slots are free.
+async fn try_write<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    rows: &[Row],
+    engine: Option<Arc<Engine<B>>>,
+) -> Result<(Vec<Receipt>, Known)> {
+    let (messages, mut slots) = new_messages(shared, rows, engine.as_deref());
+    let quarantined: Vec<Quarantined> = rows
+        .iter()
+        .filter_map(|row| match row {
+            Row::Quarantine(quarantined) => Some(quarantined.clone()),
+            Row::Message { .. } => None,
+        })
+        .collect();
+    let batch = AcceptBatch {
+        messages: &messages,
+        quarantined: &quarantined,
+        processor: engine.as_ref().map(|engine| engine.processor),
+        lease: shared.limits.lease,
+    };
+    // Held until hand-overs are on the in-flight list: see release_lost_hand_overs.
+    let _gate = shared.accept_gate.read().await;
+    let lease_starts = Instant::now();
+    let answers = shared.store.backend.accept(&batch).await?;
+    let mut answered = answers.iter().zip(&messages).zip(slots.drain(..));
+    let mut receipts = Vec::with_capacity(rows.len());
+    let mut known = Vec::with_capacity(rows.len());
+    let mut leaves_work = false;
+    for row in rows {
+        match row {
+            Row::Quarantine(Quarantined { record, reason, .. }) => {
+                events::quarantined(&record.topic, reason);
+                known.push(None);
+                receipts.push(Receipt::Quarantined { reason });
+            }
+            Row::Message { message, .. } => {
+                let Some(((answer, new), slots)) = answered.next() else { break };
+                if let (Accepted::New { seq }, Some(engine)) = (answer, &engine) {
+                    leaves_work |= slots.iter().any(Option::is_none);
+                    for hand_over in slots.into_iter().flatten() {
+                        engine.start_handed_over(hand_over, *seq, Arc::clone(message), lease_starts);
+                    }
+                } else {
+                    leaves_work = true;
+                }
+                known.push(seq(answer));
+                receipts.push(receipt(answer, message, new.deliveries.len()));
+            }
+        }
+    }
+    if leaves_work && let Some(engine) = shared.engine() {
+        engine.wake.notify_one();
+    }
+    Ok((receipts, known))
+}
+
+type Slots<B> = Vec<Option<HandOver<B>>>;
+
+/// The messages among the rows, and for each delivery the slot that waits for it, if there is one.
+fn new_messages<B: Backend>(
+    shared: &Shared<B>,
+    rows: &[Row],
+    engine: Option<&Engine<B>>,
+) -> (Vec<NewMessage>, Vec<Slots<B>>) {
+    let mut messages = Vec::with_capacity(rows.len());
+    let mut all_slots = Vec::with_capacity(rows.len());
+    for row in rows {
+        let Row::Message { message, payload_hash, wanted_by } = row else { continue };
+        let lanes = || wanted_by.iter().filter_map(|&position| shared.lane(position));
+        let slots: Slots<B> = lanes().map(|lane| engine.and_then(|engine| engine.take_slot(lane))).collect();
+        let deliveries = lanes()
+            .zip(&slots)
+            .map(|(lane, slot)| NewDelivery { ids: lane.ids.clone(), is_handed_over: slot.is_some() })
+            .collect();
+        messages.push(NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries });
+        all_slots.push(slots);
+    }
+    (messages, all_slots)
+}
+
+fn seq(answer: &Accepted) -> Option<i64> {
+    match answer {
+        Accepted::New { seq } | Accepted::Duplicate { seq, .. } => Some(*seq),
+        Accepted::Conflict => None,
+    }
+}
+
+fn receipt(answer: &Accepted, message: &StoredMessage, deliveries: usize) -> Receipt {
+    match answer {
+        Accepted::New { .. } => {
+            events::accepted(message, deliveries);
+            Receipt::Accepted { deliveries }
+        }
+        Accepted::Duplicate { added, .. } => {
+            events::duplicate(message, *added);
+            Receipt::Duplicate { added: *added }
+        }
+        Accepted::Conflict => {
+            events::conflict(message);
+            Receipt::Quarantined { reason: "conflict" }
+        }
+    }
+}
+
+/// An earlier try may have committed hand-overs that nobody started. The gate keeps out other batches between their commit and their
+/// place on the in-flight list, so what is locked by us and not on the list is surely lost.
+async fn release_lost_hand_overs<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row], known: &Known) {
+    let Some(engine) = shared.engine() else { return };
+    let _gate = shared.accept_gate.write().await;
+    let mut deliveries = Vec::new();
+    for (row, seq) in rows.iter().zip(known) {
+        let (Row::Message { wanted_by, .. }, Some(message_seq)) = (row, *seq) else { continue };
+        for lane in wanted_by.iter().filter_map(|&position| shared.lane(position)) {
+            let handler_id = lane.ids.current;
+            if !engine.in_flight.holds(crate::store::seam::ClaimId { message_seq, handler_id, attempt: 1 }) {
+                deliveries.push((message_seq, handler_id));
+            }
+        }
+    }
+    match shared.store.backend.release_handed_over(&deliveries, engine.processor).await {
+        Ok(()) => engine.wake.notify_one(),
+        // The lease gives them back then.
+        Err(error) => events::store_trouble("release hand-overs", &error),
+    }
+}
+
+/// Quarantines the one row that the database refuses. A record that was to be quarantined anyway and is refused even so is the
+/// database's trouble, not the record's.
+async fn quarantine<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    row: &Row,
+    error: &Error,
+    deadline: Instant,
+) -> Result<Receipt> {
+    let Row::Message { message, .. } = row else { return Err(error.repeat()) };
+    let reason = "refused by the database";
+    let record = Record::from(&**message);
+    let rows = [Row::Quarantine(Quarantined { record, reason, detail: Some(error.to_string()) })];
+    match write_part(shared, &rows, deadline).await {
+        Ok(_) => Ok(Receipt::Quarantined { reason }),
+        Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),
+    }
+}

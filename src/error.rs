@@ -1,0 +1,105 @@
+//! The one error of the public API: what was being done, to what, and the cause in `source()`.
+//!
+//! Users ask it questions (`is_transient`, `is_configuration`), they never parse its text. No secret and no payload is
+//! ever part of it: database URLs are reduced to host, database and user before they get here.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What went wrong in Wharf itself, never what went wrong in a handler (that is an outcome).
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    context: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The result of Wharf's own calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The program was put together wrongly: nothing helps but changing it.
+    Configuration,
+    /// The database's schema is not the one this build knows.
+    Schema,
+    /// The connection to the database is gone or could not be made.
+    Connection,
+    /// The server refused for a reason that may pass: serialization, read-only, lock, time-out and what diesel calls unknown.
+    Server,
+    /// The server refused because of the values in the statement (SQLSTATE class 23).
+    Data,
+    /// The inbox is stopping or has stopped.
+    Stopped,
+}
+
+impl Error {
+    pub(crate) fn new(kind: Kind, context: impl Into<String>) -> Self {
+        Self { kind, context: context.into(), source: None }
+    }
+
+    pub(crate) fn configuration(context: impl Into<String>) -> Self {
+        Self::new(Kind::Configuration, context)
+    }
+
+    pub(crate) fn stopped(context: impl Into<String>) -> Self {
+        Self::new(Kind::Stopped, context)
+    }
+
+    pub(crate) fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The same error once more, for several callers that wait for one statement. Its causes become text.
+    pub(crate) fn repeat(&self) -> Self {
+        Self::new(self.kind, self.to_string())
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// True when the same call may succeed later: the database was away, restarting, locked or overloaded.
+    pub fn is_transient(&self) -> bool {
+        matches!(self.kind, Kind::Connection | Kind::Server)
+    }
+
+    /// True when the connection itself failed, so that it is unknown whether the statement took effect.
+    pub fn is_connection(&self) -> bool {
+        self.kind == Kind::Connection
+    }
+
+    /// True when the program has to be changed: duplicate keys, an unusable URL, a limit of zero.
+    pub fn is_configuration(&self) -> bool {
+        self.kind == Kind::Configuration
+    }
+
+    /// True when the database's schema is missing, older or newer than this build knows.
+    pub fn is_schema(&self) -> bool {
+        self.kind == Kind::Schema
+    }
+
+    /// True when the inbox was stopping or had stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.kind == Kind::Stopped
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context)?;
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

@@ -1,0 +1,131 @@
+//! Every decision of the engine as one `tracing` event: the contract of what can be seen from outside.
+//!
+//! Names, levels and fields stand here and nowhere else. Message ids are shown escaped; a payload is never a field.
+
+use std::fmt;
+
+use tracing::{debug, info, warn};
+
+use crate::error::Error;
+use crate::message::StoredMessage;
+use crate::outcome::{Outcome, PoisonReason};
+use crate::sanitize;
+
+/// Characters of an error that go into an event.
+const ERROR_CHARS_MAX: usize = 500;
+
+/// Text from outside, safe for a log line.
+struct Shown<'a>(&'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.escape_debug())
+    }
+}
+
+/// The delivery an event is about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) message: Option<&'a StoredMessage>,
+    pub(crate) handler: &'a str,
+    pub(crate) attempt: i32,
+}
+
+impl<'a> Subject<'a> {
+    fn id(&self) -> Shown<'a> {
+        Shown(self.message.map_or("(missing)", |message| &message.id))
+    }
+}
+
+macro_rules! about {
+    ($level:ident, $target:literal, $subject:expr, $($rest:tt)*) => {
+        $level!(target: $target, message_id = %$subject.id(), handler = $subject.handler, attempt = $subject.attempt, $($rest)*)
+    };
+}
+
+// accept
+
+pub(crate) fn accepted(message: &StoredMessage, deliveries: usize) {
+    debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), deliveries, "accepted");
+}
+
+pub(crate) fn duplicate(message: &StoredMessage, added: usize) {
+    debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), added, "duplicate");
+}
+
+pub(crate) fn conflict(message: &StoredMessage) {
+    warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "conflict");
+}
+
+pub(crate) fn quarantined(topic: &str, reason: &str) {
+    warn!(target: "wharf::accept", topic = %Shown(topic), reason, "quarantined");
+}
+
+pub(crate) fn unwanted(topic: &str) {
+    debug!(target: "wharf::accept", topic = %Shown(topic), "unwanted");
+}
+
+// process
+
+pub(crate) fn claimed(subject: Subject<'_>) {
+    about!(debug, "wharf::process", subject, "claimed");
+}
+
+pub(crate) fn handed_over(subject: Subject<'_>) {
+    about!(debug, "wharf::process", subject, "handed over");
+}
+
+pub(crate) fn reclaimed(subject: Subject<'_>, crashes: i32) {
+    about!(warn, "wharf::process", subject, crashes, "reclaimed");
+}
+
+pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
+    match outcome {
+        Outcome::Done => about!(debug, "wharf::process", subject, "done"),
+        Outcome::Retry { after, error } => {
+            let error = sanitize::text(error, ERROR_CHARS_MAX);
+            about!(info, "wharf::process", subject, after_ms = as_millis(*after), error, "retried");
+        }
+        Outcome::Snoozed { after } => about!(debug, "wharf::process", subject, after_ms = as_millis(*after), "snoozed"),
+        Outcome::Discarded { reason } => {
+            let reason = sanitize::text(reason, ERROR_CHARS_MAX);
+            about!(info, "wharf::process", subject, reason, "discarded");
+        }
+        Outcome::Poisoned { reason, error, .. } => {
+            let error = sanitize::text(error.as_deref().unwrap_or_default(), ERROR_CHARS_MAX);
+            about!(warn, "wharf::process", subject, reason = reason.as_str(), error, "poisoned");
+        }
+        Outcome::Released => about!(debug, "wharf::process", subject, "released"),
+    }
+}
+
+pub(crate) fn claim_lost(subject: Subject<'_>) {
+    about!(warn, "wharf::process", subject, "claim lost");
+}
+
+pub(crate) fn overran(subject: Subject<'_>) {
+    about!(warn, "wharf::process", subject, "handler overran its timeout and has not ended");
+}
+
+pub(crate) fn in_doubt(subject: Subject<'_>) {
+    about!(warn, "wharf::process", subject, "commit in doubt");
+}
+
+pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
+    let reason = PoisonReason::UnknownKey.as_str();
+    warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
+}
+
+// our own trouble
+
+pub(crate) fn store_trouble(doing: &'static str, error: &Error) {
+    warn!(target: "wharf::store", doing, error = %error, "store trouble");
+}
+
+pub(crate) fn store_recovered(doing: &'static str) {
+    info!(target: "wharf::store", doing, "store recovered");
+}
+
+fn as_millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

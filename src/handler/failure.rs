@@ -1,0 +1,131 @@
+//! A handler's answer when it is not done: retry, retry at a time of its own, poison, snooze or discard.
+//!
+//! Any error becomes "retry" through `?`. The others are asked for by name. A failure is data, it never stops the engine.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+/// Why a handler did not finish, and what should become of the delivery.
+///
+/// ```
+/// use wharf::Failure;
+/// # use std::time::Duration;
+/// async fn handle() -> Result<(), Failure> {
+///     let number: u32 = "12".parse()?;               // any error: retried by the handler's policy
+///     if number == 0 {
+///         return Err(Failure::poison("zero is never right")); // hopeless: poisoned at once
+///     }
+///     if number > 100 {
+///         return Err(Failure::snooze(Duration::from_secs(60))); // later, and no retry is spent
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// It does not implement [`std::error::Error`] itself, so that every type that does can become one.
+pub struct Failure {
+    pub(crate) wish: Wish,
+    pub(crate) error: String,
+}
+
+/// What the handler wants to become of the delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// By the handler's retry policy.
+    Retry,
+    /// Counted as a failure, but at a time the handler named.
+    RetryAfter(Duration),
+    /// Later, nothing counted.
+    Snooze(Duration),
+    /// No retry can help.
+    Poison,
+    /// The payload is not what the handler's type says.
+    Undecodable,
+    /// Nothing to do, on purpose.
+    Discard,
+}
+
+impl Failure {
+    /// Retry by the handler's policy. `?` on any error does the same.
+    pub fn retry(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::with(Wish::Retry, &*error.into())
+    }
+
+    /// Counts as a failure, but the next attempt is after `delay`, whatever the policy says (a `Retry-After` header, say).
+    pub fn retry_after(delay: Duration, error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::with(Wish::RetryAfter(delay), &*error.into())
+    }
+
+    /// No retry can help: the delivery is poisoned now and kept for a person.
+    pub fn poison(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::with(Wish::Poison, &*error.into())
+    }
+
+    /// Not now: run again after `delay`, without spending a retry.
+    pub fn snooze(delay: Duration) -> Self {
+        Self { wish: Wish::Snooze(delay), error: String::new() }
+    }
+
+    /// Nothing needs to be done with this message; the reason is kept with the delivery, which is then finished.
+    pub fn discard(reason: impl Into<String>) -> Self {
+        Self { wish: Wish::Discard, error: reason.into() }
+    }
+
+    pub(crate) fn undecodable(error: &dyn StdError) -> Self {
+        Self::with(Wish::Undecodable, error)
+    }
+
+    fn with(wish: Wish, error: &dyn StdError) -> Self {
+        Self { wish, error: chain(error) }
+    }
+}
+
+impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::retry(error)
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.wish, self.error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.error)
+    }
+}
+
+/// The error and its causes in one line. `Display`, never `Debug`: a derived `Debug` prints fields nobody meant to show.
+fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let part = error.to_string();
+        // Many errors already repeat their cause in their own text.
+        if !text.ends_with(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_error_means_retry_and_keeps_its_causes() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot charge the card")]
+        struct Outer(#[source] std::num::ParseIntError);
+        let failure = Failure::from(Outer("x".parse::<u8>().unwrap_err()));
+        assert_eq!(failure.wish, Wish::Retry);
+        assert_eq!(failure.error, "cannot charge the card: invalid digit found in string");
+    }
+}

@@ -1,0 +1,171 @@
+//! The inbox: a store and its handlers, ready to accept and to process.
+//!
+//! Building checks everything that can be checked without the database and names every problem at once. Handler ids are fetched on
+//! first use. Several inboxes can live in one process; nothing is global.
+
+mod builder;
+mod running;
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+pub use builder::InboxBuilder;
+pub use running::Running;
+
+use crate::accept::{Acceptor, Receipt};
+use crate::error::{Error, Result};
+use crate::handler::Registration;
+use crate::limits::Limits;
+use crate::process::{Engine, Lane, Loops, Work};
+use crate::record::Record;
+use crate::store::seam::WantedHandler;
+use crate::store::{Backend, Store};
+
+/// A durable inbox. Cheap to clone; clones are the same inbox.
+pub struct Inbox<B: Backend> {
+    pub(crate) shared: Arc<Shared<B>>,
+    acceptor: Arc<Acceptor>,
+}
+
+/// What accepting and processing share.
+pub(crate) struct Shared<B: Backend> {
+    pub(crate) store: Store<B>,
+    pub(crate) limits: Limits,
+    pub(crate) registrations: Vec<Registration<B>>,
+    /// Handlers with their ids, in the order of registration. Empty until the first use.
+    lanes: tokio::sync::OnceCell<Arc<[Arc<Lane<B>>]>>,
+    /// The engine while the inbox is running. A std lock: nothing awaits while holding it.
+    engine: RwLock<Option<Arc<Engine<B>>>>,
+    /// Read by each batch until its hand-overs are known, written by who has to know that none is under way.
+    pub(crate) accept_gate: tokio::sync::RwLock<()>,
+}
+
+impl<B: Backend> Inbox<B> {
+    /// Begins an inbox in `store`.
+    pub fn builder(store: Store<B>) -> InboxBuilder<B> {
+        InboxBuilder::new(store)
+    }
+
+    /// Accepts one record: when this returns, it is stored with one delivery for each handler that wants it, or quarantined.
+    ///
+    /// Calls from many tasks share statements. Dropping the future does not take the record back.
+    ///
+    /// # Errors
+    /// When the database stayed away for longer than [`Limits::accept_patience`], or its schema is not this build's. Calling again
+    /// with the same record is safe.
+    pub async fn accept(&self, record: Record) -> Result<Receipt> {
+        let mut receipts = self.accept_all([record]).await?;
+        receipts.pop().ok_or_else(|| Error::stopped("the record was not accepted"))
+    }
+
+    /// Accepts many records, any number, in as few statements as the limits allow; one receipt each, in order.
+    ///
+    /// # Errors
+    /// As [`Inbox::accept`]. Some of the records may have been accepted then; calling again with all of them is safe.
+    pub async fn accept_all(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
+        self.shared.lanes().await?;
+        self.acceptor.accept(&self.shared, records.into_iter().collect()).await
+    }
+
+    /// Starts processing in the background, until [`Running::shutdown`].
+    ///
+    /// # Errors
+    /// When the database does not answer, its schema is not this build's, or the inbox is running already.
+    pub async fn start(&self) -> Result<Running<B>> {
+        let loops = self.open(Work::InBackground).await?;
+        *self.shared.engine.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&loops.engine));
+        Ok(Running::new(Arc::clone(&self.shared), loops))
+    }
+
+    /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran.
+    ///
+    /// # Errors
+    /// When the database does not answer or its schema is not this build's.
+    pub async fn run_due(&self) -> Result<usize> {
+        self.rounds(|_| false).await
+    }
+
+    /// Runs until nothing is due. Retries that are due later stay. Returns how many deliveries ran.
+    ///
+    /// # Errors
+    /// When the database does not answer or its schema is not this build's.
+    pub async fn drain(&self) -> Result<usize> {
+        self.rounds(|ran| ran > 0).await
+    }
+
+    async fn rounds(&self, goes_on: impl Fn(usize) -> bool) -> Result<usize> {
+        let loops = self.open(Work::OnDemand).await?;
+        let mut total = 0;
+        let result = loop {
+            match loops.round().await {
+                Ok(ran) => {
+                    total += ran;
+                    if !goes_on(ran) {
+                        break Ok(total);
+                    }
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        let ended = loops.end(std::time::Duration::ZERO).await;
+        result.and_then(|total| ended.map(|()| total))
+    }
+
+    async fn open(&self, work: Work) -> Result<Loops<B>> {
+        if self.shared.engine().is_some() {
+            return Err(Error::configuration("the inbox is running already"));
+        }
+        let lanes = self.shared.lanes().await?;
+        Loops::start(self.shared.store.clone(), self.shared.limits.clone(), lanes, work).await
+    }
+}
+
+impl<B: Backend> Shared<B> {
+    /// The handlers with their ids; registers them on first use.
+    async fn lanes(&self) -> Result<Arc<[Arc<Lane<B>>]>> {
+        let lanes = self.lanes.get_or_try_init(async || {
+            self.store.backend.check_schema().await?;
+            let wanted: Vec<WantedHandler> = self
+                .registrations
+                .iter()
+                .map(|registration| WantedHandler {
+                    key: registration.key.as_str().to_owned(),
+                    former_keys: registration.former_keys.clone(),
+                })
+                .collect();
+            let ids = self.store.backend.register(&wanted).await?;
+            let lanes = self.registrations.iter().zip(ids);
+            Result::Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids))).collect())
+        });
+        lanes.await.cloned()
+    }
+
+    pub(crate) fn lane(&self, position: usize) -> Option<&Arc<Lane<B>>> {
+        self.lanes.get()?.get(position)
+    }
+
+    /// Positions of the registrations that want a message of this topic and type.
+    pub(crate) fn wanted_by(&self, topic: &str, event_type: Option<&[u8]>) -> Vec<usize> {
+        let numbered = self.registrations.iter().enumerate();
+        numbered
+            .filter(|(_, registration)| registration.wants(topic, event_type))
+            .map(|(position, _)| position)
+            .collect()
+    }
+
+    pub(crate) fn engine(&self) -> Option<Arc<Engine<B>>> {
+        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl<B: Backend> Clone for Inbox<B> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), acceptor: Arc::clone(&self.acceptor) }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Inbox<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("handlers", &self.shared.registrations).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! Builds an inbox and refuses one that could not work, naming every reason at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, RwLock};
+
+use super::{Inbox, Shared};
+use crate::accept::Acceptor;
+use crate::error::{Error, Result};
+use crate::handler::{HandlerKey, Registration, Topics};
+use crate::limits::Limits;
+use crate::store::{Backend, Store};
+
+/// The longest topic name Kafka allows.
+const TOPIC_CHARS_MAX: usize = 249;
+/// More would not be concurrency but a queue in memory.
+const CONCURRENCY_MAX: usize = 100_000;
+
+/// An inbox in the making. See [`Inbox::builder`].
+pub struct InboxBuilder<B: Backend> {
+    store: Store<B>,
+    limits: Limits,
+    registrations: Vec<Registration<B>>,
+}
+
+impl<B: Backend> InboxBuilder<B> {
+    pub(super) fn new(store: Store<B>) -> Self {
+        Self { store, limits: Limits::default(), registrations: Vec::new() }
+    }
+
+    /// Delivers the messages of a topic, or of several (`["orders", "returns"]`), to a handler.
+    pub fn subscribe(mut self, topics: impl Into<Topics>, mut registration: Registration<B>) -> Self {
+        registration.topics.extend(topics.into().0);
+        self.registrations.push(registration);
+        self
+    }
+
+    /// The bounds the inbox works within. Default: [`Limits::default`].
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Checks everything and makes the inbox. Touches no database.
+    ///
+    /// # Errors
+    /// When keys or former keys are not allowed or stand twice, a topic or a limit cannot be used, or there is no handler at all.
+    /// All problems are named in one error.
+    pub fn build(self) -> Result<Inbox<B>> {
+        let mut problems = self.limits.problems();
+        if self.registrations.is_empty() {
+            problems.push("an inbox has at least one handler: call subscribe".to_owned());
+        }
+        problems.extend(self.registrations.iter().flat_map(registration_problems));
+        problems.extend(colliding_keys(&self.registrations));
+        if !problems.is_empty() {
+            return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
+        }
+        let shared = Arc::new(Shared {
+            store: self.store,
+            limits: self.limits,
+            registrations: self.registrations,
+            lanes: tokio::sync::OnceCell::new(),
+            engine: RwLock::new(None),
+            accept_gate: tokio::sync::RwLock::new(()),
+        });
+        let acceptor = Arc::new(Acceptor::start(&shared));
+        Ok(Inbox { shared, acceptor })
+    }
+}
+
+fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<String> {
+    let key = &registration.key;
+    let mut problems = Vec::new();
+    for former in &registration.former_keys {
+        if let Err(error) = HandlerKey::parse(former.clone()) {
+            problems.push(format!("a former key of {key}: {error}"));
+        }
+    }
+    for topic in &registration.topics {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if topic.is_empty() || topic.len() > TOPIC_CHARS_MAX || !topic.chars().all(is_allowed) {
+            problems.push(format!("{key} subscribes to {topic:?}: a topic has 1 to 249 of A-Z a-z 0-9 . _ -"));
+        }
+    }
+    if registration.topics.is_empty() {
+        problems.push(format!("{key} subscribes to no topic"));
+    }
+    if !(1..=CONCURRENCY_MAX).contains(&registration.concurrency) {
+        problems.push(format!("the concurrency of {key} is 1 to {CONCURRENCY_MAX}"));
+    }
+    if registration.timeout.is_some_and(|timeout| timeout.is_zero()) {
+        problems.push(format!("the timeout of {key} is not zero"));
+    }
+    problems
+}
+
+/// Keys and former keys share one namespace: a text that stands twice would make a delivery belong to two handlers.
+fn colliding_keys<B: Backend>(registrations: &[Registration<B>]) -> Vec<String> {
+    let mut uses: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for registration in registrations {
+        let key = registration.key.as_str();
+        uses.entry(key).or_default().push("as a key".to_owned());
+        for former in &registration.former_keys {
+            uses.entry(former).or_default().push(format!("as a former key of {key}"));
+        }
+    }
+    uses.into_iter()
+        .filter(|(_, uses)| uses.len() > 1)
+        .map(|(key, uses)| format!("the handler key {key} is used {} times: {}", uses.len(), uses.join(", ")))
+        .collect()
+}
+
+impl<B: Backend> fmt::Debug for InboxBuilder<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InboxBuilder")
+            .field("limits", &self.limits)
+            .field("handlers", &self.registrations)
+            .finish_non_exhaustive()
+    }
+}

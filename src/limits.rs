@@ -1,0 +1,177 @@
+//! Every bound of the engine, with its default and the reason for it.
+//!
+//! Nothing in Wharf waits, queues or batches without one of these. `build()` refuses values that cannot work.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// The bounds an inbox works within. Change single ones with struct update syntax:
+///
+/// ```
+/// use std::time::Duration;
+/// use wharf::Limits;
+/// let limits = Limits { lease: Duration::from_secs(10), ..Limits::default() };
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// How long a claim holds without renewal: what a dead process left is run again after this. It is renewed three
+    /// times within the period, so a slow handler keeps it. Default: 30 s. Shorter recovers sooner and tolerates shorter
+    /// database outages before running handlers are stopped.
+    pub lease: Duration,
+    /// How often an idle processor looks for due work that nobody told it of (retries, other processes' messages).
+    /// Default: 1 s, jittered. Under load it plays no part.
+    pub poll: Duration,
+    /// Process deaths a delivery may be part of before it is poisoned as `crashed`. After the first one it is run alone.
+    /// Default: 3.
+    pub crash_limit: u32,
+    /// How long a delivery may wait for a handler key that no live processor knows before it is poisoned. Default: 1 h, so
+    /// that a rolling deploy or a rollback poisons nothing; 0 poisons as soon as it is noticed.
+    pub unknown_key_grace: Duration,
+    /// Messages in one accept statement. Default: 1,000. More buys nothing and holds memory.
+    pub accept_batch_rows: usize,
+    /// Bytes in one accept statement; a single larger record goes alone. Default: 4 MiB.
+    pub accept_batch_bytes: usize,
+    /// Records waiting to be accepted by [`Inbox::accept`](crate::Inbox::accept) before callers wait. Default: 10,000.
+    pub accept_queue_rows: usize,
+    /// How long [`Inbox::accept`](crate::Inbox::accept) goes on trying while the database is away before it returns a
+    /// transient error. Default: 30 s.
+    pub accept_patience: Duration,
+    /// The largest payload that becomes a message; larger ones are quarantined whole. Default: 32 MiB.
+    pub payload_bytes_max: usize,
+    /// The largest sum of header names and values that becomes a message. Default: 4 MiB.
+    pub headers_bytes_max: usize,
+    /// Outcomes written in one statement. Default: 500.
+    pub settle_batch_rows: usize,
+    /// Outcomes waiting to be written before no more work is claimed. Default: 10,000.
+    pub settle_queue_rows: usize,
+    /// Characters of a handler's error that are kept in `last_error`. Default: 2,000.
+    pub error_chars_max: usize,
+    /// The longest pause between two tries while the database is away. Default: 5 s, jittered.
+    pub backoff_max: Duration,
+    /// How long a delivery that was part of a crash waits for the others of its process to end before it is run beside
+    /// what is left of them. Default: 30 s.
+    pub solo_wait_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            poll: Duration::from_secs(1),
+            crash_limit: 3,
+            unknown_key_grace: Duration::from_secs(60 * 60),
+            accept_batch_rows: 1_000,
+            accept_batch_bytes: 4 << 20,
+            accept_queue_rows: 10_000,
+            accept_patience: Duration::from_secs(30),
+            payload_bytes_max: 32 << 20,
+            headers_bytes_max: 4 << 20,
+            settle_batch_rows: 500,
+            settle_queue_rows: 10_000,
+            error_chars_max: 2_000,
+            backoff_max: Duration::from_secs(5),
+            solo_wait_max: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Limits {
+    /// Sets one bound by its name from text, for configuration files and command lines. Durations are humantime: `30s`, `1h`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let mut limits = wharf::Limits::default();
+    /// limits.set("lease", "90s")?;
+    /// assert_eq!(limits.lease, Duration::from_secs(90));
+    /// # Ok::<(), wharf::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no such bound or the text is not a value for it.
+    pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
+        match name {
+            "lease" => self.lease = duration(name, text)?,
+            "poll" => self.poll = duration(name, text)?,
+            "crash_limit" => self.crash_limit = number(name, text)?,
+            "unknown_key_grace" => self.unknown_key_grace = duration(name, text)?,
+            "accept_batch_rows" => self.accept_batch_rows = number(name, text)?,
+            "accept_batch_bytes" => self.accept_batch_bytes = number(name, text)?,
+            "accept_queue_rows" => self.accept_queue_rows = number(name, text)?,
+            "accept_patience" => self.accept_patience = duration(name, text)?,
+            "payload_bytes_max" => self.payload_bytes_max = number(name, text)?,
+            "headers_bytes_max" => self.headers_bytes_max = number(name, text)?,
+            "settle_batch_rows" => self.settle_batch_rows = number(name, text)?,
+            "settle_queue_rows" => self.settle_queue_rows = number(name, text)?,
+            "error_chars_max" => self.error_chars_max = number(name, text)?,
+            "backoff_max" => self.backoff_max = duration(name, text)?,
+            "solo_wait_max" => self.solo_wait_max = duration(name, text)?,
+            _ => return Err(Error::configuration(format!("there is no limit named {name:?}"))),
+        }
+        Ok(())
+    }
+
+    /// Every reason why these limits cannot work.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut refuse = |is_wrong: bool, problem: &str| {
+            if is_wrong {
+                problems.push(problem.to_owned());
+            }
+        };
+        refuse(self.lease < Duration::from_millis(100), "lease is at least 100ms");
+        refuse(
+            self.lease > Duration::from_secs(86_400),
+            "lease is at most 1day: it is how long a dead process's work waits",
+        );
+        refuse(self.poll < Duration::from_millis(1), "poll is at least 1ms");
+        refuse(self.crash_limit == 0, "crash_limit is at least 1");
+        refuse(!(1..=10_000).contains(&self.accept_batch_rows), "accept_batch_rows is 1 to 10000");
+        refuse(self.accept_batch_bytes == 0, "accept_batch_bytes is at least 1");
+        refuse(self.accept_queue_rows == 0, "accept_queue_rows is at least 1");
+        // 256 MiB keeps a statement far below what the protocol and a bytea can carry (1 GiB), doubled by encoding.
+        refuse(self.payload_bytes_max > 256 << 20, "payload_bytes_max is at most 268435456");
+        refuse(self.headers_bytes_max > 256 << 20, "headers_bytes_max is at most 268435456");
+        refuse(!(1..=500).contains(&self.settle_batch_rows), "settle_batch_rows is 1 to 500");
+        refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
+        refuse(self.backoff_max.is_zero(), "backoff_max is not zero");
+        problems
+    }
+}
+
+fn duration(name: &str, text: &str) -> Result<Duration> {
+    humantime::parse_duration(text).map_err(|error| {
+        Error::configuration(format!("cannot set {name} to {text:?}, a duration is written like 30s or 1h 30m"))
+            .with_source(error)
+    })
+}
+
+fn number<T: std::str::FromStr>(name: &str, text: &str) -> Result<T>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    text.parse()
+        .map_err(|error: T::Err| Error::configuration(format!("cannot set {name} to {text:?}")).with_source(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_work() {
+        assert_eq!(Limits::default().problems(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn limits_are_set_from_text_and_refused_with_their_name() {
+        let mut limits = Limits::default();
+        limits.set("unknown_key_grace", "2h").unwrap();
+        assert_eq!(limits.unknown_key_grace, Duration::from_secs(7200));
+        assert!(limits.set("lease", "soon").unwrap_err().to_string().contains("lease"));
+        assert!(limits.set("leese", "1s").unwrap_err().to_string().contains("leese"));
+        limits.lease = Duration::ZERO;
+        limits.crash_limit = 0;
+        assert_eq!(limits.problems().len(), 2);
+    }
+}

@@ -1,0 +1,63 @@
+//! What became of an attempt, and why the machine gives up.
+//!
+//! Plain values: `process/decide.rs` makes them, `store/` writes them.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What an attempt leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// Failed, charged, due again.
+    Retry {
+        after: Duration,
+        error: String,
+    },
+    /// Later, nothing charged.
+    Snoozed {
+        after: Duration,
+    },
+    /// Finished on purpose without having been handled.
+    Discarded {
+        reason: String,
+    },
+    /// Given up. `charged` when the last attempt counts as a failure.
+    Poisoned {
+        reason: PoisonReason,
+        error: Option<String>,
+        charged: bool,
+    },
+    /// Given back unharmed: due at once, nothing charged. Shutdown and our own trouble end here.
+    Released,
+}
+
+/// Why a delivery was poisoned; the text stands in `inbox_poisoned.reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PoisonReason {
+    RetriesExhausted,
+    Crashed,
+    Permanent,
+    Undecodable,
+    UnknownKey,
+    MessageMissing,
+}
+
+impl PoisonReason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::RetriesExhausted => "retries exhausted",
+            Self::Crashed => "crashed",
+            Self::Permanent => "permanent",
+            Self::Undecodable => "undecodable",
+            Self::UnknownKey => "unknown key",
+            Self::MessageMissing => "message missing",
+        }
+    }
+}
+
+impl fmt::Display for PoisonReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

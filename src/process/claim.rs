@@ -1,0 +1,210 @@
+//! Claims due deliveries: one statement for all handlers, exactly as many as there are free slots.
+//!
+//! Slots are taken before the statement is sent, so what comes back can start at once. Under load the next claim follows as soon as
+//! slots are free; idle, it is a poll. What was part of a crash goes to `solo.rs`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use super::lane::{Lane, Slot};
+use super::solo;
+use crate::backoff::{Backoff, jittered};
+use crate::error::Result;
+use crate::events::{self, Subject};
+use crate::store::Backend;
+use crate::store::seam::{Ask, ClaimRequest, ClaimScope, Claimed, Stamp};
+
+/// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
+const COLLECT: Duration = Duration::from_millis(4);
+/// Full looks, from the beginning of the index, are at most this far apart; those between start at the claim floor.
+const SWEEP_EVERY: Duration = Duration::from_millis(250);
+
+/// The claim loop's memory.
+pub(super) struct Claimer<B: Backend> {
+    pub(super) engine: Arc<Engine<B>>,
+    /// Per handler id, up to where the index was walked. Later claims need not pass over what is finished since.
+    floors: HashMap<i16, Stamp>,
+    swept_at: Option<Instant>,
+    /// Until then only deliveries without a crash are claimed: after a suspect has had its turn, and after our own outage, when
+    /// owners of expired locks get the chance to settle first.
+    fresh_until: Option<Instant>,
+    /// Counts rounds, to share slots fairly between the ids of one handler.
+    round: usize,
+}
+
+/// What a round of claiming led to.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    pub(super) claimed: usize,
+    /// Some handler got all it asked for: there may be more.
+    pub(super) is_full: bool,
+}
+
+pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
+    let mut claimer = Claimer::new(Arc::clone(&engine));
+    let mut backoff = Backoff::new(engine.limits.backoff_max);
+    let mut has_trouble = false;
+    while engine.is_running() {
+        match claimer.round().await {
+            Ok(round) => {
+                backoff.reset();
+                if std::mem::take(&mut has_trouble) {
+                    events::store_recovered("claim");
+                    claimer.spare_suspects_for(engine.limits.lease);
+                }
+                claimer.pause(&round).await;
+            }
+            Err(error) => {
+                events::store_trouble("claim", &error);
+                has_trouble = true;
+                tokio::select! {
+                    () = backoff.pause() => {}
+                    () = engine.stopping() => {}
+                }
+            }
+        }
+    }
+}
+
+impl<B: Backend> Claimer<B> {
+    pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
+        Self { engine, floors: HashMap::new(), swept_at: None, fresh_until: None, round: 0 }
+    }
+
+    /// Claims only deliveries that were never part of a crash, for a while.
+    pub(super) fn spare_suspects_for(&mut self, duration: Duration) {
+        let until = Instant::now() + duration;
+        self.fresh_until = Some(self.fresh_until.map_or(until, |earlier| earlier.max(until)));
+    }
+
+    /// Claims once for all free slots and starts what came back.
+    pub(super) async fn round(&mut self) -> Result<Round> {
+        self.round = self.round.wrapping_add(1);
+        // When the settler cannot keep up, claiming more would only make the pile of unsettled work higher.
+        if self.engine.in_flight.len() >= self.engine.limits.settle_queue_rows {
+            return Ok(Round::default());
+        }
+        let room: Vec<(Arc<Lane<B>>, Slot)> =
+            self.engine.lanes.iter().filter_map(|lane| Some((Arc::clone(lane), lane.take_free_slots()?))).collect();
+        if room.is_empty() {
+            return Ok(Round::default());
+        }
+        let is_sweep = self.swept_at.is_none_or(|at| at.elapsed() >= SWEEP_EVERY);
+        let mut round = self.claim(room, is_sweep).await?;
+        if round.is_short_of_floor(is_sweep) {
+            // What was committed late, or is due again, may stand below the floor.
+            self.swept_at = None;
+            round.is_full = true;
+        }
+        Ok(round)
+    }
+
+    async fn claim(&mut self, room: Vec<(Arc<Lane<B>>, Slot)>, is_sweep: bool) -> Result<Round> {
+        let asks: Vec<Ask> = room.iter().flat_map(|(lane, slots)| self.asks(lane, slots, is_sweep)).collect();
+        let lease_starts = Instant::now();
+        let scope = self.scope();
+        let request =
+            ClaimRequest { processor: self.engine.processor, lease: self.engine.limits.lease, asks: &asks, scope };
+        let claimed = self.engine.store.backend.claim(&request).await?;
+        if is_sweep {
+            self.swept_at = Some(lease_starts);
+        }
+        let mut count: HashMap<i16, i32> = HashMap::new();
+        for delivery in &claimed {
+            *count.entry(delivery.claim.handler_id).or_default() += 1;
+            let floor = self.floors.entry(delivery.claim.handler_id).or_insert(delivery.due_at);
+            *floor = delivery.due_at.max(*floor);
+        }
+        let is_full = asks.iter().any(|ask| count.get(&ask.handler_id).is_some_and(|count| *count >= ask.limit));
+        let round = Round { claimed: claimed.len(), is_full };
+        let suspects = self.start(room, claimed, lease_starts);
+        if !suspects.is_empty() {
+            solo::take_turns(self, suspects).await?;
+        }
+        Ok(round)
+    }
+
+    /// Starts what was claimed; returns what has to run alone.
+    fn start(&self, mut room: Vec<(Arc<Lane<B>>, Slot)>, claimed: Vec<Claimed>, lease_starts: Instant) -> Vec<Claimed> {
+        let mut suspects = Vec::new();
+        for delivery in claimed {
+            let handler_id = delivery.claim.handler_id;
+            let found = room.iter_mut().find(|(lane, _)| lane.ids.all.contains(&handler_id));
+            // Only what was asked for comes back, so there is a lane, and a slot of it.
+            let Some((lane, slots)) = found else { continue };
+            let subject = Subject {
+                message: delivery.message.as_deref(),
+                handler: lane.key.as_str(),
+                attempt: delivery.claim.attempt,
+            };
+            if delivery.crashes > 0 {
+                events::reclaimed(subject, delivery.crashes);
+                suspects.push(delivery);
+                continue;
+            }
+            events::claimed(subject);
+            if let Some(slot) = slots.split(1) {
+                self.engine.start(lane, delivery, slot, lease_starts);
+            }
+        }
+        suspects
+    }
+
+    /// How many deliveries of each of the lane's ids to ask for: the free slots, shared out, beginning with another id each round.
+    fn asks(&self, lane: &Lane<B>, slots: &Slot, is_sweep: bool) -> Vec<Ask> {
+        let ids = &lane.ids.all;
+        let free = slots.num_permits();
+        let share = |position: usize| {
+            let place = (position + self.round) % ids.len();
+            free / ids.len() + usize::from(place < free % ids.len())
+        };
+        let shares = ids.iter().enumerate().map(|(position, &handler_id)| (handler_id, share(position)));
+        shares
+            .filter(|(_, limit)| *limit > 0)
+            .map(|(handler_id, limit)| Ask {
+                handler_id,
+                limit: i32::try_from(limit).unwrap_or(i32::MAX),
+                floor: if is_sweep { None } else { self.floors.get(&handler_id).copied() },
+            })
+            .collect()
+    }
+
+    fn scope(&mut self) -> ClaimScope {
+        match self.fresh_until {
+            Some(until) if Instant::now() < until => ClaimScope::Fresh,
+            Some(_) | None => {
+                self.fresh_until = None;
+                ClaimScope::WithSuspects
+            }
+        }
+    }
+
+    /// Waits until another round makes sense.
+    async fn pause(&self, round: &Round) {
+        let engine = &self.engine;
+        let has_room = || engine.lanes.iter().any(|lane| lane.free_slots() > 0);
+        if !(round.is_full && has_room()) {
+            tokio::select! {
+                () = engine.wake.notified() => {}
+                () = tokio::time::sleep(jittered(engine.limits.poll)) => return,
+                () = engine.stopping() => return,
+            }
+        }
+        // Let slots come together while handlers are returning one by one.
+        if !engine.lanes.iter().any(|lane| lane.free_slots() * 4 >= lane.concurrency) {
+            tokio::select! {
+                () = tokio::time::sleep(COLLECT) => {}
+                () = engine.stopping() => {}
+            }
+        }
+    }
+}
+
+impl Round {
+    /// A claim that began at the floor and came back short has not seen everything.
+    fn is_short_of_floor(&self, is_sweep: bool) -> bool {
+        !is_sweep && !self.is_full
+    }
+}

@@ -1,0 +1,129 @@
+//! Decides what an attempt leads to. Pure: the answer, the counters, the policy and the dice are all arguments.
+//!
+//! Every answer has an outcome but one: when the claim was lost, somebody else decides.
+
+use std::time::Duration;
+
+use crate::handler::{Failure, RetryPolicy, Wish};
+use crate::outcome::{Outcome, PoisonReason};
+use crate::sanitize;
+
+/// How a run of a handler ended.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Finished(Result<(), Failure>),
+    Panicked(String),
+    TimedOut(Duration),
+    Stopped(StopReason),
+}
+
+/// Why a running handler was stopped from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopReason {
+    /// Another processor has the delivery.
+    ClaimLost,
+    /// The claim could not be renewed and is about to end.
+    LeaseEnding,
+    /// The inbox is shutting down.
+    Shutdown,
+}
+
+/// What is known of the delivery and its handler when the answer comes.
+pub(crate) struct Circumstances<'a> {
+    /// Failures charged before this attempt.
+    pub(crate) errors: i32,
+    pub(crate) policy: &'a RetryPolicy,
+    /// Drawn from 0..1.
+    pub(crate) chance: f64,
+    pub(crate) error_chars_max: usize,
+}
+
+pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Option<Outcome> {
+    let clean = |text: &str| sanitize::text(text, circumstances.error_chars_max);
+    let poisoned = |reason, error: &str, charged| Outcome::Poisoned { reason, error: Some(clean(error)), charged };
+    let failed = |error: &str, after: Option<Duration>| {
+        let errors = u32::try_from(circumstances.errors.max(0)).unwrap_or(u32::MAX).saturating_add(1);
+        // The number of retries holds even where the handler names the time.
+        match circumstances.policy.delay_after(errors, error, circumstances.chance) {
+            None => poisoned(PoisonReason::RetriesExhausted, error, true),
+            Some(by_policy) => Outcome::Retry { after: after.unwrap_or(by_policy), error: clean(error) },
+        }
+    };
+    Some(match answer {
+        Answer::Finished(Ok(())) => Outcome::Done,
+        Answer::Finished(Err(Failure { wish, error })) => match wish {
+            Wish::Retry => failed(&error, None),
+            Wish::RetryAfter(after) => failed(&error, Some(after)),
+            Wish::Snooze(after) => Outcome::Snoozed { after },
+            Wish::Poison => poisoned(PoisonReason::Permanent, &error, true),
+            Wish::Undecodable => poisoned(PoisonReason::Undecodable, &error, false),
+            Wish::Discard => Outcome::Discarded { reason: clean(&error) },
+        },
+        Answer::Panicked(message) => failed(&format!("panicked: {message}"), None),
+        Answer::TimedOut(after) => failed(&format!("timed out after {}", humantime::format_duration(after)), None),
+        Answer::Stopped(StopReason::LeaseEnding | StopReason::Shutdown) => Outcome::Released,
+        Answer::Stopped(StopReason::ClaimLost) => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decide_with(answer: Answer, errors: i32, policy: &RetryPolicy) -> Option<Outcome> {
+        decide(answer, &Circumstances { errors, policy, chance: 0.5, error_chars_max: 20 })
+    }
+
+    #[test]
+    fn an_error_is_retried_until_the_retries_are_used_up() {
+        let policy = RetryPolicy::exponential().max_retries(2);
+        let answer = || Answer::Finished(Err(Failure::retry("no")));
+        assert!(matches!(decide_with(answer(), 0, &policy), Some(Outcome::Retry { .. })));
+        assert!(matches!(decide_with(answer(), 1, &policy), Some(Outcome::Retry { .. })));
+        let expected =
+            Outcome::Poisoned { reason: PoisonReason::RetriesExhausted, error: Some("no".to_owned()), charged: true };
+        assert_eq!(decide_with(answer(), 2, &policy), Some(expected));
+    }
+
+    #[test]
+    fn a_time_named_by_the_handler_beats_the_policy_but_not_the_number_of_retries() {
+        let policy = RetryPolicy::exponential().max_retries(1);
+        let answer = || Answer::Finished(Err(Failure::retry_after(Duration::from_secs(7), "busy")));
+        let expected = Outcome::Retry { after: Duration::from_secs(7), error: "busy".to_owned() };
+        assert_eq!(decide_with(answer(), 0, &policy), Some(expected));
+        assert!(matches!(decide_with(answer(), 1, &policy), Some(Outcome::Poisoned { .. })));
+    }
+
+    #[test]
+    fn being_stopped_is_never_a_failure() {
+        let policy = RetryPolicy::never();
+        for reason in [StopReason::LeaseEnding, StopReason::Shutdown] {
+            assert_eq!(decide_with(Answer::Stopped(reason), 99, &policy), Some(Outcome::Released));
+        }
+        assert_eq!(decide_with(Answer::Stopped(StopReason::ClaimLost), 0, &policy), None);
+    }
+
+    #[test]
+    fn panic_and_time_out_are_failures() {
+        let policy = RetryPolicy::exponential();
+        for answer in [Answer::Panicked("boom".to_owned()), Answer::TimedOut(Duration::from_secs(3))] {
+            assert!(matches!(decide_with(answer, 0, &policy), Some(Outcome::Retry { .. })));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_counters_are_a_failure_is_retried_or_poisoned_with_storable_text(
+            errors in any::<i32>(), retries in any::<u32>(), text in any::<String>(),
+        ) {
+            let policy = RetryPolicy::exponential().max_retries(retries);
+            let error = match decide_with(Answer::Finished(Err(Failure::retry(text))), errors, &policy) {
+                Some(Outcome::Retry { error, .. }) => error,
+                Some(Outcome::Poisoned { error: Some(error), .. }) => error,
+                other => return Err(TestCaseError::fail(format!("{other:?}"))),
+            };
+            prop_assert!(!error.contains('\0') && error.chars().count() <= 21);
+        }
+    }
+}

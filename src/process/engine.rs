@@ -1,0 +1,134 @@
+//! What the loops and the running handlers of one inbox share.
+//!
+//! Starting a delivery happens here and only here, whether it was claimed from the store or handed over by accept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
+
+use super::in_flight::InFlight;
+use super::lane::{Lane, Slot};
+use super::run;
+use crate::events::{self, Subject};
+use crate::limits::Limits;
+use crate::store::seam::{ClaimId, Claimed, Settlement, Stamp};
+use crate::store::{Backend, Store};
+
+pub(crate) struct Engine<B: Backend> {
+    pub(crate) store: Store<B>,
+    pub(crate) limits: Limits,
+    pub(crate) lanes: Arc<[Arc<Lane<B>>]>,
+    /// This process in `inbox_processor`, and in every lock it takes.
+    pub(crate) processor: i32,
+    pub(crate) in_flight: InFlight,
+    /// Outcomes on their way to the settler. Bounded: a full queue holds back the handlers' tasks, and with them the slots.
+    pub(crate) outcomes: mpsc::Sender<Settlement>,
+    /// Work may have become due, or a slot free.
+    pub(crate) wake: Notify,
+    /// Transactional handlers that may hold a connection.
+    pub(crate) transactions: Semaphore,
+    /// Where handlers run.
+    pub(crate) runtime: Handle,
+    pub(crate) phase: watch::Sender<Phase>,
+    /// A suspect is about to run alone: nothing else may start.
+    is_solo: AtomicBool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Phase {
+    Running,
+    /// Nothing new is started; what runs may end.
+    Stopping,
+    /// Handlers were told to stop; outcomes are still written.
+    Closing,
+    Closed,
+}
+
+/// A delivery that accept inserted already claimed, with the slot that waits for it.
+pub(crate) struct HandOver<B: Backend> {
+    pub(crate) lane: Arc<Lane<B>>,
+    pub(crate) slot: Slot,
+}
+
+impl<B: Backend> Engine<B> {
+    pub(crate) fn new(
+        store: Store<B>,
+        limits: Limits,
+        lanes: Arc<[Arc<Lane<B>>]>,
+        processor: i32,
+        outcomes: mpsc::Sender<Settlement>,
+    ) -> Self {
+        Self {
+            transactions: Semaphore::new(store.backend.transactions_max()),
+            store,
+            limits,
+            lanes,
+            processor,
+            in_flight: InFlight::default(),
+            outcomes,
+            wake: Notify::new(),
+            runtime: Handle::current(),
+            phase: watch::channel(Phase::Running).0,
+            is_solo: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.phase() == Phase::Running
+    }
+
+    /// Waits until the engine is past `Running`.
+    pub(crate) async fn stopping(&self) {
+        self.reached(Phase::Stopping).await;
+    }
+
+    pub(crate) async fn reached(&self, phase: Phase) {
+        // The sender lives in self, so this cannot fail.
+        let _ = self.phase.subscribe().wait_for(|current| *current >= phase).await;
+    }
+
+    pub(crate) fn set_solo(&self, is_solo: bool) {
+        self.is_solo.store(is_solo, Ordering::Relaxed);
+    }
+
+    /// A slot for a delivery that is being accepted, when its handler has one free and nothing speaks against starting it.
+    pub(crate) fn take_slot(&self, lane: &Arc<Lane<B>>) -> Option<HandOver<B>> {
+        if !self.is_running() || self.is_solo.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(HandOver { lane: Arc::clone(lane), slot: lane.take_slot()? })
+    }
+
+    pub(crate) fn lane_of(&self, handler_id: i16) -> Option<&Arc<Lane<B>>> {
+        self.lanes.iter().find(|lane| lane.ids.all.contains(&handler_id))
+    }
+
+    /// Starts a delivery that was inserted as claimed. `lease_starts` is a moment before the statement was sent.
+    pub(crate) fn start_handed_over(
+        self: &Arc<Self>,
+        HandOver { lane, slot }: HandOver<B>,
+        message_seq: i64,
+        message: Arc<crate::message::StoredMessage>,
+        lease_starts: Instant,
+    ) {
+        let claim = ClaimId { message_seq, handler_id: lane.ids.current, attempt: 1 };
+        events::handed_over(Subject { message: Some(&message), handler: lane.key.as_str(), attempt: 1 });
+        let claimed = Claimed { claim, errors: 0, crashes: 0, due_at: Stamp(0), message: Some(message) };
+        self.start(&lane, claimed, slot, lease_starts);
+    }
+
+    /// Registers the claim and runs the delivery in a task of its own on the user's runtime.
+    pub(crate) fn start(self: &Arc<Self>, lane: &Arc<Lane<B>>, claimed: Claimed, slot: Slot, lease_starts: Instant) {
+        let stopped = self.in_flight.add(claimed.claim, lease_starts + self.limits.lease, lane.timeout);
+        let run = run::run(Arc::clone(self), Arc::clone(lane), claimed, slot, stopped);
+        // Joined by the in-flight list: shutdown waits until it is empty.
+        drop(self.runtime.spawn(run));
+    }
+}

@@ -1,0 +1,144 @@
+//! What this process holds: every claim from the moment it is taken until its outcome is written.
+//!
+//! Renewal goes by this list, and stopping a handler goes through it. A claim is in it once; taking it out is how its end is known.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, oneshot};
+
+use super::decide::StopReason;
+use crate::store::seam::ClaimId;
+
+#[derive(Default)]
+pub(crate) struct InFlight {
+    /// A std mutex: nothing awaits while holding it.
+    claims: Mutex<HashMap<ClaimId, Entry>>,
+    /// Told whenever the list becomes shorter.
+    shrunk: Notify,
+}
+
+struct Entry {
+    /// When the lock ends at the earliest, by this process's own clock.
+    lease_ends: Instant,
+    /// Stops the handler; `None` once used or once the handler has returned.
+    stop: Option<oneshot::Sender<StopReason>>,
+    /// When the handler should have ended.
+    overruns_at: Option<Instant>,
+}
+
+impl InFlight {
+    /// Adds a claim whose lock ends at `lease_ends` at the earliest. The receiver is told when its handler has to stop.
+    pub(crate) fn add(
+        &self,
+        claim: ClaimId,
+        lease_ends: Instant,
+        timeout: Option<Duration>,
+    ) -> oneshot::Receiver<StopReason> {
+        let (stop, stopped) = oneshot::channel();
+        // Half as long again: the timeout itself ends every handler that yields.
+        let overruns_at = timeout.and_then(|timeout| Instant::now().checked_add(timeout + timeout / 2));
+        self.lock().insert(claim, Entry { lease_ends, stop: Some(stop), overruns_at });
+        stopped
+    }
+
+    pub(crate) fn remove(&self, claim: ClaimId) {
+        self.lock().remove(&claim);
+        self.shrunk.notify_waiters();
+    }
+
+    pub(crate) fn remove_all(&self, claims: impl Iterator<Item = ClaimId>) {
+        let mut list = self.lock();
+        for claim in claims {
+            list.remove(&claim);
+        }
+        drop(list);
+        self.shrunk.notify_waiters();
+    }
+
+    pub(crate) fn holds(&self, claim: ClaimId) -> bool {
+        self.lock().contains_key(&claim)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub(crate) fn claims(&self) -> Vec<ClaimId> {
+        self.lock().keys().copied().collect()
+    }
+
+    pub(crate) fn renewed(&self, claims: &[ClaimId], lease_ends: Instant) {
+        let mut list = self.lock();
+        for claim in claims {
+            if let Some(entry) = list.get_mut(claim) {
+                entry.lease_ends = lease_ends;
+            }
+        }
+    }
+
+    /// Tells the handler of a claim to stop.
+    pub(crate) fn stop(&self, claim: ClaimId, reason: StopReason) {
+        if let Some(stop) = self.lock().get_mut(&claim).and_then(|entry| entry.stop.take()) {
+            // Nobody listens any more when the handler has just returned, which is as good.
+            let _ = stop.send(reason);
+        }
+    }
+
+    pub(crate) fn stop_all(&self, reason: StopReason) {
+        for claim in self.claims() {
+            self.stop(claim, reason);
+        }
+    }
+
+    /// Claims whose lock ends before `deadline` unless it is renewed.
+    pub(crate) fn ending_before(&self, deadline: Instant) -> Vec<ClaimId> {
+        self.lock().iter().filter(|(_, entry)| entry.lease_ends <= deadline).map(|(claim, _)| *claim).collect()
+    }
+
+    /// Claims whose handler is past its timeout and still has not ended, each told once.
+    pub(crate) fn overrun(&self, now: Instant) -> Vec<ClaimId> {
+        let mut list = self.lock();
+        let late = list.iter_mut().filter(|(_, entry)| entry.overruns_at.is_some_and(|at| at <= now));
+        late.map(|(claim, entry)| {
+            entry.overruns_at = None;
+            *claim
+        })
+        .collect()
+    }
+
+    /// The handler has returned: nothing left to stop, the claim stays until the outcome is written.
+    pub(crate) fn returned(&self, claim: ClaimId) {
+        if let Some(entry) = self.lock().get_mut(&claim) {
+            entry.stop = None;
+            entry.overruns_at = None;
+        }
+    }
+
+    /// Waits until nothing is held.
+    pub(crate) async fn empty(&self) {
+        self.until(|list| list.is_empty()).await;
+    }
+
+    /// Waits until this claim is not held any more.
+    pub(crate) async fn gone(&self, claim: ClaimId) {
+        self.until(|list| !list.contains_key(&claim)).await;
+    }
+
+    async fn until(&self, is_so: impl Fn(&HashMap<ClaimId, Entry>) -> bool) {
+        loop {
+            // Made before looking, so that a change between the two is not missed.
+            let shrunk = self.shrunk.notified();
+            if is_so(&self.lock()) {
+                return;
+            }
+            shrunk.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ClaimId, Entry>> {
+        // No code under the lock can panic; if it did, the list would still be consistent.
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

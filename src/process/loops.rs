@@ -1,0 +1,115 @@
+//! Starts the loops of an engine and ends them in order: no new work, handlers, outcomes, then everything.
+//!
+//! Every task of the engine is started in `start` and joined in `end`. Ending is bounded: a database that is away does not keep a
+//! process from exiting, the claims it could not give back run out by themselves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use super::claim::{Claimer, claim_loop};
+use super::decide::StopReason;
+use super::engine::{Engine, Phase};
+use super::lane::Lane;
+use super::renew::{renew_loop, watch_loop};
+use super::settle::settle_loop;
+use super::upkeep::{handler_ids, upkeep_loop};
+use crate::error::{Error, Kind, Result};
+use crate::limits::Limits;
+use crate::store::seam::Enrolment;
+use crate::store::{Backend, Store};
+
+/// How long outcomes may take to be written after the handlers have ended, beyond the grace.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Who decides when work is claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// The claim loop, all the time.
+    InBackground,
+    /// The caller, by [`Loops::round`].
+    OnDemand,
+}
+
+/// An engine at work.
+pub(crate) struct Loops<B: Backend> {
+    pub(crate) engine: Arc<Engine<B>>,
+    tasks: JoinSet<()>,
+}
+
+impl<B: Backend> Loops<B> {
+    pub(crate) async fn start(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, work: Work) -> Result<Self> {
+        let name: Arc<str> = processor_name().into();
+        let ids: Vec<i16> = lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect();
+        let enrolment = Enrolment { name: &name, handler_ids: &ids, ttl: limits.lease };
+        let processor = store.backend.enroll(&enrolment).await?;
+        let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
+        let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));
+        debug_assert_eq!(ids, handler_ids(&engine));
+        let mut tasks = JoinSet::new();
+        let reactor = engine.store.backend.reactor().clone();
+        tasks.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
+        tasks.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
+        tasks.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
+        match work {
+            Work::InBackground => {
+                tasks.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
+                tasks.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
+            }
+            Work::OnDemand => {}
+        }
+        Ok(Self { engine, tasks })
+    }
+
+    /// Claims once for all slots, runs what came back and waits until it is settled. Returns how many deliveries that were.
+    pub(crate) async fn round(&self) -> Result<usize> {
+        let round = Claimer::new(Arc::clone(&self.engine)).round().await?;
+        self.engine.in_flight.empty().await;
+        Ok(round.claimed)
+    }
+
+    /// Stops claiming at once, lets handlers end within `grace`, gives back the rest, writes all outcomes.
+    pub(crate) async fn end(mut self, grace: Duration) -> Result<()> {
+        let engine = Arc::clone(&self.engine);
+        let deadline = Instant::now() + grace;
+        engine.phase.send_replace(Phase::Stopping);
+        engine.wake.notify_one();
+        let _ = timeout_at(deadline, engine.in_flight.empty()).await;
+        engine.phase.send_replace(Phase::Closing);
+        engine.in_flight.stop_all(StopReason::Shutdown);
+        let all_settled = timeout_at(deadline + LAST_WORDS, engine.in_flight.empty()).await.is_ok();
+        let withdrawn = timeout_at(deadline + LAST_WORDS, engine.store.backend.withdraw(engine.processor)).await;
+        engine.phase.send_replace(Phase::Closed);
+        while self.tasks.join_next().await.is_some() {}
+        let left = engine.in_flight.len();
+        if !all_settled && left > 0 {
+            return Err(Error::new(
+                Kind::Connection,
+                format!(
+                    "shut down with {left} outcomes unwritten: those deliveries run again when their claims have run out"
+                ),
+            ));
+        }
+        // Being left on the list of processors harms nobody: the entry runs out.
+        drop(withdrawn);
+        Ok(())
+    }
+
+    /// Ends without waiting: for an inbox that is dropped. Claims are given back in the background as far as possible.
+    pub(crate) fn abandon(mut self) {
+        self.tasks.detach_all();
+        let reactor = self.engine.store.backend.reactor().clone();
+        let ending = Loops { engine: Arc::clone(&self.engine), tasks: JoinSet::new() };
+        drop(reactor.spawn(ending.end(Duration::ZERO)));
+    }
+}
+
+/// Host and process, for people who look at `inbox_processor`.
+fn processor_name() -> String {
+    let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
+    let host = host.map(|host| host.trim().to_owned()).filter(|host| !host.is_empty());
+    format!("{}/{}", host.as_deref().unwrap_or("unknown"), std::process::id())
+}

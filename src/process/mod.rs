@@ -1,0 +1,21 @@
+//! Processing: claim what is due, run each handler on its own, settle the outcome.
+//!
+//! One file a verb; `engine.rs` holds what they share, `loops.rs` starts and ends them. The loops live on the store's thread and
+//! never end because of the database; handlers run on the user's runtime and can neither stop a loop nor each other.
+
+mod claim;
+mod decide;
+mod engine;
+mod in_flight;
+mod lane;
+mod loops;
+mod renew;
+mod run;
+mod settle;
+mod solo;
+mod transact;
+mod upkeep;
+
+pub(crate) use engine::{Engine, HandOver};
+pub(crate) use lane::Lane;
+pub(crate) use loops::{Loops, Work};

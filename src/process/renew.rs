@@ -1,0 +1,80 @@
+//! Keeps claims alive while handlers run, and stops handlers whose claim cannot be kept.
+//!
+//! A handler is told to stop before its lock can end by anybody's clock, so two runs of one delivery never both hold a valid claim.
+//! The watch over the deadlines is a loop of its own: a renewal that hangs must not hide that time is running out.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::decide::StopReason;
+use super::engine::{Engine, Phase};
+use crate::backoff::jittered;
+use crate::events::{self, Subject};
+use crate::store::Backend;
+use crate::store::seam::ClaimId;
+
+/// Claims in one renewal statement.
+const RENEW_ROWS_MAX: usize = 1_000;
+
+/// Renews everything that is held, three times within a lease.
+pub(super) async fn renew_loop<B: Backend>(engine: Arc<Engine<B>>) {
+    let mut pause = engine.limits.lease / 3;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(jittered(pause)) => {}
+            () = engine.reached(Phase::Closed) => return,
+        }
+        // After a failure there is not much time left; try again soon.
+        pause = match renew_all(&engine).await {
+            true => engine.limits.lease / 3,
+            false => engine.limits.lease / 20,
+        };
+    }
+}
+
+/// True when every statement was answered.
+async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
+    let mut claims = engine.in_flight.claims();
+    claims.sort_unstable();
+    for part in claims.chunks(RENEW_ROWS_MAX) {
+        let sent_at = Instant::now();
+        match engine.store.backend.renew(part, engine.limits.lease).await {
+            Ok(renewal) => {
+                engine.in_flight.renewed(&renewal.renewed, sent_at + engine.limits.lease);
+                for claim in renewal.lost {
+                    lost(engine, claim);
+                }
+            }
+            Err(error) => {
+                events::store_trouble("renew", &error);
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn lost<B: Backend>(engine: &Arc<Engine<B>>, claim: ClaimId) {
+    // Settled in this very moment looks the same; then the handler has returned and there is nobody to stop.
+    engine.in_flight.stop(claim, StopReason::ClaimLost);
+}
+
+/// Watches the deadlines: leases about to end, handlers that should have ended.
+pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
+    let lease = engine.limits.lease;
+    let tick = (lease / 20).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(tick) => {}
+            () = engine.reached(Phase::Closed) => return,
+        }
+        let now = Instant::now();
+        for claim in engine.in_flight.ending_before(now + lease / 10 + tick) {
+            engine.in_flight.stop(claim, StopReason::LeaseEnding);
+        }
+        for claim in engine.in_flight.overrun(now) {
+            let handler = engine.lane_of(claim.handler_id).map_or("", |lane| lane.key.as_str());
+            events::overran(Subject { message: None, handler, attempt: claim.attempt });
+        }
+    }
+}

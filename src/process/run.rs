@@ -1,0 +1,147 @@
+//! Runs one delivery: the handler, watched, then the decision, then on to the settler.
+//!
+//! A panic, a timeout or a stop from outside ends the run like any other answer; nothing a handler does ends the task without one.
+//! The slot is free as soon as the handler has returned; the claim is held until the outcome is written.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::oneshot;
+
+use super::decide::{Answer, Circumstances, StopReason, decide};
+use super::engine::Engine;
+use super::lane::{Lane, Slot};
+use super::transact::{self, TxEnd};
+use crate::events::{self, Subject};
+use crate::handler::{Body, Failure};
+use crate::outcome::{Outcome, PoisonReason};
+use crate::store::Backend;
+use crate::store::seam::{Claimed, Settlement};
+
+pub(super) async fn run<B: Backend>(
+    engine: Arc<Engine<B>>,
+    lane: Arc<Lane<B>>,
+    claimed: Claimed,
+    slot: Slot,
+    stopped: oneshot::Receiver<StopReason>,
+) {
+    // If this task ends without an outcome (the user's runtime is shutting down under us), the claim leaves the list and the
+    // lease runs out by itself.
+    let held = Held { engine: &engine, claimed: &claimed, is_passed_on: false };
+    let outcome = outcome(&engine, &lane, &claimed, stopped).await;
+    engine.in_flight.returned(claimed.claim);
+    drop(slot);
+    engine.wake.notify_one();
+    let subject =
+        Subject { message: claimed.message.as_deref(), handler: lane.key.as_str(), attempt: claimed.claim.attempt };
+    match outcome {
+        Some(Settled::Now(outcome)) => events::decided(subject, &outcome),
+        Some(Settled::Later(outcome)) => {
+            events::decided(subject, &outcome);
+            held.pass_on(outcome).await;
+        }
+        None => events::claim_lost(subject),
+    }
+}
+
+/// Whether an outcome still has to be written.
+enum Settled {
+    /// Committed with the handler's own transaction.
+    Now(Outcome),
+    Later(Outcome),
+}
+
+async fn outcome<B: Backend>(
+    engine: &Arc<Engine<B>>,
+    lane: &Lane<B>,
+    claimed: &Claimed,
+    stopped: oneshot::Receiver<StopReason>,
+) -> Option<Settled> {
+    let Some(message) = claimed.message.clone() else {
+        let reason = PoisonReason::MessageMissing;
+        return Some(Settled::Later(Outcome::Poisoned { reason, error: None, charged: false }));
+    };
+    let attempt = claimed.claim.attempt.unsigned_abs();
+    let answer = match &lane.body {
+        Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, stopped).await,
+        Body::Transactional(handler) => {
+            match transact::run(engine, lane, claimed.claim, Arc::clone(handler), message, stopped).await {
+                TxEnd::Committed => return Some(Settled::Now(Outcome::Done)),
+                TxEnd::Answer(answer) => answer,
+            }
+        }
+    };
+    let circumstances = Circumstances {
+        errors: claimed.errors,
+        policy: &lane.retry,
+        chance: rand::random(),
+        error_chars_max: engine.limits.error_chars_max,
+    };
+    // A policy is the user's code too.
+    let decided = std::panic::catch_unwind(AssertUnwindSafe(|| decide(answer, &circumstances)));
+    let outcome = decided.unwrap_or_else(|panic| {
+        let error = format!("the retry policy panicked: {}", panic_text(panic));
+        Some(Outcome::Poisoned { reason: PoisonReason::Permanent, error: Some(error), charged: true })
+    });
+    outcome.map(Settled::Later)
+}
+
+/// Waits for the handler, its timeout or a word from outside, whichever is first.
+pub(super) async fn watch(
+    handler: impl Future<Output = Result<(), Failure>>,
+    timeout: Option<Duration>,
+    stopped: oneshot::Receiver<StopReason>,
+) -> Answer {
+    let late = async {
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        // In this order: an answer that is there counts, even if time is up as well.
+        biased;
+        answer = AssertUnwindSafe(handler).catch_unwind() => match answer {
+            Ok(answer) => Answer::Finished(answer),
+            Err(panic) => Answer::Panicked(panic_text(panic)),
+        },
+        Ok(reason) = stopped => Answer::Stopped(reason),
+        () = late => Answer::TimedOut(timeout.unwrap_or_default()),
+    }
+}
+
+fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    let text = match panic.downcast_ref::<&str>() {
+        Some(text) => (*text).to_owned(),
+        None => panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "(no message)".to_owned()),
+    };
+    // A panic payload may panic again when it is dropped; one such is enough.
+    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(panic)));
+    text
+}
+
+/// Takes the claim off the list unless its outcome went to the settler, who then does it.
+struct Held<'a, B: Backend> {
+    engine: &'a Engine<B>,
+    claimed: &'a Claimed,
+    is_passed_on: bool,
+}
+
+impl<B: Backend> Held<'_, B> {
+    async fn pass_on(mut self, outcome: Outcome) {
+        let settlement = Settlement { claim: self.claimed.claim, outcome };
+        self.is_passed_on = self.engine.outcomes.send(settlement).await.is_ok();
+    }
+}
+
+impl<B: Backend> Drop for Held<'_, B> {
+    fn drop(&mut self) {
+        if !self.is_passed_on {
+            self.engine.in_flight.remove(self.claimed.claim);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Writes outcomes in batches: whatever arrived while the last batch was being written leaves in the next one.
+//!
+//! An outcome is written while its claim is current, or not at all. The database may be away for any time; outcomes wait, bounded by
+//! the queue, and their claims are kept. One row that cannot be written (somebody holds its lock) does not hold up the others.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::engine::{Engine, Phase};
+use crate::backoff::Backoff;
+use crate::error::{Error, Kind};
+use crate::events::{self, Subject};
+use crate::outcome::Outcome;
+use crate::store::Backend;
+use crate::store::seam::{ClaimId, Settlement};
+
+/// Runs until the engine is closed or every sender is gone.
+pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes: mpsc::Receiver<Settlement>) {
+    let mut backoff = Backoff::new(engine.limits.backoff_max);
+    let mut waiting: Vec<Settlement> = Vec::new();
+    let mut has_trouble = false;
+    loop {
+        let room = engine.limits.settle_batch_rows.saturating_sub(waiting.len());
+        if waiting.is_empty() {
+            tokio::select! {
+                received = outcomes.recv_many(&mut waiting, room) => if received == 0 { return },
+                () = engine.reached(Phase::Closed) => return,
+            }
+        } else {
+            while waiting.len() < engine.limits.settle_batch_rows {
+                let Ok(settlement) = outcomes.try_recv() else { break };
+                waiting.push(settlement);
+            }
+        }
+        match write(&engine, std::mem::take(&mut waiting)).await {
+            Ok(()) => {
+                if std::mem::take(&mut has_trouble) {
+                    events::store_recovered("settle");
+                }
+                backoff.reset();
+            }
+            Err((error, left)) => {
+                if !has_trouble || left.len() < 10 {
+                    events::store_trouble("settle", &error);
+                }
+                has_trouble = true;
+                waiting = left;
+                tokio::select! {
+                    () = backoff.pause() => {}
+                    () = engine.reached(Phase::Closed) => return,
+                }
+            }
+        }
+    }
+}
+
+/// Writes what it can. What could not be written comes back with the reason.
+async fn write<B: Backend>(
+    engine: &Arc<Engine<B>>,
+    settlements: Vec<Settlement>,
+) -> Result<(), (Error, Vec<Settlement>)> {
+    let mut parts = vec![settlements];
+    let mut left = Vec::new();
+    let mut trouble = None;
+    while let Some(mut part) = parts.pop() {
+        match engine.store.backend.settle(&part).await {
+            Ok(lost) => written(engine, &part, &lost),
+            Err(error) => {
+                // The server refused the batch, perhaps because of a single row: find out which. With the connection gone there is
+                // nothing to find out.
+                let is_worth_splitting = matches!(error.kind(), Kind::Server | Kind::Data) && part.len() > 1;
+                if is_worth_splitting {
+                    let half = part.split_off(part.len() / 2);
+                    parts.extend([half, part]);
+                } else {
+                    left.append(&mut part);
+                    if error.is_connection() {
+                        left.extend(parts.drain(..).flatten());
+                    }
+                    trouble = Some(error);
+                }
+            }
+        }
+    }
+    match trouble {
+        None => Ok(()),
+        Some(error) => Err((error, left)),
+    }
+}
+
+fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[ClaimId]) {
+    let lost: HashSet<ClaimId> = lost.iter().copied().collect();
+    for settlement in settlements {
+        let claim = settlement.claim;
+        if lost.contains(&claim) {
+            let handler = engine.lane_of(claim.handler_id).map_or("", |lane| lane.key.as_str());
+            events::claim_lost(Subject { message: None, handler, attempt: claim.attempt });
+            continue;
+        }
+        match &settlement.outcome {
+            Outcome::Retry { after, .. } | Outcome::Snoozed { after } => wake_after(engine, *after),
+            Outcome::Released => engine.wake.notify_one(),
+            Outcome::Done | Outcome::Discarded { .. } | Outcome::Poisoned { .. } => {}
+        }
+    }
+    engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
+}
+
+/// What is due again before the next poll is not left to the poll.
+fn wake_after<B: Backend>(engine: &Arc<Engine<B>>, after: Duration) {
+    if after < engine.limits.poll {
+        let engine = Arc::clone(engine);
+        // Ends by itself within a poll interval; nothing depends on it.
+        drop(tokio::spawn(async move {
+            // The database's clock decides; a moment later it is surely due.
+            tokio::time::sleep(after + Duration::from_millis(2)).await;
+            engine.wake.notify_one();
+        }));
+    }
+}

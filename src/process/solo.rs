@@ -1,0 +1,105 @@
+//! Runs deliveries that were part of a crash alone, so that one which kills its process takes no innocent with it again.
+//!
+//! Nothing else is claimed, handed over or left running while a suspect has its turn. What is not having its turn is not held: a
+//! claim that is held when the process dies would be charged as well. After a turn, ordinary work gets as much time as it took.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::claim::Claimer;
+use super::engine::Engine;
+use super::lane::{Lane, Slot};
+use crate::error::Result;
+use crate::events::{self, Subject};
+use crate::outcome::{Outcome, PoisonReason};
+use crate::store::Backend;
+use crate::store::seam::{Ask, ClaimRequest, ClaimScope, Claimed, Settlement};
+
+/// Suspects that have their turn in one quiet period.
+const TURNS_MAX: usize = 16;
+
+/// Gives `suspects` back, waits for quiet, and lets them have their turns one at a time.
+pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: Vec<Claimed>) -> Result<()> {
+    let engine = claimer.engine.clone();
+    let started_at = Instant::now();
+    let waiting = poison_the_guilty(&engine, suspects).await?;
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    let handler_ids: Vec<i16> = waiting.iter().map(|delivery| delivery.claim.handler_id).collect();
+    let given_back: Vec<Settlement> =
+        waiting.iter().map(|delivery| Settlement { claim: delivery.claim, outcome: Outcome::Released }).collect();
+    engine.store.backend.settle(&given_back).await?;
+    engine.set_solo(true);
+    let turns = turns(&engine, &handler_ids).await;
+    engine.set_solo(false);
+    claimer.spare_suspects_for(started_at.elapsed());
+    turns
+}
+
+async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Result<()> {
+    tokio::select! {
+        () = engine.in_flight.empty() => {}
+        () = tokio::time::sleep(engine.limits.solo_wait_max) => {}
+        () = engine.stopping() => return Ok(()),
+    }
+    for &handler_id in handler_ids.iter().take(TURNS_MAX) {
+        if !engine.is_running() {
+            break;
+        }
+        if let Some(lane) = engine.lane_of(handler_id)
+            && let Some(slot) = lane.take_slot()
+        {
+            turn(engine, lane, handler_id, slot).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Claims the oldest delivery of the handler, which is a suspect as long as there is one, and waits until it has ended.
+async fn turn<B: Backend>(engine: &Arc<Engine<B>>, lane: &Arc<Lane<B>>, handler_id: i16, slot: Slot) -> Result<()> {
+    let lease_starts = Instant::now();
+    let asks = [Ask { handler_id, limit: 1, floor: None }];
+    let request = ClaimRequest {
+        processor: engine.processor,
+        lease: engine.limits.lease,
+        asks: &asks,
+        scope: ClaimScope::WithSuspects,
+    };
+    let claimed = engine.store.backend.claim(&request).await?;
+    let Some(delivery) = poison_the_guilty(engine, claimed).await?.pop() else { return Ok(()) };
+    let claim = delivery.claim;
+    let (message, handler) = (delivery.message.as_deref(), lane.key.as_str());
+    events::claimed(Subject { message, handler, attempt: claim.attempt });
+    engine.start(lane, delivery, slot, lease_starts);
+    tokio::select! {
+        () = engine.in_flight.gone(claim) => {}
+        // It has had its time alone; the others go on beside it.
+        () = tokio::time::sleep(engine.limits.solo_wait_max) => {}
+        () = engine.stopping() => {}
+    }
+    Ok(())
+}
+
+/// Poisons what has reached the crash limit; returns the others.
+async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed>) -> Result<Vec<Claimed>> {
+    let limit = i32::try_from(engine.limits.crash_limit).unwrap_or(i32::MAX);
+    let (guilty, waiting): (Vec<Claimed>, Vec<Claimed>) =
+        suspects.into_iter().partition(|delivery| delivery.crashes >= limit);
+    if guilty.is_empty() {
+        return Ok(waiting);
+    }
+    let mut poisoned = Vec::with_capacity(guilty.len());
+    for delivery in &guilty {
+        let error = format!("the process died {} times in a row while this delivery was running", delivery.crashes);
+        let outcome = Outcome::Poisoned { reason: PoisonReason::Crashed, error: Some(error), charged: false };
+        let handler = engine.lane_of(delivery.claim.handler_id).map_or("", |lane| lane.key.as_str());
+        events::decided(
+            Subject { message: delivery.message.as_deref(), handler, attempt: delivery.claim.attempt },
+            &outcome,
+        );
+        poisoned.push(Settlement { claim: delivery.claim, outcome });
+    }
+    engine.store.backend.settle(&poisoned).await?;
+    Ok(waiting)
+}

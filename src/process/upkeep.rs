@@ -1,0 +1,60 @@
+//! Says that this processor is alive, and looks after deliveries that no live processor knows the handler of.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use crate::backoff::jittered;
+use crate::events;
+use crate::store::Backend;
+use crate::store::seam::Enrolment;
+
+/// Deliveries poisoned as unknown in one statement.
+const POISON_ROWS_MAX: u32 = 500;
+
+/// Runs until the engine stops.
+pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<str>) {
+    let interval = engine.limits.lease / 3;
+    let check_every = (engine.limits.unknown_key_grace / 4).clamp(Duration::from_secs(1), Duration::from_secs(30));
+    let mut check_at = Instant::now();
+    loop {
+        keep_alive(&engine, &name).await;
+        if Instant::now() >= check_at {
+            check_unknown(&engine).await;
+            check_at = Instant::now() + jittered(check_every);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(jittered(interval.min(check_every))) => {}
+            () = engine.stopping() => return,
+        }
+    }
+}
+
+/// All ids this process has handlers for.
+pub(super) fn handler_ids<B: Backend>(engine: &Engine<B>) -> Vec<i16> {
+    engine.lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect()
+}
+
+async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str) {
+    let handler_ids = handler_ids(engine);
+    let processor = Enrolment { name, handler_ids: &handler_ids, ttl: engine.limits.lease };
+    match engine.store.backend.keep_alive(engine.processor, &processor).await {
+        Ok(paused) => {
+            for lane in engine.lanes.iter() {
+                lane.set_paused(lane.ids.all.iter().any(|id| paused.contains(id)));
+            }
+        }
+        Err(error) => events::store_trouble("keep alive", &error),
+    }
+}
+
+async fn check_unknown<B: Backend>(engine: &Engine<B>) {
+    match engine.store.backend.check_unknown(engine.limits.unknown_key_grace, POISON_ROWS_MAX).await {
+        Ok(unknown) => {
+            for handler in unknown {
+                events::unknown_key(&handler.key, handler.poisoned);
+            }
+        }
+        Err(error) => events::store_trouble("check unknown keys", &error),
+    }
+}

@@ -1,0 +1,49 @@
+//! The store: the only stage that knows SQL.
+//!
+//! [`Store`] is what a user holds; `seam.rs` is what the other stages may ask of a database, written once and meant the same by
+//! every backend. One folder a backend. Nothing above this folder knows a table or a column.
+
+mod aliases;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod reactor;
+pub(crate) mod seam;
+
+use std::fmt;
+use std::sync::Arc;
+
+#[cfg(feature = "postgres")]
+pub use postgres::{Postgres, PostgresOptions};
+
+use crate::error::Result;
+
+/// A database an inbox can live in. Implemented by Wharf's own backends only.
+pub trait Backend: seam::Seam {}
+
+/// A connected store. Cheap to clone; clones share the connections.
+pub struct Store<B: Backend> {
+    pub(crate) backend: Arc<B>,
+}
+
+impl<B: Backend> Store<B> {
+    /// Brings the schema to what this build knows. Safe to call from many processes at once; does nothing when there is
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// When the database cannot be reached, refuses, or already has a newer schema that this build must not touch.
+    pub async fn migrate(&self) -> Result<()> {
+        self.backend.migrate().await
+    }
+}
+
+impl<B: Backend> Clone for Store<B> {
+    fn clone(&self) -> Self {
+        Self { backend: Arc::clone(&self.backend) }
+    }
+}
+
+impl<B: Backend + fmt::Debug> fmt::Debug for Store<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Store").field(&self.backend).finish()
+    }
+}

@@ -1,0 +1,233 @@
+//! Connections: the URL, TLS, the pool.
+//!
+//! The URL is libpq's, with `sslmode` meaning what it means there: `require` encrypts, `verify-ca` and `verify-full` also check
+//! the certificate and the host. Nothing here puts a password into an error or a `Debug`. Settings travel in the start-up packet,
+//! never as session state; a pooler that refuses them gets a plain connection.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use deadpool::Runtime;
+use diesel::{ConnectionError, ConnectionResult};
+use diesel_async::AsyncPgConnection;
+use diesel_async::pooled_connection::deadpool::{Object, Pool};
+use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod};
+use futures_util::FutureExt;
+use tokio::runtime::Handle;
+use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::tls::{self, Verification};
+use crate::error::{Error, Kind, Result};
+
+/// Engine settings that are not session state. JIT would compile a claim for longer than it runs; the isolation level is the one
+/// the statements are written for; a transaction left open by a fault must not hold its locks for ever.
+const STARTUP_SETTINGS: &str = "-c jit=off -c default_transaction_isolation=read\\ committed \
+                                -c idle_in_transaction_session_timeout=5min";
+
+/// How the store connects, beyond what the URL says.
+#[derive(Debug, Clone)]
+pub struct PostgresOptions {
+    /// Connections in the pool. Default: 10. One is enough to work; transactional handlers hold one each while they run, and two
+    /// are kept free of them where there are three or more. One more connection is opened for renewing claims.
+    pub pool_size: usize,
+    /// How long to wait for a new connection. Default: 10 s.
+    pub connect_timeout: Duration,
+    /// How long any statement may run, transactional handlers' included; through a pooler, set it on the role instead.
+    /// Default: 60 s.
+    pub statement_timeout: Duration,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self { pool_size: 10, connect_timeout: Duration::from_secs(10), statement_timeout: Duration::from_secs(60) }
+    }
+}
+
+/// Everything needed to open a connection.
+#[derive(Clone)]
+pub(super) struct Connector {
+    config: tokio_postgres::Config,
+    tls: MakeRustlsConnect,
+    /// Start-up settings, left out after a pooler has refused them.
+    settings: String,
+}
+
+impl Connector {
+    pub(super) fn new(url: &str, options: &PostgresOptions) -> Result<Self> {
+        let (url, ssl) = split_ssl_parameters(url)?;
+        let mut config: tokio_postgres::Config = url.parse().map_err(|_| {
+            // The parser's own error can quote parts of the URL, and with them the password.
+            Error::configuration(
+                "cannot read the database URL, it is written like postgres://user:password@host:5432/database",
+            )
+        })?;
+        config.connect_timeout(options.connect_timeout);
+        // A dead peer without a FIN is noticed in seconds, not in the two hours of the defaults.
+        config.tcp_user_timeout(Duration::from_secs(30));
+        config.keepalives_idle(Duration::from_secs(10));
+        config.keepalives_interval(Duration::from_secs(5));
+        config.keepalives_retries(3);
+        if config.get_application_name().is_none() {
+            config.application_name("wharf");
+        }
+        if let Some(mode) = ssl.mode {
+            config.ssl_mode(mode);
+        }
+        let tls = MakeRustlsConnect::new(tls::client_config(&ssl.verification)?);
+        let settings = format!("{STARTUP_SETTINGS} -c statement_timeout={}", options.statement_timeout.as_millis());
+        Ok(Self { config, tls, settings })
+    }
+
+    /// Who is connected to, without any secret.
+    pub(super) fn target(&self) -> String {
+        let host = match self.config.get_hosts().first() {
+            Some(Host::Tcp(host)) => host.clone(),
+            Some(Host::Unix(path)) => path.display().to_string(),
+            None => "localhost".to_owned(),
+        };
+        let port = self.config.get_ports().first().copied().unwrap_or(5432);
+        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or("postgres");
+        format!("{database} at {host}:{port}")
+    }
+
+    /// For cancelling a statement, which is a connection of its own.
+    pub(super) fn tls(&self) -> MakeRustlsConnect {
+        self.tls.clone()
+    }
+
+    /// Opens a connection. Must be called on the store's reactor, because the driver task is spawned where this runs.
+    async fn open(&self) -> ConnectionResult<AsyncPgConnection> {
+        let mut config = self.config.clone();
+        // The user's options come last: search_path and whatever they override.
+        let options = [self.settings.as_str(), self.config.get_options().unwrap_or("")].join(" ");
+        config.options(options.trim());
+        let connected = match config.connect(self.tls.clone()).await {
+            Err(error) if is_refused_setting(&error) => self.config.connect(self.tls.clone()).await,
+            connected => connected,
+        };
+        let (client, connection) = connected.map_err(|error| ConnectionError::BadConnection(describe(&error)))?;
+        AsyncPgConnection::try_from_client_and_connection(client, connection).await
+    }
+
+    /// A pool whose connections are driven by `reactor`.
+    pub(super) fn pool(&self, size: usize, reactor: &Handle) -> Result<Pool<AsyncPgConnection>> {
+        let connector = self.clone();
+        let reactor = reactor.clone();
+        let mut manager = ManagerConfig::default();
+        // The default sends a SELECT 1 before each use. A broken connection shows itself soon enough, and every caller retries.
+        manager.recycling_method = RecyclingMethod::Fast;
+        manager.custom_setup = Box::new(move |_| {
+            let connector = connector.clone();
+            let opening = reactor.spawn(async move { connector.open().await });
+            async move {
+                opening.await.unwrap_or_else(|_| Err(ConnectionError::BadConnection("the store was closed".to_owned())))
+            }
+            .boxed()
+        });
+        let manager = AsyncDieselConnectionManager::new_with_config(String::new(), manager);
+        Pool::builder(manager)
+            .max_size(size)
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| Error::configuration("cannot make the connection pool").with_source(error))
+    }
+}
+
+/// Takes a connection out of the pool.
+pub(super) async fn get(pool: &Pool<AsyncPgConnection>, target: &str) -> Result<Object<AsyncPgConnection>> {
+    pool.get()
+        .await
+        .map_err(|error| Error::new(Kind::Connection, format!("cannot connect to {target}")).with_source(error))
+}
+
+/// What the URL says about TLS.
+struct SslParameters {
+    mode: Option<SslMode>,
+    verification: Verification,
+}
+
+/// Takes `sslmode` and `sslrootcert` out of the URL: the driver knows neither `verify-ca` nor `verify-full`.
+fn split_ssl_parameters(url: &str) -> Result<(String, SslParameters)> {
+    let mut mode = None;
+    let mut root = None;
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let kept: Vec<&str> = query
+        .split('&')
+        .filter(|pair| match pair.split_once('=') {
+            Some(("sslmode", value)) => {
+                mode = Some(value.to_owned());
+                false
+            }
+            Some(("sslrootcert", value)) => {
+                root = Some(PathBuf::from(value.replace("%2F", "/").replace("%2f", "/")));
+                false
+            }
+            Some(_) | None => !pair.is_empty(),
+        })
+        .collect();
+    let verification = match (mode.as_deref(), root) {
+        (Some("verify-full"), root) => Verification::Full { root },
+        (Some("verify-ca"), root) => Verification::Chain { root },
+        // As in libpq: with a root certificate at hand, `require` checks against it.
+        (Some("require"), Some(root)) => Verification::Chain { root: Some(root) },
+        (Some("require" | "prefer" | "disable") | None, _) => Verification::None,
+        (Some(other), _) => {
+            return Err(Error::configuration(format!(
+                "cannot use sslmode={other}: it is disable, prefer, require, verify-ca or verify-full"
+            )));
+        }
+    };
+    let mode = match mode.as_deref() {
+        None => None,
+        Some("disable") => Some(SslMode::Disable),
+        Some("prefer") => Some(SslMode::Prefer),
+        Some(_) => Some(SslMode::Require),
+    };
+    let url = if kept.is_empty() { base.to_owned() } else { format!("{base}?{}", kept.join("&")) };
+    Ok((url, SslParameters { mode, verification: verification.clone() }))
+}
+
+/// A pooler that does not forward start-up settings says so with a protocol violation.
+fn is_refused_setting(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| *code == tokio_postgres::error::SqlState::PROTOCOL_VIOLATION)
+}
+
+/// The driver's error with its cause, which is where the reason stands.
+fn describe(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ssl_parameters_are_taken_out_and_the_rest_is_kept() {
+        let (url, ssl) =
+            split_ssl_parameters("postgres://u:p@h/d?sslmode=verify-full&application_name=x&sslrootcert=%2Fca.pem")
+                .unwrap();
+        assert_eq!(url, "postgres://u:p@h/d?application_name=x");
+        assert_eq!(ssl.mode, Some(SslMode::Require));
+        assert_eq!(ssl.verification, Verification::Full { root: Some("/ca.pem".into()) });
+    }
+
+    #[test]
+    fn an_unknown_sslmode_is_refused_not_ignored() {
+        let Err(error) = split_ssl_parameters("postgres://h/d?sslmode=verify_full") else { panic!("accepted") };
+        assert!(error.to_string().contains("verify_full"));
+    }
+
+    #[test]
+    fn no_error_and_no_target_shows_the_password() {
+        for url in ["postgres://u:hunter2@h:notaport/d", "hunter2", "postgres://u:hunter2@h/d?nonsense=1"] {
+            match Connector::new(url, &PostgresOptions::default()) {
+                Ok(connector) => assert!(!connector.target().contains("hunter2")),
+                Err(error) => assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Diesel's errors as ours: was it the connection, the server, or the values?
+//!
+//! Diesel keeps no SQLSTATE, so what it calls unknown counts as the server's trouble; the callers find out by trying whether one
+//! record is to blame. Details of an error, which may quote a row's values, are left out.
+
+use diesel::result::{DatabaseErrorKind, Error as DieselError};
+
+use crate::error::{Error, Kind};
+
+pub(super) fn database(context: impl Into<String>) -> impl FnOnce(DieselError) -> Error {
+    |error| Error::new(kind(&error), context).with_source(DatabaseMessage(message(error)))
+}
+
+pub(super) fn kind(error: &DieselError) -> Kind {
+    match error {
+        DieselError::DatabaseError(kind, _) => match kind {
+            DatabaseErrorKind::UnableToSendCommand | DatabaseErrorKind::ClosedConnection => Kind::Connection,
+            DatabaseErrorKind::CheckViolation
+            | DatabaseErrorKind::NotNullViolation
+            | DatabaseErrorKind::ForeignKeyViolation
+            | DatabaseErrorKind::ExclusionViolation
+            | DatabaseErrorKind::RestrictViolation
+            | DatabaseErrorKind::UniqueViolation => Kind::Data,
+            _ => Kind::Server,
+        },
+        DieselError::BrokenTransactionManager | DieselError::RollbackErrorOnCommit { .. } => Kind::Connection,
+        DieselError::SerializationError(_) => Kind::Data,
+        _ => Kind::Server,
+    }
+}
+
+/// The server's message, without details and hints.
+fn message(error: DieselError) -> String {
+    match error {
+        DieselError::DatabaseError(_, information) => information.message().to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct DatabaseMessage(String);

@@ -1,0 +1,156 @@
+//! Migrations: embedded SQL, run once each, in order, under a lock that ends with its transaction.
+//!
+//! The versions stand in a table of our own, because a service that migrates its own tables with diesel in the same schema owns
+//! diesel's table. A schema newer than this build is refused, unless the newer migration says that this build can live with it.
+
+use diesel::sql_types::{Bool, Integer, Nullable};
+use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
+
+use super::errors::database;
+use super::statement::statement;
+use crate::error::{Error, Kind, Result};
+
+/// One step of the schema. Never edited after release.
+struct Migration {
+    version: i32,
+    sql: &'static str,
+    /// The oldest build, by the newest migration it has, that can go on working with this schema.
+    compatible_with: i32,
+}
+
+const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    sql: include_str!("../../../migrations/postgres/0001_inbox/up.sql"),
+    compatible_with: 1,
+}];
+
+const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
+    version         integer     PRIMARY KEY,
+    compatible_with integer     NOT NULL,
+    applied_at      timestamptz NOT NULL DEFAULT now())";
+
+statement! {
+    /// One migrator at a time and schema. Released by the end of the transaction, so a cancelled one leaves nothing behind.
+    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf migrate ' || current_schema(), 0)) IS NULL")
+    -> (Bool) {}
+}
+
+statement! {
+    HasVersions("SELECT to_regclass('inbox_migration') IS NOT NULL") -> (Bool) {}
+}
+
+statement! {
+    Newest("SELECT max(version), (SELECT compatible_with FROM inbox_migration ORDER BY version DESC LIMIT 1) FROM inbox_migration")
+    -> (Nullable<Integer>, Nullable<Integer>) {}
+}
+
+statement! {
+    Note("INSERT INTO inbox_migration (version, compatible_with) VALUES ($1, $2)") {
+        version: i32 => Integer,
+        compatible_with: i32 => Integer,
+    }
+}
+
+/// Runs what is missing.
+pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
+    if let Found::Schema { version, compatible_with } = find(conn).await? {
+        refuse_unknown(version, compatible_with)?;
+        if version >= VERSION {
+            return Ok(());
+        }
+    }
+    conn.transaction::<(), MigrateError, _>(async |conn| {
+        Lock {}.get_result::<(bool,)>(conn).await?;
+        conn.batch_execute(CREATE_VERSIONS).await?;
+        // Read again: another process may have migrated while this one waited for the lock.
+        let (version, compatible_with) = Newest {}.get_result::<(Option<i32>, Option<i32>)>(conn).await?;
+        let version = version.unwrap_or(0);
+        refuse_unknown(version, compatible_with.unwrap_or(0))?;
+        for migration in MIGRATIONS.iter().filter(|migration| migration.version > version) {
+            conn.batch_execute(migration.sql).await?;
+            let Migration { version, compatible_with, .. } = *migration;
+            Note { version, compatible_with }.execute(conn).await?;
+            tracing::info!(target: "wharf::store", version, "schema migrated");
+        }
+        Ok(())
+    })
+    .await
+    .map_err(|error| match error {
+        MigrateError::Ours(error) => error,
+        MigrateError::Diesel(error) => database("cannot migrate the schema")(error),
+    })
+}
+
+/// Refuses a schema that this build cannot work with, and says what to do about it.
+pub(super) async fn check(conn: &mut AsyncPgConnection) -> Result<()> {
+    match find(conn).await? {
+        Found::Nothing => Err(Error::new(
+            Kind::Schema,
+            "there is no inbox in this database: call store.migrate() once before it is used",
+        )),
+        Found::Schema { version, compatible_with } => {
+            refuse_unknown(version, compatible_with)?;
+            if version < VERSION {
+                return Err(Error::new(
+                    Kind::Schema,
+                    format!(
+                        "the inbox schema has version {version} and this build needs {VERSION}: call store.migrate() once \
+                         before it is used"
+                    ),
+                ));
+            }
+            Ok(())
+        }
+    }
+}
+
+enum Found {
+    Nothing,
+    Schema { version: i32, compatible_with: i32 },
+}
+
+async fn find(conn: &mut AsyncPgConnection) -> Result<Found> {
+    let cannot = || database("cannot read the schema version");
+    let (has_versions,) = HasVersions {}.get_result::<(bool,)>(conn).await.map_err(cannot())?;
+    if !has_versions {
+        return Ok(Found::Nothing);
+    }
+    let newest = Newest {};
+    match newest.get_result::<(Option<i32>, Option<i32>)>(conn).await.map_err(cannot())? {
+        (Some(version), Some(compatible_with)) => Ok(Found::Schema { version, compatible_with }),
+        (None, _) | (_, None) => Ok(Found::Nothing),
+    }
+}
+
+fn refuse_unknown(version: i32, compatible_with: i32) -> Result<()> {
+    if version > VERSION && compatible_with > VERSION {
+        return Err(Error::new(
+            Kind::Schema,
+            format!(
+                "the inbox schema has version {version}, this build knows {VERSION} and must not touch it: run a newer \
+                 build of this service"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Diesel's `transaction` wants an error that diesel's own errors can become.
+enum MigrateError {
+    Ours(Error),
+    Diesel(diesel::result::Error),
+}
+
+impl From<diesel::result::Error> for MigrateError {
+    fn from(error: diesel::result::Error) -> Self {
+        Self::Diesel(error)
+    }
+}
+
+impl From<Error> for MigrateError {
+    fn from(error: Error) -> Self {
+        Self::Ours(error)
+    }
+}

@@ -1,0 +1,168 @@
+//! The PostgreSQL store: production, any number of processes, version 14 and newer, also through PgBouncer in transaction mode.
+//!
+//! One file a stage. Each act takes a connection from the pool and gives it back; nobody holds one while waiting for another, so a
+//! pool of one works. Renewal has a connection of its own, because claims must live while every other connection is busy.
+
+mod accept;
+mod connect;
+mod errors;
+mod migrate;
+mod process;
+mod quarantine;
+mod register;
+mod statement;
+mod time;
+mod tls;
+mod transact;
+mod upkeep;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use connect::PostgresOptions;
+
+use diesel_async::AsyncPgConnection;
+use diesel_async::pooled_connection::deadpool::{Object, Pool};
+use tokio::runtime::Handle;
+
+use super::reactor::Reactor;
+use super::seam::{
+    AcceptBatch, Accepted, ClaimId, ClaimRequest, Claimed, Enrolment, HandlerIds, ReadBack, Renewal, Seam, Settlement,
+    Transacted, TxWork, UnknownHandler, WantedHandler,
+};
+use super::{Backend, Store};
+use crate::error::{Error, Result};
+use connect::Connector;
+
+/// PostgreSQL 14 or newer.
+pub struct Postgres {
+    pool: Pool<AsyncPgConnection>,
+    /// One connection that only renewal uses.
+    renewal: Pool<AsyncPgConnection>,
+    connector: Connector,
+    target: String,
+    pool_size: usize,
+    /// Last: the pools' connections are driven by it.
+    reactor: Reactor,
+}
+
+impl Store<Postgres> {
+    /// Connects with the default options. The URL is libpq's: `postgres://user:password@host:5432/database?sslmode=verify-full`.
+    ///
+    /// # Errors
+    /// When the URL cannot be used or the database does not answer.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::connect_with(url, PostgresOptions::default()).await
+    }
+
+    /// Connects with options of your own.
+    ///
+    /// # Errors
+    /// When the URL or an option cannot be used or the database does not answer.
+    pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self> {
+        if options.pool_size == 0 {
+            return Err(Error::configuration("pool_size is at least 1"));
+        }
+        let connector = Connector::new(url, &options)?;
+        let reactor = Reactor::start()?;
+        let backend = Postgres {
+            pool: connector.pool(options.pool_size, reactor.handle())?,
+            renewal: connector.pool(1, reactor.handle())?,
+            target: connector.target(),
+            connector,
+            pool_size: options.pool_size,
+            reactor,
+        };
+        drop(backend.conn().await?);
+        Ok(Self { backend: Arc::new(backend) })
+    }
+}
+
+impl Postgres {
+    async fn conn(&self) -> Result<Object<AsyncPgConnection>> {
+        connect::get(&self.pool, &self.target).await
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres")
+            .field("target", &self.target)
+            .field("pool_size", &self.pool_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Backend for Postgres {}
+
+impl Seam for Postgres {
+    type Connection = AsyncPgConnection;
+
+    async fn migrate(&self) -> Result<()> {
+        migrate::migrate(&mut *self.conn().await?).await
+    }
+
+    async fn check_schema(&self) -> Result<()> {
+        migrate::check(&mut *self.conn().await?).await
+    }
+
+    async fn register(&self, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
+        register::register(&mut *self.conn().await?, wanted).await
+    }
+
+    async fn accept(&self, batch: &AcceptBatch<'_>) -> Result<Vec<Accepted>> {
+        accept::accept(&mut *self.conn().await?, batch).await
+    }
+
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Vec<Claimed>> {
+        process::claim(&mut *self.conn().await?, request).await
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+        process::settle(&mut *self.conn().await?, settlements).await
+    }
+
+    async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {
+        process::release_handed_over(&mut *self.conn().await?, deliveries, processor).await
+    }
+
+    async fn renew(&self, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
+        process::renew(&mut *connect::get(&self.renewal, &self.target).await?, claims, lease).await
+    }
+
+    async fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
+        match self.conn().await {
+            Ok(conn) => transact::transact(conn, self.connector.tls(), claim, work).await,
+            Err(error) => Transacted::Failed(error),
+        }
+    }
+
+    async fn read_back(&self, claim: ClaimId) -> Result<ReadBack> {
+        transact::read_back(&mut *self.conn().await?, claim).await
+    }
+
+    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<i32> {
+        upkeep::enroll(&mut *self.conn().await?, processor).await
+    }
+
+    async fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
+        upkeep::keep_alive(&mut *self.conn().await?, id, processor).await
+    }
+
+    async fn withdraw(&self, id: i32) -> Result<()> {
+        upkeep::withdraw(&mut *self.conn().await?, id).await
+    }
+
+    async fn check_unknown(&self, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
+        upkeep::check_unknown(&mut *self.conn().await?, grace, limit).await
+    }
+
+    fn reactor(&self) -> &Handle {
+        self.reactor.handle()
+    }
+
+    fn transactions_max(&self) -> usize {
+        self.pool_size.saturating_sub(2).max(1)
+    }
+}

@@ -1,0 +1,87 @@
+//! Writes records that could not become messages, whole, once each.
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Timestamptz};
+use sha2::{Digest, Sha256};
+
+use super::statement::statement;
+use super::time::to_postgres;
+use crate::record::Record;
+use crate::sanitize;
+use crate::store::seam::{NewMessage, Quarantined};
+
+/// Characters of the detail that are kept.
+const DETAIL_CHARS_MAX: usize = 500;
+
+statement! {
+    /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
+    InsertQuarantined<'a>("
+        INSERT INTO inbox_quarantine (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source,
+                                      record_key, headers, payload, record_hash)
+        SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+            AS q (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers,
+                  payload, record_hash)
+        ORDER BY record_hash
+        ON CONFLICT (record_hash) DO NOTHING") {
+        topics: Vec<String> => Array<Text>,
+        reasons: Vec<&'a str> => Array<Text>,
+        details: Vec<Option<String>> => Array<Nullable<Text>>,
+        kafka_partitions: Vec<Option<i32>> => Array<Nullable<Integer>>,
+        kafka_offsets: Vec<Option<i64>> => Array<Nullable<BigInt>>,
+        recorded_ats: Vec<Option<PgTimestamp>> => Array<Nullable<Timestamptz>>,
+        message_ids: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
+        sources: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
+        record_keys: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
+        headers: Vec<Option<Vec<u8>>> => Array<Nullable<Binary>>,
+        payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
+        record_hashes: Vec<Vec<u8>> => Array<Binary>,
+    }
+}
+
+pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
+    let records = || rows.iter().map(|row| &row.record);
+    InsertQuarantined {
+        // A topic is text in the table; what cannot be is made so. Kafka allows only [a-zA-Z0-9._-].
+        topics: records().map(|record| sanitize::text(&record.topic, DETAIL_CHARS_MAX)).collect(),
+        reasons: rows.iter().map(|row| row.reason).collect(),
+        details: rows.iter().map(|row| row.detail.as_deref().map(|d| sanitize::text(d, DETAIL_CHARS_MAX))).collect(),
+        kafka_partitions: records().map(|record| record.position.map(|p| p.partition)).collect(),
+        kafka_offsets: records().map(|record| record.position.map(|p| p.offset)).collect(),
+        recorded_ats: records().map(|record| record.recorded_at.map(to_postgres)).collect(),
+        message_ids: records().map(|record| record.id.as_deref()).collect(),
+        sources: records().map(|record| record.source.as_deref()).collect(),
+        record_keys: records().map(|record| record.key.as_deref()).collect(),
+        headers: records().map(|record| record.headers.encode()).collect(),
+        payloads: records().map(|record| record.payload.as_deref()).collect(),
+        record_hashes: records().map(record_hash).collect(),
+    }
+}
+
+/// A message whose identity is taken by another payload, as the record it was.
+pub(super) fn conflict(message: &NewMessage) -> Quarantined {
+    let record = Record::from(&*message.message);
+    Quarantined {
+        record,
+        reason: "conflict",
+        detail: Some("the identity is taken by a message with another payload".to_owned()),
+    }
+}
+
+/// Where it was, who it says it is, and what it holds: the same for a redelivered record, different for any other.
+fn record_hash(record: &Record) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    let mut part = |bytes: Option<&[u8]>| {
+        // Lengths keep two neighbouring fields from running into one another; -1 tells none from empty.
+        hash.update(bytes.map_or(-1, |bytes| i64::try_from(bytes.len()).unwrap_or(i64::MAX)).to_be_bytes());
+        hash.update(bytes.unwrap_or_default());
+    };
+    part(Some(record.topic.as_bytes()));
+    part(record.position.map(|p| p.partition.to_be_bytes()).as_ref().map(|b| b.as_slice()));
+    part(record.position.map(|p| p.offset.to_be_bytes()).as_ref().map(|b| b.as_slice()));
+    part(record.id.as_deref());
+    part(record.source.as_deref());
+    part(record.key.as_deref());
+    part(record.headers.encode().as_deref());
+    part(record.payload.as_deref());
+    hash.finalize().to_vec()
+}

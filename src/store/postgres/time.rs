@@ -1,0 +1,40 @@
+//! PostgreSQL's timestamps (microseconds since 2000) and the program's. Saturating: a hostile record timestamp is only odd.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use diesel::pg::data_types::PgTimestamp;
+
+/// From 1970 to 2000.
+const POSTGRES_EPOCH_SECS: u64 = 946_684_800;
+/// Year 9999: later stamps are valid for PostgreSQL but for few who read them.
+const MICROS_MAX: i64 = 252_455_615_999_999_999;
+
+pub(super) fn to_postgres(time: SystemTime) -> PgTimestamp {
+    let epoch = UNIX_EPOCH + Duration::from_secs(POSTGRES_EPOCH_SECS);
+    let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(MICROS_MAX).min(MICROS_MAX);
+    PgTimestamp(match time.duration_since(epoch) {
+        Ok(after) => micros(after),
+        Err(before) => -micros(before.duration()).min(POSTGRES_EPOCH_SECS.cast_signed() * 1_000_000),
+    })
+}
+
+pub(super) fn from_postgres(PgTimestamp(micros): PgTimestamp) -> SystemTime {
+    let epoch = UNIX_EPOCH + Duration::from_secs(POSTGRES_EPOCH_SECS);
+    let distance = Duration::from_micros(micros.unsigned_abs());
+    let moved = if micros >= 0 { epoch.checked_add(distance) } else { epoch.checked_sub(distance) };
+    moved.unwrap_or(epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn stamps_come_back_to_the_microsecond(millis in 0u64..250_000_000_000_000) {
+            let time = UNIX_EPOCH + Duration::from_millis(millis);
+            prop_assert_eq!(from_postgres(to_postgres(time)), time);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! TLS through rustls: which certificates are believed, by `sslmode`.
+//!
+//! `verify-full` checks chain and host name, `verify-ca` the chain only, anything less encrypts without checking who answers, as
+//! libpq does. Roots come from `sslrootcert`, or from the system when none is given.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
+};
+
+use crate::error::{Error, Result};
+
+/// How far the server has to prove who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verification {
+    None,
+    Chain { root: Option<PathBuf> },
+    Full { root: Option<PathBuf> },
+}
+
+pub(super) fn client_config(verification: &Verification) -> Result<ClientConfig> {
+    let provider = Arc::new(ring::default_provider());
+    let cannot = |error: TlsError| Error::configuration("cannot set up TLS").with_source(error);
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(cannot)?;
+    let config = match verification {
+        Verification::Full { root } => builder.with_root_certificates(roots(root.as_ref())?),
+        Verification::Chain { root } => {
+            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots(root.as_ref())?), provider)
+                .build()
+                .map_err(|error| Error::configuration("cannot set up TLS").with_source(error))?;
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyHost(webpki)))
+        }
+        Verification::None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider))),
+    };
+    Ok(config.with_no_client_auth())
+}
+
+fn roots(file: Option<&PathBuf>) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    match file {
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+        Some(file) => {
+            let cannot = |error: rustls::pki_types::pem::Error| {
+                Error::configuration(format!("cannot read certificates from {}", file.display())).with_source(error)
+            };
+            for certificate in CertificateDer::pem_file_iter(file).map_err(cannot)? {
+                let certificate = certificate.map_err(cannot)?;
+                roots.add(certificate).map_err(|error| {
+                    Error::configuration(format!("cannot use a certificate of {}", file.display())).with_source(error)
+                })?;
+            }
+        }
+    }
+    if roots.is_empty() {
+        return Err(Error::configuration(
+            "there are no root certificates to verify the server with, set sslrootcert=FILE",
+        ));
+    }
+    Ok(roots)
+}
+
+/// `verify-ca`: the chain must hold, the name may be any.
+#[derive(Debug)]
+struct AnyHost(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for AnyHost {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, TlsError> {
+        match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(TlsError::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// `require` and `prefer`: encrypted, to whoever answers.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, TlsError> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,130 @@
+//! A transactional handler's transaction: its writes and `done` commit together, or not at all.
+//!
+//! Order: BEGIN, the handler, the settlement fenced by the attempt, COMMIT. The fence comes last, so the claim can be renewed while
+//! the handler runs; a stale run finds its attempt gone and is rolled back. Only a COMMIT that was sent and never answered is in
+//! doubt, and then `read_back` asks the row itself. A connection that was stopped midway is closed, never reused.
+
+use diesel::sql_types::{BigInt, Bool, Integer, Nullable, SmallInt};
+use diesel_async::pooled_connection::deadpool::Object;
+use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::errors::{database, kind};
+use super::statement::statement;
+use crate::error::{Kind, Result};
+use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+
+statement! {
+    SettleInTransaction("
+        UPDATE inbox_delivery
+        SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
+        WHERE message_seq = $1 AND handler_id = $2 AND attempts = $3 AND locked_until IS NOT NULL AND finished_at IS NULL
+          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+        attempt: i32 => Integer,
+    }
+}
+
+statement! {
+    /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock.
+    ReadRow("
+        SELECT d.attempts = $3, d.status = 2,
+               (SELECT true FROM (SELECT 1 FROM inbox_delivery f WHERE f.message_seq = $1 AND f.handler_id = $2
+                                  FOR NO KEY UPDATE SKIP LOCKED) free)
+        FROM inbox_delivery d WHERE d.message_seq = $1 AND d.handler_id = $2")
+    -> (Bool, Bool, Nullable<Bool>) {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+        attempt: i32 => Integer,
+    }
+}
+
+pub(super) async fn transact(
+    conn: Object<AsyncPgConnection>,
+    tls: MakeRustlsConnect,
+    claim: ClaimId,
+    work: TxWork<AsyncPgConnection>,
+) -> Transacted {
+    let mut conn = Guarded { conn: Some(conn), tls };
+    let Some(open) = conn.get() else { return Transacted::RolledBack };
+    if let Err(error) = AnsiTransactionManager::begin_transaction(open).await {
+        return Transacted::Failed(database("cannot begin a handler's transaction")(error));
+    }
+    match work(open).await {
+        WorkEnd::Commit => {}
+        WorkEnd::Abandon => return Transacted::RolledBack,
+        WorkEnd::RollBack => {
+            // When this fails the guard closes the connection, and the server rolls back by itself.
+            if AnsiTransactionManager::rollback_transaction(open).await.is_ok() {
+                conn.give_back();
+            }
+            return Transacted::RolledBack;
+        }
+    }
+    let ClaimId { message_seq, handler_id, attempt } = claim;
+    match (SettleInTransaction { message_seq, handler_id, attempt }).execute(open).await {
+        Err(error) => return Transacted::Failed(database("cannot settle in a handler's transaction")(error)),
+        Ok(0) => {
+            if AnsiTransactionManager::rollback_transaction(open).await.is_ok() {
+                conn.give_back();
+            }
+            return Transacted::ClaimLost;
+        }
+        Ok(_) => {}
+    }
+    match AnsiTransactionManager::commit_transaction(open).await {
+        Ok(()) => {
+            conn.give_back();
+            Transacted::Committed
+        }
+        Err(error) => match kind(&error) {
+            Kind::Data | Kind::Server => Transacted::Refused(database("cannot commit")(error).to_string()),
+            Kind::Connection | Kind::Configuration | Kind::Schema | Kind::Stopped => Transacted::InDoubt,
+        },
+    }
+}
+
+pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> Result<ReadBack> {
+    let ClaimId { message_seq, handler_id, attempt } = claim;
+    let rows = ReadRow { message_seq, handler_id, attempt }
+        .load::<(bool, bool, Option<bool>)>(conn)
+        .await
+        .map_err(database("cannot read back a delivery"))?;
+    Ok(match rows.as_slice() {
+        [(true, true, _), ..] => ReadBack::Committed,
+        [(true, false, Some(true)), ..] => ReadBack::NotCommitted,
+        [(true, false, None | Some(false)), ..] => ReadBack::Undecided,
+        [(false, _, _), ..] | [] => ReadBack::ClaimLost,
+    })
+}
+
+/// Closes the connection unless it was given back in good order, whatever happens: also when the future is dropped. A connection
+/// returned to the pool with its transaction open would keep the handler's locks until somebody happens to take it out again.
+struct Guarded {
+    conn: Option<Object<AsyncPgConnection>>,
+    tls: MakeRustlsConnect,
+}
+
+impl Guarded {
+    fn get(&mut self) -> Option<&mut AsyncPgConnection> {
+        self.conn.as_deref_mut()
+    }
+
+    fn give_back(&mut self) {
+        self.conn = None;
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let Some(conn) = self.conn.take() else { return };
+        let conn = Object::take(conn);
+        // A statement that is still running would not notice the closed socket until it ends.
+        let (cancel, tls) = (conn.cancel_token(), self.tls.clone());
+        drop(conn);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { cancel.cancel_query(tls).await });
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What the stages may ask of a database: each method is one act of the glossary, bounded by what it is given.
+//!
+//! Internal and unstable. Every method is one transaction; when it returns an error, either nothing happened or (for a lost
+//! connection) it is unknown, and calling it again with the same arguments is always safe.
+
+// Public in a private module: the bound of a public trait, but nobody outside can name it.
+#![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::error::Result;
+use crate::message::StoredMessage;
+use crate::outcome::Outcome;
+use crate::record::Record;
+
+pub trait Seam: Send + Sync + Sized + 'static {
+    /// What a transactional handler works with.
+    type Connection: Send + 'static;
+
+    fn migrate(&self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Refuses a schema that this build does not know.
+    fn check_schema(&self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Finds or makes the ids of handlers, in the order given.
+    fn register(&self, wanted: &[WantedHandler]) -> impl Future<Output = Result<Vec<HandlerIds>>> + Send;
+
+    /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
+    fn accept(&self, batch: &AcceptBatch<'_>) -> impl Future<Output = Result<Vec<Accepted>>> + Send;
+
+    /// Takes due deliveries for this processor, at most as many as asked for.
+    fn claim(&self, request: &ClaimRequest<'_>) -> impl Future<Output = Result<Vec<Claimed>>> + Send;
+
+    /// Writes outcomes, each only while its claim is current. Returns the claims that were lost.
+    fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
+
+    /// Gives back deliveries that this processor inserted as claimed (attempt 1) without ever learning that it had.
+    fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32)
+    -> impl Future<Output = Result<()>> + Send;
+
+    /// Extends claims that are still current.
+    fn renew(&self, claims: &[ClaimId], lease: Duration) -> impl Future<Output = Result<Renewal>> + Send;
+
+    /// Runs `work` in a transaction and settles the claim as done in the same transaction.
+    fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> impl Future<Output = Transacted> + Send;
+
+    /// What a transaction whose COMMIT was never answered came to, once the database can tell.
+    fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;
+
+    /// Makes this processor known; returns its id.
+    fn enroll(&self, processor: &Enrolment<'_>) -> impl Future<Output = Result<i32>> + Send;
+
+    /// Says that the processor is alive; returns the handlers that are paused.
+    fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> impl Future<Output = Result<Vec<i16>>> + Send;
+
+    /// Takes the processor off the list.
+    fn withdraw(&self, id: i32) -> impl Future<Output = Result<()>> + Send;
+
+    /// Notes the handlers with open deliveries that no live processor knows, and poisons (at most `limit`) deliveries of those
+    /// that have been unknown for longer than the grace.
+    fn check_unknown(&self, grace: Duration, limit: u32) -> impl Future<Output = Result<Vec<UnknownHandler>>> + Send;
+
+    /// Where background work of this store runs: not on the user's threads, which a handler may block.
+    fn reactor(&self) -> &tokio::runtime::Handle;
+
+    /// How many transactional handlers may hold a connection at a time and still leave the engine one.
+    fn transactions_max(&self) -> usize;
+}
+
+/// A handler as registered: its key and the keys it had.
+#[derive(Debug, Clone)]
+pub struct WantedHandler {
+    pub key: String,
+    pub former_keys: Vec<String>,
+}
+
+/// The ids a handler's deliveries are stored under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandlerIds {
+    /// New deliveries go under this one.
+    pub current: i16,
+    /// All of them, the current one first. More than one when two keys had ids before they became one handler.
+    pub all: Arc<[i16]>,
+}
+
+/// The right to one delivery. `attempt` is the fencing token: it only ever grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClaimId {
+    pub message_seq: i64,
+    pub handler_id: i16,
+    pub attempt: i32,
+}
+
+pub struct AcceptBatch<'a> {
+    pub messages: &'a [NewMessage],
+    pub quarantined: &'a [Quarantined],
+    /// Set when deliveries may be inserted already claimed.
+    pub processor: Option<i32>,
+    pub lease: Duration,
+}
+
+#[derive(Clone)]
+pub struct NewMessage {
+    pub(crate) message: Arc<StoredMessage>,
+    pub payload_hash: [u8; 16],
+    pub deliveries: Vec<NewDelivery>,
+}
+
+#[derive(Clone)]
+pub struct NewDelivery {
+    pub ids: HandlerIds,
+    /// Insert it already claimed: its handler has a free slot in this process.
+    pub is_handed_over: bool,
+}
+
+/// What became of a new message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Accepted {
+    New {
+        seq: i64,
+    },
+    /// It was there already; `added` deliveries were missing.
+    Duplicate {
+        seq: i64,
+        added: usize,
+    },
+    /// The identity is taken by another payload. Quarantined in the same transaction.
+    Conflict,
+}
+
+#[derive(Clone)]
+pub struct Quarantined {
+    pub record: Record,
+    pub reason: &'static str,
+    pub detail: Option<String>,
+}
+
+pub struct ClaimRequest<'a> {
+    pub processor: i32,
+    pub lease: Duration,
+    pub asks: &'a [Ask],
+    pub scope: ClaimScope,
+}
+
+/// How many deliveries of a handler are wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    pub handler_id: i16,
+    pub limit: i32,
+    /// Look only at what is due from here on; `None`: at everything. Spares walking over what was just finished.
+    pub floor: Option<Stamp>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimScope {
+    /// Only deliveries that were never part of a crash.
+    Fresh,
+    /// Also those whose lock has run out, and those that were part of a crash before.
+    WithSuspects,
+}
+
+/// A moment of the database's clock. Opaque here: it is only ever given back to the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp(pub i64);
+
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    pub claim: ClaimId,
+    pub errors: i32,
+    pub crashes: i32,
+    pub due_at: Stamp,
+    /// `None` when the message row is gone.
+    pub(crate) message: Option<Arc<StoredMessage>>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    pub claim: ClaimId,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Debug, Default)]
+pub struct Renewal {
+    pub renewed: Vec<ClaimId>,
+    /// Somebody else has them now. A claim in neither list is locked this very moment; ask again.
+    pub lost: Vec<ClaimId>,
+}
+
+/// The handler's part of a transaction: answers whether it may be committed.
+pub type TxWork<C> = Box<dyn for<'c> FnOnce(&'c mut C) -> BoxFuture<'c, WorkEnd> + Send>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkEnd {
+    /// Settle and commit.
+    Commit,
+    /// The handler said no and nothing is under way on the connection: roll back.
+    RollBack,
+    /// The handler was stopped midway: the connection cannot be used again.
+    Abandon,
+}
+
+/// What became of a transaction.
+#[derive(Debug)]
+pub enum Transacted {
+    Committed,
+    RolledBack,
+    /// The claim was no longer current; everything was rolled back.
+    ClaimLost,
+    /// COMMIT was sent and its answer never came.
+    InDoubt,
+    /// The database refused at COMMIT (a deferred constraint, a serialization conflict): rolled back.
+    Refused(String),
+    /// The database was in the way before anything could be committed: rolled back.
+    Failed(crate::error::Error),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadBack {
+    Committed,
+    NotCommitted,
+    ClaimLost,
+    /// The old transaction still holds the row.
+    Undecided,
+}
+
+pub struct Enrolment<'a> {
+    pub name: &'a str,
+    pub handler_ids: &'a [i16],
+    /// How long it counts as alive without a sign.
+    pub ttl: Duration,
+}
+
+#[derive(Debug, Clone)]
+pub struct UnknownHandler {
+    pub key: String,
+    pub poisoned: u64,
+}

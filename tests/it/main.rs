@@ -1,0 +1,14 @@
+//! Every claim Wharf makes, as a test that tries to break it, on a real PostgreSQL and with real processes. One binary, so that it
+//! links once.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
+#![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
+
+mod conformance;
+mod scene;
+mod support;
+
+/// Where child processes begin: does nothing unless a parent asked for a role.
+#[test]
+fn child_entry() {
+    support::child::run_role(&[]);
+}

@@ -1,0 +1,21 @@
+//! Where `scripts/setup` puts what Debian does not have. The rule is that of `scripts/environment.sh`: change both or
+//! neither.
+
+use std::env::var_os;
+use std::path::PathBuf;
+
+use nix::unistd::geteuid;
+
+/// The folder the set-up script fills.
+pub fn folder() -> PathBuf {
+    if let Some(folder) = var_os("WHARF_TEST_CACHE") {
+        return PathBuf::from(folder);
+    }
+    if geteuid().is_root() {
+        // Not in root's home: the servers run under an unprivileged account, which cannot enter it.
+        return PathBuf::from("/var/cache/wharf-test");
+    }
+    let caches = var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let caches = caches.or_else(|| Some(PathBuf::from(var_os("HOME")?).join(".cache")));
+    caches.expect("neither WHARF_TEST_CACHE nor HOME is set").join("wharf-test")
+}

@@ -1,0 +1,201 @@
+//! Real processes of our own code that a test can kill, stop and continue.
+//!
+//! A child is this very test binary, started again for the one test `child_entry`, which calls [`run_role`]. What it
+//! has to say it says by [`say`]; all else on its output is noise of the test harness. No child outlives its parent,
+//! however that ends, nor its [`Child`].
+
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tokio::sync::watch;
+
+use super::process::{PROCESS_DEADLINE, PROCESS_POLL, bound_command, send_signal, spawn_bound};
+
+/// Names the role, and tells a child from a normal run of the tests.
+const ROLE_VARIABLE: &str = "WHARF_CHILD";
+
+/// The test that [`run_role`] is called from, in the root of the test binary.
+const ENTRY_TEST: &str = "child_entry";
+
+/// Starts each line that is meant for the parent.
+const PREFIX: &str = "CHILD ";
+
+/// How long a test waits for a line.
+const LINE_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a child does, from start to end.
+pub type Role = fn();
+
+/// In a child, runs its role; in a normal run of the tests, does nothing.
+pub fn run_role(roles: &[(&str, Role)]) {
+    let Ok(wanted) = std::env::var(ROLE_VARIABLE) else { return };
+    let role = roles.iter().find(|(name, _)| *name == wanted);
+    let (_, role) = role.unwrap_or_else(|| panic!("no role named {wanted}"));
+    role();
+}
+
+/// In a child, tells the parent something: one line.
+pub fn say(message: impl Display) {
+    // Begun on a line of its own: the harness has printed the test's name and waits with the line's end.
+    let text = format!("\n{PREFIX}{message}\n");
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).expect("the parent listens");
+}
+
+/// In a child, a parameter given to [`Child::spawn`].
+pub fn parameter(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("the parent did not set {name}"))
+}
+
+/// A running child.
+#[derive(Debug)]
+pub struct Child {
+    role: String,
+    process: Mutex<std::process::Child>,
+    /// What it said so far. Its reader threads send, so nothing is lost when nobody waits.
+    output: watch::Receiver<Output>,
+}
+
+/// What a child printed.
+#[derive(Clone, Debug, Default)]
+struct Output {
+    /// The lines it said, without the prefix.
+    said: Vec<String>,
+    /// Everything on stdout and stderr, for a failing test to show.
+    raw: Vec<String>,
+    streams_ended: usize,
+}
+
+impl Child {
+    /// Starts a child in `role`, with these environment variables.
+    pub fn spawn(role: &str, variables: &[(&str, &str)]) -> Child {
+        let program = std::env::current_exe().expect("this test binary");
+        let mut command = bound_command(&program, None, Signal::SIGKILL);
+        command
+            .args([ENTRY_TEST, "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE_VARIABLE, role)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut process = spawn_bound(command).expect("cannot start a child");
+        let (sender, output) = watch::channel(Output::default());
+        let sender = Arc::new(sender);
+        read_lines(process.stdout.take().expect("piped"), Arc::clone(&sender));
+        read_lines(process.stderr.take().expect("piped"), sender);
+        Child { role: role.to_owned(), process: Mutex::new(process), output }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process().id()
+    }
+
+    /// The lines it has said so far.
+    pub fn lines(&self) -> Vec<String> {
+        self.output.borrow().said.clone()
+    }
+
+    /// Waits for a line, which may have been said already, and returns it. Panics with the child's output when it ends
+    /// without that line or a minute passes.
+    pub async fn await_line(&self, is_wanted: impl Fn(&str) -> bool) -> String {
+        let mut output = self.output.clone();
+        let find = |output: &Output| output.said.iter().find(|line| is_wanted(line)).cloned();
+        let arrived = output.wait_for(|output| find(output).is_some() || output.streams_ended == STREAMS);
+        let reason = match tokio::time::timeout(LINE_DEADLINE, arrived).await {
+            Ok(_) => "ended",
+            Err(_) => "is late",
+        };
+        let found = find(&self.output.borrow());
+        found.unwrap_or_else(|| {
+            panic!("the child {} {reason} without the line the test waits for:\n{}", self.role, self.raw_output())
+        })
+    }
+
+    /// Waits until it has said this very line.
+    pub async fn await_said(&self, line: &str) {
+        self.await_line(|said| said == line).await;
+    }
+
+    /// SIGKILL: it ends here and now, and is waited for.
+    pub async fn kill9(&self) {
+        // Not by `signal`: to kill what has ended by itself is no mistake.
+        let _ = self.process().kill();
+        self.wait().await;
+    }
+
+    /// SIGSTOP: it stands still as if the machine had frozen.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// SIGCONT: it goes on as if nothing had happened.
+    pub fn cont(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// SIGTERM: it is asked to end.
+    pub fn term(&self) {
+        self.signal(Signal::SIGTERM);
+    }
+
+    /// Waits for its end; panics after a minute. May be called again.
+    pub async fn wait(&self) -> ExitStatus {
+        let deadline = Instant::now() + PROCESS_DEADLINE;
+        loop {
+            // Locked for a look at a time, so that it can be signalled while somebody waits.
+            if let Some(status) = self.process().try_wait().expect("a child can be waited for") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the child {} does not end:\n{}", self.role, self.raw_output());
+            tokio::time::sleep(PROCESS_POLL).await;
+        }
+    }
+
+    /// Panics if it has ended: its id may be another process's by now.
+    fn signal(&self, signal: Signal) {
+        let mut process = self.process();
+        let ended = process.try_wait().expect("a child can be waited for");
+        assert!(ended.is_none(), "the child {} has ended already:\n{}", self.role, self.raw_output());
+        send_signal(&process, signal);
+    }
+
+    fn raw_output(&self) -> String {
+        self.output.borrow().raw.join("\n")
+    }
+
+    fn process(&self) -> MutexGuard<'_, std::process::Child> {
+        self.process.lock().expect("nothing panics while holding it")
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Also while a failing test unwinds, so without any panic of our own.
+        if let Ok(mut process) = self.process.lock() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// Standard output and standard error.
+const STREAMS: usize = 2;
+
+/// A thread and not a task: the child must be read while the test's runtime is busy or gone.
+fn read_lines(stream: impl Read + Send + 'static, output: Arc<watch::Sender<Output>>) {
+    let read = move || {
+        for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            output.send_modify(|output| {
+                output.said.extend(line.strip_prefix(PREFIX).map(str::to_owned));
+                output.raw.push(line);
+            });
+        }
+        output.send_modify(|output| output.streams_ended += 1);
+    };
+    std::thread::Builder::new().name("child output".to_owned()).spawn(read).expect("cannot start a thread");
+}

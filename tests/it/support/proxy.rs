@@ -1,0 +1,277 @@
+//! A TCP proxy before PostgreSQL, in this process, whose faults a test switches while it runs.
+//!
+//! Whole-network faults (refuse, reset, black hole) are in force when the call that switches them returns. Statement
+//! faults (see [`Fault`]) strike once, the first statement that matches on any connection.
+
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_postgres::Config;
+use tokio_postgres::config::Host;
+
+use super::ports::free_port;
+use super::proxy_connection;
+use super::proxy_fault::{Faults, Target};
+use super::url::with_port;
+
+pub use super::proxy_fault::{Fault, FaultHandle};
+
+/// Between two tries to listen on our port again. Nobody else is given it, but the kernel may need a moment.
+const LISTEN_RETRY: Duration = Duration::from_millis(10);
+
+const PORT_ATTEMPTS: usize = 10;
+
+/// A running proxy. Dropped, it closes its connections and listens no more.
+#[derive(Debug)]
+pub struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+    acceptor: JoinHandle<()>,
+}
+
+/// What the network does to everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Pass,
+    /// Nobody listens: new connections are refused, those there are go on.
+    Refuse,
+    /// Connections are accepted and stay open, but no byte moves.
+    BlackHole,
+}
+
+/// The state that connections look at.
+#[derive(Debug)]
+pub struct Shared {
+    mode: watch::Sender<Mode>,
+    /// Whether the acceptor listens, set by the acceptor alone.
+    listening: watch::Sender<bool>,
+    upstream: watch::Sender<Upstream>,
+    /// The connections since the last reset. A std mutex: nothing awaits while holding it.
+    generation: Mutex<Arc<Generation>>,
+    faults: Faults,
+}
+
+/// Connections that are reset together.
+#[derive(Debug)]
+struct Generation {
+    reset: watch::Sender<bool>,
+    alive: watch::Sender<usize>,
+}
+
+/// The place of one connection in its generation, given up at drop.
+#[derive(Debug)]
+pub struct Place(Arc<Generation>);
+
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    pub host: String,
+    pub port: u16,
+}
+
+impl Proxy {
+    /// Starts a proxy before the server on this port of 127.0.0.1.
+    pub async fn start(upstream_port: u16) -> Proxy {
+        Proxy::start_before(Upstream { host: Ipv4Addr::LOCALHOST.to_string(), port: upstream_port }).await
+    }
+
+    /// Starts a proxy before the server of this URL.
+    pub async fn start_for(server_url: &str) -> Proxy {
+        let server: Config = server_url.parse().expect("a database URL");
+        let [Host::Tcp(host)] = server.get_hosts() else { panic!("not one TCP host in the database URL") };
+        let port = server.get_ports().first().copied().unwrap_or(5432);
+        Proxy::start_before(Upstream { host: host.clone(), port }).await
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `database_url` by way of this proxy.
+    pub fn url(&self, database_url: &str) -> String {
+        with_port(database_url, self.port)
+    }
+
+    /// Lifts [`Proxy::refuse`] and [`Proxy::black_hole`]; what a black hole held back goes on its way.
+    pub async fn pass(&self) {
+        self.switch(Mode::Pass).await;
+    }
+
+    /// Refuses new connections from now on. Those there are go on; see [`Proxy::reset_all`].
+    pub async fn refuse(&self) {
+        self.switch(Mode::Refuse).await;
+    }
+
+    /// Keeps all connections open, old and new, and moves no byte in either direction.
+    pub async fn black_hole(&self) {
+        self.switch(Mode::BlackHole).await;
+    }
+
+    /// Resets all connections there are; returns when they are gone. New ones are welcome, unless refused.
+    pub async fn reset_all(&self) {
+        let ended = std::mem::replace(&mut *self.shared.generation(), Generation::start());
+        ended.reset.send_replace(true);
+        ended.wait_for_alive(|count| count == 0).await;
+    }
+
+    /// Sends new connections to another port of 127.0.0.1. Those there are stay where they are.
+    pub fn repoint(&self, port: u16) {
+        self.shared.upstream.send_replace(Upstream { host: Ipv4Addr::LOCALHOST.to_string(), port });
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        *self.shared.generation().alive.borrow()
+    }
+
+    /// Waits until the number of connections is as wished. Not to be used while another task resets them.
+    pub async fn wait_for_connections(&self, is_wished: impl Fn(usize) -> bool) {
+        let generation = Arc::clone(&self.shared.generation());
+        generation.wait_for_alive(is_wished).await;
+    }
+
+    /// Arms a fault for the next `COMMIT`.
+    pub fn on_next_commit(&self, fault: Fault) -> FaultHandle {
+        self.shared.faults.arm(Target::Commit, fault)
+    }
+
+    /// Arms a fault for the next execution of a statement whose SQL contains `text`.
+    pub fn on_next_statement(&self, text: &str, fault: Fault) -> FaultHandle {
+        self.shared.faults.arm(Target::Containing(text.to_owned()), fault)
+    }
+
+    async fn start_before(upstream: Upstream) -> Proxy {
+        let (port, listener) = listen().await;
+        let shared = Arc::new(Shared {
+            mode: watch::Sender::new(Mode::Pass),
+            listening: watch::Sender::new(true),
+            upstream: watch::Sender::new(upstream),
+            generation: Mutex::new(Generation::start()),
+            faults: Faults::default(),
+        });
+        let acceptor = tokio::spawn(accept(Arc::clone(&shared), port, listener));
+        Proxy { port, shared, acceptor }
+    }
+
+    async fn switch(&self, mode: Mode) {
+        self.shared.mode.send_replace(mode);
+        let mut listening = self.shared.listening.subscribe();
+        listening.wait_for(|listening| *listening == (mode != Mode::Refuse)).await.expect("we hold the sender");
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // Its connections live in a set of the acceptor's and go with it.
+        self.acceptor.abort();
+    }
+}
+
+impl Shared {
+    pub fn upstream(&self) -> Upstream {
+        self.upstream.borrow().clone()
+    }
+
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Returns when no black hole holds bytes back.
+    pub async fn until_passing(&self) {
+        let mut mode = self.mode.subscribe();
+        mode.wait_for(|mode| *mode != Mode::BlackHole).await.expect("we hold the sender");
+    }
+
+    fn generation(&self) -> MutexGuard<'_, Arc<Generation>> {
+        self.generation.lock().expect("nothing panics while holding it")
+    }
+
+    /// Counts a new connection, so that a reset from now on reaches it.
+    fn take_place(&self) -> Place {
+        let generation = self.generation();
+        generation.alive.send_modify(|count| *count += 1);
+        Place(Arc::clone(&generation))
+    }
+}
+
+impl Generation {
+    fn start() -> Arc<Generation> {
+        Arc::new(Generation { reset: watch::Sender::new(false), alive: watch::Sender::new(0) })
+    }
+
+    async fn wait_for_alive(&self, is_wished: impl Fn(usize) -> bool) {
+        let mut alive = self.alive.subscribe();
+        alive.wait_for(|count| is_wished(*count)).await.expect("we hold the sender");
+    }
+}
+
+impl Place {
+    /// Returns when the generation is to be reset.
+    pub async fn until_reset(&self) {
+        let mut reset = self.0.reset.subscribe();
+        reset.wait_for(|reset| *reset).await.expect("we hold the sender");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.alive.send_modify(|count| *count -= 1);
+    }
+}
+
+async fn listen() -> (u16, TcpListener) {
+    for _ in 0..PORT_ATTEMPTS {
+        let port = free_port();
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            return (port, listener);
+        }
+    }
+    panic!("the proxy found no free port in {PORT_ATTEMPTS} attempts");
+}
+
+/// Accepts until aborted. Refusing means not to listen at all: that is what a client of a dead server meets.
+async fn accept(shared: Arc<Shared>, port: u16, first: TcpListener) {
+    let mut listener = Some(first);
+    let mut mode = shared.mode.subscribe();
+    let mut connections = JoinSet::new();
+    loop {
+        let wished = *mode.borrow_and_update();
+        listener = match (wished, listener) {
+            (Mode::Refuse, _) => None,
+            (Mode::Pass | Mode::BlackHole, Some(listener)) => Some(listener),
+            (Mode::Pass | Mode::BlackHole, None) => Some(listen_again(port).await),
+        };
+        shared.listening.send_replace(listener.is_some());
+        tokio::select! {
+            _ = mode.changed() => {}
+            client = accept_one(listener.as_ref()) => {
+                let place = shared.take_place();
+                connections.spawn(proxy_connection::serve(Arc::clone(&shared), place, client));
+            }
+            // Reaped as they end, so that the set does not grow with the test.
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn accept_one(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return std::future::pending().await };
+    loop {
+        // It fails for a client that has gone again already; the next one is as good.
+        if let Ok((client, _)) = listener.accept().await {
+            return client;
+        }
+    }
+}
+
+async fn listen_again(port: u16) -> TcpListener {
+    loop {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+            Ok(listener) => return listener,
+            Err(_) => tokio::time::sleep(LISTEN_RETRY).await,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! One client's connection through the proxy: two pumps that share a [`Conversation`].
+//!
+//! It ends when both sides have closed, by an error of either, by the proxy's wish or by a fault. In all cases but the
+//! first the client sees a reset, never an orderly close.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+
+use super::proxy::{Place, Shared};
+use super::proxy_fault::Armed;
+use super::proxy_protocol::{Conversation, Step};
+
+const READ_BYTES: usize = 64 * 1024;
+
+/// How a connection ended.
+enum End {
+    Closed,
+    Reset,
+    /// A fault has done its work; the test is told when the sockets are gone.
+    Struck(Armed),
+}
+
+impl From<io::Error> for End {
+    /// Whatever broke on one side is a reset on the other.
+    fn from(_: io::Error) -> End {
+        End::Reset
+    }
+}
+
+/// Serves one client to the end. The place is given up when the client's socket is gone.
+pub async fn serve(shared: Arc<Shared>, place: Place, mut client: TcpStream) {
+    let end = tokio::select! {
+        end = pump_both(&shared, &mut client) => end,
+        () = place.until_reset() => End::Reset,
+    };
+    match end {
+        End::Closed => drop(client),
+        End::Reset => reset(client),
+        End::Struck(fault) => {
+            reset(client);
+            fault.fire();
+        }
+    }
+}
+
+fn reset(client: TcpStream) {
+    // Closed with nothing to linger for, the kernel sends a reset. It fails only for a socket that is dead already.
+    let _ = client.set_zero_linger();
+    drop(client);
+}
+
+async fn pump_both(shared: &Shared, client: &mut TcpStream) -> End {
+    shared.until_passing().await;
+    let upstream = shared.upstream();
+    let Ok(mut server) = TcpStream::connect((upstream.host.as_str(), upstream.port)).await else {
+        return End::Reset;
+    };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let conversation = Mutex::new(Conversation::default());
+    let (client_reader, client_writer) = client.split();
+    let (server_reader, server_writer) = server.split();
+    let requests =
+        pump(shared, client_reader, server_writer, |buffer| lock(&conversation).client_sent(buffer, shared.faults()));
+    let answers = pump(shared, server_reader, client_writer, |buffer| lock(&conversation).server_sent(buffer));
+    let outcome = tokio::try_join!(requests, answers);
+    let pending = conversation.into_inner().expect("nothing panics while holding it").into_pending_fault();
+    match (outcome, pending) {
+        (Err(End::Struck(fault)), _) | (_, Some(fault)) => End::Struck(fault),
+        (Err(end), None) => end,
+        (Ok(_), None) => End::Closed,
+    }
+}
+
+/// Moves one direction until its end, which it passes on.
+async fn pump(
+    shared: &Shared,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut decide: impl FnMut(&mut Vec<u8>) -> Step,
+) -> Result<(), End> {
+    let mut buffer = Vec::new();
+    let mut chunk = vec![0; READ_BYTES];
+    loop {
+        shared.until_passing().await;
+        let count = from.read(&mut chunk).await?;
+        // The black hole may have opened while we waited for bytes.
+        shared.until_passing().await;
+        if count == 0 {
+            to.shutdown().await?;
+            return Ok(());
+        }
+        buffer.extend_from_slice(&chunk[..count]);
+        match decide(&mut buffer) {
+            Step::Forward(messages) => to.write_all(&messages).await?,
+            Step::Reset(messages, fault) => {
+                // Struck even if these can no longer be delivered.
+                let _ = to.write_all(&messages).await;
+                return Err(End::Struck(fault));
+            }
+        }
+    }
+}
+
+fn lock(conversation: &Mutex<Conversation>) -> MutexGuard<'_, Conversation> {
+    conversation.lock().expect("nothing panics while holding it")
+}

@@ -1,0 +1,107 @@
+//! One-shot faults that strike a statement on its way through the proxy, and how a test learns that one struck.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// How long a test waits for its fault before it fails.
+const FIRED_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What happens to the statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The server never sees it; both sides see their connection reset.
+    LoseRequest,
+    /// The server executes it and answers; the client sees its connection reset instead of the answer.
+    LoseReply,
+}
+
+/// Which statement is struck.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Commit,
+    /// Its SQL contains this text.
+    Containing(String),
+}
+
+/// The test's end of an armed fault.
+#[derive(Clone, Debug)]
+pub struct FaultHandle {
+    what: String,
+    fired: watch::Receiver<bool>,
+}
+
+impl FaultHandle {
+    /// Waits until the fault has struck and the connection is reset. Panics after a minute.
+    pub async fn fired(&self) {
+        let mut fired = self.fired.clone();
+        let outcome = tokio::time::timeout(FIRED_DEADLINE, fired.wait_for(|fired| *fired)).await;
+        match outcome {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) => panic!("the proxy is gone and {} has not struck", self.what),
+            Err(_) => panic!("{} has not struck in {FIRED_DEADLINE:?}", self.what),
+        }
+    }
+
+    pub fn has_fired(&self) -> bool {
+        *self.fired.borrow()
+    }
+}
+
+/// The proxy's end: waits for its statement.
+#[derive(Debug)]
+pub struct Armed {
+    target: Target,
+    fault: Fault,
+    fired: watch::Sender<bool>,
+}
+
+impl Armed {
+    pub fn fault(&self) -> Fault {
+        self.fault
+    }
+
+    /// Takes `self`: a fault strikes once.
+    pub fn fire(self) {
+        // The test may not be interested.
+        let _ = self.fired.send(true);
+    }
+}
+
+/// The faults that have not struck yet.
+#[derive(Debug, Default)]
+pub struct Faults {
+    /// A std mutex: nothing awaits while holding it.
+    armed: Mutex<Vec<Armed>>,
+}
+
+impl Faults {
+    pub fn arm(&self, target: Target, fault: Fault) -> FaultHandle {
+        let what = format!("{fault:?} on {target:?}");
+        let (fired, receiver) = watch::channel(false);
+        self.armed.lock().expect("nothing panics while holding it").push(Armed { target, fault, fired });
+        FaultHandle { what, fired: receiver }
+    }
+
+    /// The first armed fault for this statement, which is armed no longer.
+    pub fn take_matching(&self, sql: &str) -> Option<Armed> {
+        let mut armed = self.armed.lock().expect("nothing panics while holding it");
+        let index = armed.iter().position(|armed| matches(&armed.target, sql))?;
+        Some(armed.remove(index))
+    }
+}
+
+fn matches(target: &Target, sql: &str) -> bool {
+    match target {
+        Target::Commit => sql.split(';').any(is_commit),
+        Target::Containing(text) => sql.contains(text),
+    }
+}
+
+fn is_commit(statement: &str) -> bool {
+    let word = statement.split_whitespace().next().unwrap_or_default();
+    // Not `COMMIT PREPARED`: that is another statement.
+    let is_prepared = statement.split_whitespace().nth(1).is_some_and(|word| word.eq_ignore_ascii_case("prepared"));
+    (word.eq_ignore_ascii_case("commit") || word.eq_ignore_ascii_case("end")) && !is_prepared
+}

@@ -1,0 +1,89 @@
+//! Certificates made for a test run: good ones, and each kind of bad one a client must refuse.
+
+use std::path::PathBuf;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
+};
+
+use super::folder::ServiceFolder;
+use super::postgres::ServerTls;
+
+/// The names a client of the tests' servers may dial.
+const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
+
+/// Everything TLS tests need. The certificates are for [`super::postgres::ClusterOptions::tls`].
+#[derive(Debug)]
+pub struct Certificates {
+    /// The authority a client is told to trust, as a file and as text.
+    pub authority_path: PathBuf,
+    pub authority_pem: String,
+    /// An authority that issued none of the certificates but `foreign`.
+    pub other_authority_path: PathBuf,
+    /// For `localhost` and 127.0.0.1, by the authority.
+    pub server: ServerTls,
+    /// By the authority, but for another host.
+    pub wrong_host: ServerTls,
+    /// By the authority and for the right host, but no longer valid.
+    pub expired: ServerTls,
+    /// For the right host, but by the other authority.
+    pub foreign: ServerTls,
+    /// Holds the files; removed at drop.
+    _folder: ServiceFolder,
+}
+
+impl Certificates {
+    pub fn generate() -> Certificates {
+        let folder = ServiceFolder::create("tls");
+        let authority = Authority::create("Wharf test authority");
+        let other = Authority::create("Another authority");
+        Certificates {
+            authority_path: folder.write("authority.pem", &authority.pem),
+            other_authority_path: folder.write("other-authority.pem", &other.pem),
+            server: authority.issue(&server_params(&SERVER_NAMES)),
+            wrong_host: authority.issue(&server_params(&["elsewhere.invalid"])),
+            expired: authority.issue(&expired(server_params(&SERVER_NAMES))),
+            foreign: other.issue(&server_params(&SERVER_NAMES)),
+            authority_pem: authority.pem,
+            _folder: folder,
+        }
+    }
+}
+
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn create(name: &str) -> Authority {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().expect("a key");
+        let pem = params.self_signed(&key).expect("an authority").pem();
+        Authority { pem, issuer: Issuer::new(params, key) }
+    }
+
+    fn issue(&self, params: &CertificateParams) -> ServerTls {
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        ServerTls { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() }
+    }
+}
+
+fn server_params(names: &[&str]) -> CertificateParams {
+    let names = names.iter().map(|name| (*name).to_owned());
+    let mut params = CertificateParams::new(names.collect::<Vec<_>>()).expect("names a certificate can hold");
+    params.distinguished_name.push(DnType::CommonName, "wharf test server");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params
+}
+
+fn expired(mut params: CertificateParams) -> CertificateParams {
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2020, 1, 2);
+    params
+}
