@@ -6,6 +6,7 @@
 mod conformance;
 mod scene;
 mod support;
+mod walkthrough;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
