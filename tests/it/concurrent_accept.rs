@@ -1,0 +1,96 @@
+//! Many processes accept the same records at once, in different orders: nothing is lost, doubled or deadlocked.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rand::seq::SliceRandom;
+use wharf::{Inbox, Limits, PostgresOptions, Receipt, Record, Store};
+
+use crate::scene::{Runs, Scene, quick, record};
+
+const ACCEPTORS: usize = 8;
+/// Of a thousand records of each acceptor, so many are also everybody else's.
+const SHARED: usize = 350;
+const OWN: usize = 150;
+/// Ids that half of the acceptors have with another payload than the other half.
+const CONTESTED: usize = 20;
+
+fn records_of(acceptor: usize) -> Vec<Record> {
+    let shared = (0..SHARED).map(|number| record(&format!("shared {number}")));
+    let own = (0..OWN).map(|number| record(&format!("own {acceptor} {number}")));
+    let contested =
+        (0..CONTESTED).map(|number| record(&format!("contested {number}")).payload(format!("{}", acceptor % 2)));
+    let mut records: Vec<Record> = shared.chain(own).chain(contested).collect();
+    records.shuffle(&mut rand::rng());
+    records
+}
+
+// F18
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_never_deadlock() {
+    let scene = Scene::new().await;
+    let (stock, mail) = (Runs::new(), Runs::new());
+    // Long leases: on a busy machine nobody's claim runs out meanwhile.
+    let limits = Limits { lease: Duration::from_secs(60), accept_batch_rows: 100, ..quick() };
+    let mut inboxes = Vec::new();
+    let mut all_running = Vec::new();
+    for _ in 0..ACCEPTORS {
+        let options = PostgresOptions { pool_size: 3, ..PostgresOptions::default() };
+        let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
+        let builder = Inbox::builder(store).limits(limits.clone());
+        let builder = builder.subscribe("orders", stock.handler("stock")).subscribe("orders", mail.handler("mail"));
+        let inbox = builder.build().unwrap();
+        all_running.push(inbox.start().await.unwrap());
+        inboxes.push(inbox);
+    }
+
+    let work = inboxes.iter().enumerate().map(async |(acceptor, inbox)| {
+        let mut receipts = Vec::new();
+        // Everything comes twice, in another order.
+        for _ in 0..2 {
+            receipts.extend(inbox.accept_all(records_of(acceptor)).await.unwrap());
+        }
+        receipts
+    });
+    let receipts: Vec<Receipt> = join_all(work).await.into_iter().flatten().collect();
+
+    scene.settled().await;
+    let messages = SHARED + ACCEPTORS * OWN + CONTESTED;
+    assert_eq!(receipts.iter().filter(|receipt| **receipt == Receipt::Accepted { deliveries: 2 }).count(), messages);
+    let messages_stored = usize::try_from(scene.count("inbox_message").await).unwrap();
+    let deliveries_done = usize::try_from(scene.count("inbox_delivery WHERE status = 2").await).unwrap();
+    assert_eq!((messages_stored, deliveries_done), (messages, 2 * messages));
+    for runs in [&stock, &mail] {
+        let mut ids = runs.sorted();
+        assert_eq!(ids.len(), messages);
+        ids.dedup();
+        assert_eq!(ids.len(), messages);
+    }
+    // Of each contested id the payload that came first is the message, the other one is quarantined once.
+    assert_eq!(usize::try_from(scene.count("inbox_quarantine WHERE reason = 'conflict'").await).unwrap(), CONTESTED);
+    assert_eq!(usize::try_from(scene.count("inbox_quarantine").await).unwrap(), CONTESTED);
+
+    for running in all_running {
+        running.shutdown(Duration::from_secs(10)).await.unwrap();
+    }
+    // A session writes its statistics down at its end at the latest.
+    drop(inboxes);
+    let sessions = "pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'
+                    AND pid <> pg_backend_pid()";
+    let left = scene.store.clone();
+    drop(scene.store);
+    drop(left);
+    let client = scene.database.client().await;
+    crate::scene::within(async {
+        loop {
+            let open: i64 = client.query_one(&format!("SELECT count(*) FROM {sessions}"), &[]).await.unwrap().get(0);
+            if open == 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    assert_eq!(scene.database.query_one_i64(deadlocks).await, 0);
+}

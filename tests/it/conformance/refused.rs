@@ -1,0 +1,243 @@
+//! Records that the database refuses because of their data are found and quarantined, the others of the batch accepted. Trouble of
+//! the database itself is waited out, and no record is ever blamed for it.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+use wharf::{Inbox, Limits, Postgres, Receipt, Record};
+
+use crate::scene::{Runs, Scene, quick, record, within};
+use crate::support::events::Events;
+use crate::support::proxy::Proxy;
+
+const REFUSED: Receipt = Receipt::Quarantined { reason: "refused by the database" };
+const ACCEPTED: Receipt = Receipt::Accepted { deliveries: 1 };
+
+/// A CHECK violation: diesel knows it for the data's fault.
+const BAD_BY_CHECK: &str =
+    "ALTER TABLE inbox_message ADD CONSTRAINT no_bad CHECK (message_id NOT LIKE 'bad%') NOT VALID";
+
+/// An error that diesel has no name for.
+const BAD_BY_TRIGGER: &str = "
+    CREATE FUNCTION refuse_bad() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.message_id LIKE 'bad%' THEN RAISE EXCEPTION 'we do not like %', NEW.message_id; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER refuse_bad BEFORE INSERT ON inbox_message FOR EACH ROW EXECUTE FUNCTION refuse_bad()";
+
+fn with_bad_ones(count: usize, every: usize) -> (Vec<Record>, Vec<Receipt>) {
+    let one = |number| {
+        if number % every == every - 1 {
+            (record(&format!("bad {number}")), REFUSED)
+        } else {
+            (record(&format!("good {number}")), ACCEPTED)
+        }
+    };
+    (0..count).map(one).unzip()
+}
+
+async fn stock_inbox(scene: &Scene, runs: &Runs) -> Inbox<Postgres> {
+    scene.another_inbox().await.subscribe("orders", runs.handler("stock").concurrency(1_000)).build().unwrap()
+}
+
+// F15
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_violates_a_constraint_is_quarantined_and_its_batch_accepted() {
+    let scene = Scene::new().await;
+    scene.database.execute(BAD_BY_CHECK).await;
+    let runs = Runs::new();
+    let inbox = stock_inbox(&scene, &runs).await;
+    let (batch, expected) = with_bad_ones(500, 50);
+
+    assert_eq!(inbox.accept_all(batch.clone()).await.unwrap(), expected);
+
+    assert_eq!(scene.count("inbox_quarantine").await, 10);
+    assert_eq!(inbox.drain().await.unwrap(), 490);
+    // A redelivery changes nothing.
+    inbox.accept_all(batch).await.unwrap();
+    assert_eq!(scene.count("inbox_quarantine").await, 10);
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    let kept = "SELECT concat_ws('|', reason, inbox_text(payload)) FROM inbox_quarantine ORDER BY id LIMIT 1";
+    assert_eq!(scene.database.query_texts(kept).await, ["refused by the database|payload of bad 49"]);
+}
+
+// F15
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_a_trigger_refuses_is_quarantined_and_its_batch_accepted() {
+    let scene = Scene::new().await;
+    scene.database.execute(BAD_BY_TRIGGER).await;
+    let runs = Runs::new();
+    let inbox = stock_inbox(&scene, &runs).await;
+    let (batch, expected) = with_bad_ones(64, 32);
+
+    assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
+
+    assert_eq!(scene.count("inbox_quarantine").await, 2);
+    assert_eq!(inbox.drain().await.unwrap(), 62);
+}
+
+// F15
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_of_a_refused_record_run_once_and_count_no_crash() {
+    let scene = Scene::new().await;
+    scene.database.execute(BAD_BY_CHECK).await;
+    let runs = Runs::new();
+    let inbox = stock_inbox(&scene, &runs).await;
+    let running = inbox.start().await.unwrap();
+    let (batch, expected) = with_bad_ones(100, 20);
+
+    assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
+
+    scene.settled().await;
+    assert_eq!(runs.count(), 95);
+    assert_eq!(scene.count("inbox_delivery WHERE attempts = 1 AND crashes = 0 AND status = 2").await, 95);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F15: the statement for what is new has committed, the one for what is known is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handed_over_delivery_runs_though_the_rest_of_its_batch_is_refused_at_first() {
+    let scene = Scene::new().await;
+    scene
+        .database
+        .execute(
+            "CREATE SEQUENCE tries;
+             CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF nextval('tries') = 1 THEN RAISE EXCEPTION 'not now'; END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER refuse_once BEFORE INSERT ON inbox_quarantine FOR EACH ROW EXECUTE FUNCTION refuse_once()",
+        )
+        .await;
+    let runs = Runs::new();
+    // Whoever waits for a claim to run out waits for longer than this test.
+    let limits = Limits { lease: Duration::from_secs(600), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("known")).await.unwrap();
+
+    let receipts = inbox.accept_all([record("new"), record("known").payload("forged")]).await.unwrap();
+
+    assert_eq!(receipts[1], Receipt::Quarantined { reason: "conflict" });
+    runs.reached(2).await;
+    scene.settled().await;
+    assert_eq!(scene.count("inbox_delivery WHERE status = 2 AND crashes = 0").await, 2);
+    assert_eq!((runs.count(), scene.count("inbox_quarantine").await), (2, 1));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+/// Accepts one record while the database is in trouble that `end_of_trouble` ends, after several tries. The record is accepted.
+async fn waits_out(scene: &Scene, sign: &str, end_of_trouble: impl AsyncFnOnce()) {
+    let runs = Runs::new();
+    let events = Events::capture();
+    let inbox = stock_inbox(scene, &runs).await;
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("good")).await }
+    });
+
+    let is_sign = |error: &str| error.contains(sign);
+    events
+        .wait_for_count(5, |event| event.message == "store trouble" && event.field("error").is_some_and(is_sign))
+        .await;
+    end_of_trouble().await;
+
+    assert_eq!(within(call).await.unwrap().unwrap(), ACCEPTED);
+    assert_eq!(scene.count("inbox_quarantine").await, 0);
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+}
+
+/// The inbox's handlers are registered beforehand, and nothing but accept meets the trouble.
+async fn scene_with_registered_handler() -> (Scene, Client) {
+    let scene = Scene::new().await;
+    let inbox = stock_inbox(&scene, &Runs::new()).await;
+    inbox.drain().await.unwrap();
+    let client = scene.database.client().await;
+    (scene, client)
+}
+
+// F15
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_costs_no_record() {
+    let (scene, _) = scene_with_registered_handler().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let store = wharf::Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let limits = Limits { backoff_max: Duration::from_millis(100), ..quick() };
+    let runs = Runs::new();
+    let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("first")).await.unwrap();
+    proxy.refuse().await;
+    proxy.reset_all().await;
+    let events = Events::capture();
+    let target = format!("{} at 127.0.0.1:{}", scene.database.name(), proxy.port());
+
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept_all((0..100).map(|number| record(&number.to_string()))).await }
+    });
+    let is_ours = |error: &str| error.contains(&target);
+    events.wait_for_count(8, |event| event.field("error").is_some_and(is_ours)).await;
+    proxy.pass().await;
+
+    assert_eq!(within(call).await.unwrap().unwrap(), vec![ACCEPTED; 100]);
+    assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (101, 0));
+}
+
+// F15: as in a failover, until the new primary is writable.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_read_only_for_a_while_costs_no_record() {
+    let (scene, client) = scene_with_registered_handler().await;
+    let name = scene.database.name();
+    client.batch_execute(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).await.unwrap();
+
+    waits_out(&scene, "read-only transaction", async || {
+        client.batch_execute("SET default_transaction_read_only = off").await.unwrap();
+        client.batch_execute(&format!("ALTER DATABASE {name} RESET default_transaction_read_only")).await.unwrap();
+        // As a failover does. Sessions keep the setting they began with.
+        let others = "pid <> pg_backend_pid() AND datname = current_database() AND application_name = 'wharf'";
+        let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}");
+        client.batch_execute(&end).await.unwrap();
+    })
+    .await;
+}
+
+// F15: as in a migration that rewrites the table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_locked_for_a_while_costs_no_record() {
+    let (scene, client) = scene_with_registered_handler().await;
+    let name = scene.database.name();
+    client.batch_execute(&format!("ALTER DATABASE {name} SET lock_timeout = '20ms'")).await.unwrap();
+    client.batch_execute("BEGIN; LOCK TABLE inbox_message IN ACCESS EXCLUSIVE MODE").await.unwrap();
+
+    waits_out(&scene, "lock timeout", async || client.batch_execute("ROLLBACK").await.unwrap()).await;
+}
+
+// F15: as an operator does who clears blocked sessions.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_are_ended_again_and_again_cost_no_record() {
+    let (scene, client) = scene_with_registered_handler().await;
+    let runs = Runs::new();
+    let inbox = stock_inbox(&scene, &runs).await;
+    client.batch_execute("BEGIN; LOCK TABLE inbox_message IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("good")).await }
+    });
+
+    let blocked = "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    for _ in 0..5 {
+        scene
+            .until(&format!(
+                "SELECT (count(*) = 1 OR (SELECT count(*) FROM inbox_quarantine) > 0)::int::bigint FROM {blocked}"
+            ))
+            .await;
+        scene.database.query_one_i64(&format!("SELECT count(pg_terminate_backend(pid)) FROM {blocked}")).await;
+        scene.until(&format!("SELECT (count(*) = 0)::int::bigint FROM {blocked}")).await;
+    }
+    client.batch_execute("ROLLBACK").await.unwrap();
+
+    assert_eq!(within(call).await.unwrap().unwrap(), ACCEPTED);
+    assert_eq!(scene.count("inbox_quarantine").await, 0);
+}
