@@ -117,13 +117,13 @@ async fn the_step_for_known_records_lost_on_the_way_harms_neither_old_nor_new() 
     for (fault, statement) in [
         (Fault::LoseReply, "FOR NO KEY UPDATE) f"),
         (Fault::LoseRequest, "FOR NO KEY UPDATE) f"),
-        (Fault::LoseReply, "are_current"),
+        (Fault::LoseReply, "taken AS MATERIALIZED"),
+        (Fault::LoseRequest, "taken AS MATERIALIZED"),
     ] {
         let stage = Stage::set().await;
         let running = stage.inbox.start().await.unwrap();
         stage.inbox.accept(record("first")).await.unwrap();
-        let text = if statement == "are_current" { "taken AS MATERIALIZED" } else { statement };
-        let lost = stage.proxy.on_next_statement(text, fault);
+        let lost = stage.proxy.on_next_statement(statement, fault);
 
         let receipts = stage.inbox.accept_all([record("first"), record("new")]).await.unwrap();
 

@@ -167,7 +167,7 @@ async fn what_is_above_a_limit_is_quarantined_whole() {
     .await;
 
     let sizes = "SELECT concat_ws(' ', inbox_text(message_id), length(payload), length(headers))
-                 FROM inbox_quarantine ORDER BY id";
+                 FROM inbox_quarantine ORDER BY length(payload) DESC";
     assert_eq!(
         scene.database.query_texts(sizes).await,
         ["too large 1000001", "headers too large 28 1001", "too many headers 27 1008"]
