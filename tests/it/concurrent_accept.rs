@@ -6,10 +6,10 @@ use futures_util::future::join_all;
 use rand::seq::SliceRandom;
 use wharf::{Inbox, Limits, PostgresOptions, Receipt, Record, Store};
 
-use crate::scene::{Runs, Scene, quick, record};
+use crate::scene::{Runs, Scene, quick, record, records, within};
 
 const ACCEPTORS: usize = 8;
-/// Of a thousand records of each acceptor, so many are also everybody else's.
+/// Of the five hundred records of each acceptor, so many are also everybody else's.
 const SHARED: usize = 350;
 const OWN: usize = 150;
 /// Ids that half of the acceptors have with another payload than the other half.
@@ -75,22 +75,42 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
     }
     // A session writes its statistics down at its end at the latest.
     drop(inboxes);
-    let sessions = "pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'
-                    AND pid <> pg_backend_pid()";
-    let left = scene.store.clone();
-    drop(scene.store);
-    drop(left);
-    let client = scene.database.client().await;
-    crate::scene::within(async {
-        loop {
-            let open: i64 = client.query_one(&format!("SELECT count(*) FROM {sessions}"), &[]).await.unwrap().get(0);
-            if open == 0 {
-                break;
-            }
+    let Scene { database, store } = scene;
+    drop(store);
+    let open =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
+    within(async {
+        while database.query_one_i64(open).await > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await;
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    assert_eq!(scene.database.query_one_i64(deadlocks).await, 0);
+    assert_eq!(database.query_one_i64(deadlocks).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_while_it_is_redelivered_is_accepted_anew() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept_all(records(100)).await.unwrap();
+    let client = scene.database.client().await;
+    let deleting = tokio::spawn(async move {
+        for _ in 0..200 {
+            let some = "DELETE FROM inbox_message WHERE random() < 0.5 RETURNING seq";
+            let both =
+                format!("WITH gone AS ({some}) DELETE FROM inbox_delivery WHERE message_seq IN (SELECT seq FROM gone)");
+            client.batch_execute(&both).await.unwrap();
+        }
+    });
+
+    while !deleting.is_finished() {
+        assert_eq!(inbox.accept_all(records(100)).await.unwrap().len(), 100);
+    }
+    deleting.await.unwrap();
+    inbox.accept_all(records(100)).await.unwrap();
+
+    let whole = "inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq";
+    assert_eq!((scene.count(whole).await, scene.count("inbox_quarantine").await), (100, 0));
 }

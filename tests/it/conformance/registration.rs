@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use wharf::{HandlerKey, Inbox, Limits, Postgres, Registration};
+use wharf::{HandlerKey, Inbox, Limits, Postgres, Receipt, Registration, Store};
 
-use crate::scene::{Runs, Scene, record};
+use crate::scene::{Runs, Scene, quick, record, records};
 
 fn stock() -> Registration<Postgres> {
     Runs::new().handler("stock")
@@ -142,6 +142,36 @@ async fn limits_that_would_overflow_a_clock_are_refused_or_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_smallest_limits_that_are_allowed_work() {
+    let scene = Scene::new().await;
+    let smallest = Limits {
+        lease: Duration::from_millis(100),
+        poll: Duration::from_millis(1),
+        crash_limit: 1,
+        unknown_key_grace: Duration::ZERO,
+        accept_batch_rows: 1,
+        accept_batch_bytes: 1,
+        accept_queue_rows: 1,
+        accept_patience: Duration::ZERO,
+        payload_bytes_max: 100,
+        headers_bytes_max: 0,
+        settle_batch_rows: 1,
+        settle_queue_rows: 1,
+        error_chars_max: 0,
+        backoff_max: Duration::from_nanos(1),
+        solo_wait_max: Duration::ZERO,
+    };
+    let runs = Runs::new();
+    let failing = runs.answering("stock", |_| Err(wharf::Failure::poison("no"))).concurrency(1);
+    let inbox = scene.inbox().limits(smallest).subscribe("orders", failing).build().unwrap();
+
+    inbox.accept_all(records(10)).await.unwrap();
+    inbox.drain().await.unwrap();
+
+    assert_eq!(scene.count("inbox_poisoned WHERE char_length(last_error) <= 1").await, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_was_another_handlers_former_key_is_refused_at_the_start() {
     let scene = Scene::new().await;
     let renamed = scene.inbox().subscribe("orders", named("new").formerly("old")).build().unwrap();
@@ -176,7 +206,7 @@ async fn eight_processes_that_start_at_once_give_a_handler_one_id() {
         // Half of them are of the next version, where stock is called store.
         let builder = scene.another_inbox().await.subscribe("orders", named("mail"));
         let renamed = named("store").formerly("stock");
-        builder.subscribe("orders", if number % 2 == 0 { stock() } else { renamed }).build().unwrap()
+        builder.subscribe("orders", if number.is_multiple_of(2) { stock() } else { renamed }).build().unwrap()
     }))
     .await;
 
@@ -190,4 +220,24 @@ async fn eight_processes_that_start_at_once_give_a_handler_one_id() {
         running.unwrap().shutdown(Duration::from_secs(5)).await.unwrap();
     }
     assert_eq!(scene.count("inbox_processor").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_schemas_of_one_database_are_two_inboxes() {
+    let scene = Scene::new().await;
+    let url = scene.database.url();
+    let separator = if url.contains('?') { '&' } else { '?' };
+    for schema in ["left_side", "right_side"] {
+        scene.database.execute(&format!("CREATE SCHEMA {schema}")).await;
+        let store = Store::connect(&format!("{url}{separator}options=-csearch_path%3D{schema}")).await.unwrap();
+        store.migrate().await.unwrap();
+        let runs = Runs::new();
+        let inbox = Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("stock")).build().unwrap();
+
+        assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
+
+        assert_eq!(inbox.drain().await.unwrap(), 1);
+        assert_eq!(scene.count(&format!("{schema}.inbox_status WHERE state = 'done'")).await, 1);
+    }
+    assert_eq!(scene.count("inbox_message").await, 0);
 }
