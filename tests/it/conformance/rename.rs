@@ -185,6 +185,29 @@ async fn old_and_new_redelivering_at_once_add_one_delivery() {
     assert_eq!((scene.count(twice).await, runs.count()), (0, 200));
 }
 
+// F41: two handlers became one, and the deploy was rolled back.
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_are_two_again_each_get_their_delivery() {
+    let scene = Scene::new().await;
+    let (old, new) = (Runs::new(), Runs::new());
+    let two = async || {
+        let builder = scene.another_inbox().await.subscribe("orders", old.handler("old"));
+        builder.subscribe("orders", new.handler("new")).build().unwrap()
+    };
+    two().await.accept(record("first")).await.unwrap();
+    two().await.drain().await.unwrap();
+    let one = version(&scene, new.handler("new").formerly("old")).await;
+    one.accept(record("second")).await.unwrap();
+    one.drain().await.unwrap();
+
+    let again = two().await;
+    assert_eq!(again.accept(record("second")).await.unwrap(), Receipt::Duplicate { added: 1 });
+    assert_eq!(again.accept(record("third")).await.unwrap(), Receipt::Accepted { deliveries: 2 });
+    again.drain().await.unwrap();
+
+    assert_eq!((old.count(), new.count()), (3, 3));
+}
+
 // F41
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poisoned_delivery_is_found_and_replayed_by_its_old_and_by_its_new_key() {
