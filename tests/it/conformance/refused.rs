@@ -265,13 +265,13 @@ async fn sessions_that_are_ended_again_and_again_cost_no_record() {
         async move { inbox.accept(record("good")).await }
     });
 
-    let blocked = "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let blocked = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let is_given_up = "(SELECT count(*) FROM inbox_quarantine) > 0";
     for _ in 0..5 {
-        let is_blocked = format!("(SELECT count(*) FROM {blocked}) = 1");
-        let is_given_up = "(SELECT count(*) FROM inbox_quarantine) > 0";
-        scene.until(&format!("SELECT ({is_blocked} OR {is_given_up})::int::bigint")).await;
-        scene.database.query_one_i64(&format!("SELECT count(pg_terminate_backend(pid)) FROM {blocked}")).await;
-        scene.until(&format!("SELECT (count(*) = 0)::int::bigint FROM {blocked}")).await;
+        scene.until(&format!("SELECT ((SELECT count(*) {blocked}) = 1 OR {is_given_up})::int::bigint")).await;
+        let pid = scene.database.query_one_i64(&format!("SELECT coalesce(max(pid), 0)::bigint {blocked}")).await;
+        scene.database.execute(&format!("SELECT pg_terminate_backend({pid}) WHERE {pid} <> 0")).await;
+        scene.until(&format!("SELECT (count(*) = 0)::int::bigint FROM pg_stat_activity WHERE pid = {pid}")).await;
     }
     client.batch_execute("ROLLBACK").await.unwrap();
 
