@@ -9,6 +9,7 @@ mod lost_replies;
 mod scene;
 mod support;
 mod unknown_keys;
+mod walkthrough;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
