@@ -37,7 +37,7 @@ impl Scene {
 
     /// A store of its own on the same database, as another process would have.
     pub async fn another_store(&self) -> Store<Postgres> {
-        Store::connect(&self.database.url()).await.unwrap()
+        Store::connect(&store_url(&self.database).await).await.unwrap()
     }
 
     /// An inbox of another process: its own store, the same database.

@@ -140,11 +140,19 @@ async fn hand_over_beside_refusals(refusal: &str) {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
+async fn pid_of(client: &Client) -> i32 {
+    client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
+}
+
 /// An inbox that has accepted a record already, and a session to make trouble from.
 async fn before_the_trouble(setting: &str) -> (Scene, Client, Inbox<Postgres>) {
     let scene = Scene::new().await;
     let client = scene.database.client().await;
     client.batch_execute(&format!("ALTER DATABASE {} SET {setting}", scene.database.name())).await.unwrap();
+    // Sessions keep the setting they began with, also those that a pooler holds.
+    let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    client.batch_execute(&format!("SELECT pg_terminate_backend(pid) {others}")).await.unwrap();
+    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {others} AND pid <> {}", pid_of(&client).await)).await;
     let inbox = stock_inbox(&scene, &Runs::new()).await;
     assert_eq!(inbox.accept(record("first")).await.unwrap(), ACCEPTED);
     (scene, client, inbox)
