@@ -27,12 +27,12 @@ fn hostile_texts() -> Vec<String> {
 }
 
 /// One record for each text; the handler looks its text up by the record's id.
-async fn outcome_of_each(texts: Vec<String>, answer: fn(String) -> Result<(), Failure>) -> Scene {
+async fn outcome_of_each(texts: Vec<String>, retry: RetryPolicy, answer: fn(String) -> Result<(), Failure>) -> Scene {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let records: Vec<_> = (0..texts.len()).map(|number| record(&number.to_string())).collect();
     let failing = runs.answering("stock", move |message| answer(texts[message.id().parse::<usize>().unwrap()].clone()));
-    let inbox = scene.inbox().subscribe("orders", failing.retry(RetryPolicy::never())).build().unwrap();
+    let inbox = scene.inbox().subscribe("orders", failing.retry(retry)).build().unwrap();
     inbox.accept_all(records).await.unwrap();
     inbox.drain().await.unwrap();
     scene
@@ -62,7 +62,7 @@ async fn an_outcome_is_recorded_whatever_the_error_says() {
         (|text| Err(Failure::discard(text)), 4),
         (|text| std::panic::panic_any(text), 3),
     ] {
-        let scene = outcome_of_each(texts.clone(), answer).await;
+        let scene = outcome_of_each(texts.clone(), RetryPolicy::never(), answer).await;
 
         assert_eq!(scene.count(&format!("inbox_delivery WHERE status = {status}")).await, count);
         assert_kept_text_is_harmless(&scene).await;
@@ -75,10 +75,11 @@ async fn a_retried_error_is_recorded_whatever_it_says() {
     let texts = hostile_texts();
     let count = i64::try_from(texts.len()).unwrap();
 
-    let scene = outcome_of_each(texts, |text| Err(Failure::retry_after(Duration::from_secs(3_600), text))).await;
+    let later = |text| Err(Failure::retry_after(Duration::from_secs(3_600), text));
+    let scene = outcome_of_each(texts, RetryPolicy::exponential(), later).await;
 
-    // Retries are never allowed here, so the number wins over the time that was named.
-    assert_eq!(scene.count("inbox_delivery WHERE status = 3 AND errors = 1 AND locked_until IS NULL").await, count);
+    let waiting = "status = 0 AND errors = 1 AND locked_until IS NULL AND due_at > now() AND last_error IS NOT NULL";
+    assert_eq!(scene.count(&format!("inbox_delivery WHERE {waiting}")).await, count);
     assert_kept_text_is_harmless(&scene).await;
 }
 
@@ -89,7 +90,7 @@ async fn an_outcome_is_recorded_for_errors_of_any_characters() {
     let text = prop::collection::vec(any::<char>(), 0..60).prop_map(String::from_iter);
     let texts: Vec<String> = (0..300).map(|_| text.new_tree(&mut runner).unwrap().current()).collect();
 
-    let scene = outcome_of_each(texts, |text| Err(Failure::poison(text))).await;
+    let scene = outcome_of_each(texts, RetryPolicy::never(), |text| Err(Failure::poison(text))).await;
 
     assert_eq!(scene.count("inbox_delivery WHERE status = 3").await, 300);
     assert_kept_text_is_harmless(&scene).await;
