@@ -41,6 +41,10 @@ impl Room {
     /// Takes room for `units`; what is larger than everything takes everything.
     async fn take(&self, units: usize) -> Result<OwnedSemaphorePermit> {
         let units = u32::try_from(units.min(self.total)).unwrap_or(u32::MAX);
+        // Mostly there is room; then nothing is waited for, not even by the scheduler's leave.
+        if let Ok(taken) = Arc::clone(&self.free).try_acquire_many_owned(units) {
+            return Ok(taken);
+        }
         let taken = Arc::clone(&self.free).acquire_many_owned(units).await;
         taken.map_err(|_| Error::stopped("the inbox has stopped accepting"))
     }
@@ -57,7 +61,6 @@ struct Job {
 
 impl Acceptor {
     pub(crate) fn start<B: Backend>(shared: &Arc<Shared<B>>) -> Self {
-        // A job has at least one row, so the rooms bound the channel too.
         let (jobs, queue) = mpsc::channel(shared.limits.accept_queue_rows);
         // Joined by its channel: it ends when the last inbox is dropped.
         drop(shared.store.backend.reactor().spawn(collect(Arc::clone(shared), queue)));
@@ -111,7 +114,8 @@ impl Acceptor {
         let room = [self.rows.take(rows.len()).await?, self.kibibytes.take(size_bytes.div_ceil(1024)).await?];
         let (reply, replied) = oneshot::channel();
         let job = Job { rows, size_bytes, reply, room };
-        self.jobs.send(job).await.map_err(|_| Error::stopped("the inbox has stopped accepting"))?;
+        // A job has at least one row and the rows have room, so the channel has too.
+        self.jobs.try_send(job).map_err(|_| Error::stopped("the inbox has stopped accepting"))?;
         Ok(replied)
     }
 }

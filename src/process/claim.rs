@@ -18,15 +18,18 @@ use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
 
 /// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
 const COLLECT: Duration = Duration::from_millis(4);
-/// Full looks, from the beginning of the index, are at most this far apart; those between start at the claim floor.
+/// Full looks, from the beginning of the index, are this far apart; those between start at the claim floor. Where a full look is slow
+/// (a held snapshot keeps what is finished in the index), at most a tenth of the time is spent on them.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
+const SWEEP_EVERY_MAX: Duration = Duration::from_secs(5);
 
 /// The claim loop's memory.
 pub(super) struct Claimer<B: Backend> {
     pub(super) engine: Arc<Engine<B>>,
     /// Per handler id, up to where the index was walked. Later claims need not pass over what is finished since.
     floors: HashMap<i16, Stamp>,
-    swept_at: Option<Instant>,
+    /// When the next full look is due; `None`: now.
+    sweep_at: Option<Instant>,
     /// Until then suspects and expired locks are left alone: after a suspect has had its turn, and after our own outage, when the
     /// owners of expired locks get the chance to settle first.
     spared_until: Option<Instant>,
@@ -84,13 +87,13 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
-        Self { engine, floors: HashMap::new(), swept_at: None, spared_until: None, round: 0 }
+        Self { engine, floors: HashMap::new(), sweep_at: None, spared_until: None, round: 0 }
     }
 
     /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
     pub(super) fn look_anew(&mut self) {
         self.spared_until = None;
-        self.swept_at = None;
+        self.sweep_at = None;
     }
 
     /// Leaves suspects and expired locks alone for a while.
@@ -111,7 +114,7 @@ impl<B: Backend> Claimer<B> {
         if room.is_empty() {
             return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
-        let is_sweep = self.swept_at.is_none_or(|at| at.elapsed() >= SWEEP_EVERY);
+        let is_sweep = self.sweep_at.is_none_or(|at| Instant::now() >= at);
         self.claim(room, is_sweep).await
     }
 
@@ -123,7 +126,8 @@ impl<B: Backend> Claimer<B> {
         let request = self.engine.claim_request(&asks, scope);
         let Claims { sent_at, deliveries: claimed } = engine.store.backend.claim(&request).await?;
         if is_sweep {
-            self.swept_at = Some(sent_at);
+            let pause = (sent_at.elapsed() * 10).clamp(SWEEP_EVERY, SWEEP_EVERY_MAX);
+            self.sweep_at = Some(Instant::now() + pause);
         }
         let mut count: HashMap<i16, i32> = HashMap::new();
         for delivery in &claimed {
@@ -136,7 +140,7 @@ impl<B: Backend> Claimer<B> {
             true => Next::AtOnce,
             // What was committed late, or is due again, may stand below the floor.
             false if !is_sweep => {
-                self.swept_at = None;
+                self.sweep_at = None;
                 Next::AtOnce
             }
             false if room.len() < engine.lanes.len() => Next::WhenSlotsAreFree,

@@ -16,7 +16,7 @@ use super::engine::{Engine, Phase};
 use super::lane::Lane;
 use super::renew::{renew_loop, watch_loop};
 use super::settle::settle_loop;
-use super::upkeep::{handler_ids, upkeep_loop};
+use super::upkeep::{alive_for, handler_ids, upkeep_loop};
 use crate::error::{Error, Kind, Result};
 use crate::limits::Limits;
 use crate::store::seam::Enrolment;
@@ -54,7 +54,7 @@ impl<B: Backend> Loops<B> {
     pub(crate) async fn start(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, work: Work) -> Result<Self> {
         let name: Arc<str> = processor_name().into();
         let ids: Vec<i16> = lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect();
-        let enrolment = Enrolment { name: &name, handler_ids: &ids, ttl: limits.lease };
+        let enrolment = Enrolment { name: &name, handler_ids: &ids, ttl: alive_for(&limits) };
         let processor = store.backend.enroll(&enrolment).await?;
         let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));

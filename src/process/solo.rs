@@ -19,7 +19,7 @@ use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Settlement};
 
 /// Suspects that have their turn in one quiet period.
-const TURNS_MAX: usize = 16;
+const TURNS_MAX: usize = 64;
 
 /// Gives `suspects` back, waits for quiet, and lets them have their turns one at a time.
 pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: Vec<Claimed>) -> Result<()> {

@@ -6,8 +6,15 @@ use std::time::{Duration, Instant};
 use super::engine::Engine;
 use crate::backoff::jittered;
 use crate::events;
+use crate::limits::Limits;
 use crate::store::Backend;
 use crate::store::seam::Enrolment;
+
+/// How long a processor counts as alive after a sign of life. Shorter than a lease, so that a dead one is known to be dead when its
+/// locks run out; two signs of life within it, so that one may be late.
+pub(super) fn alive_for(limits: &Limits) -> Duration {
+    limits.lease * 2 / 3
+}
 
 /// Deliveries poisoned as unknown in one statement.
 const POISON_ROWS_MAX: u32 = 500;
@@ -37,7 +44,7 @@ pub(super) fn handler_ids<B: Backend>(engine: &Engine<B>) -> Vec<i16> {
 
 async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str) {
     let handler_ids = handler_ids(engine);
-    let processor = Enrolment { name, handler_ids: &handler_ids, ttl: engine.limits.lease };
+    let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits) };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
             for lane in engine.lanes.iter() {

@@ -13,7 +13,7 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::process::millis;
 use super::quarantine;
-use super::statement::statement;
+use super::statement::{only_row, statement};
 use super::time::to_postgres;
 use crate::error::{Error, Kind, Result};
 use crate::store::seam::{AcceptBatch, Accepted, NewDelivery, NewMessage, Quarantined};
@@ -148,11 +148,15 @@ async fn insert_new(
 ) -> Result<()> {
     let cannot = || database(format!("cannot accept {} messages", open.len()));
     let (seqs, used): (Vec<i64>, Vec<i64>) = if quarantined.is_empty() {
-        insert(batch, open).get_result(conn).await.map_err(cannot())?
+        insert(batch, open).load(conn).await.and_then(only_row).map_err(cannot())?
     } else {
         conn.transaction(async |conn| {
             quarantine::insert(quarantined).execute(conn).await?;
-            if open.is_empty() { Ok(Default::default()) } else { insert(batch, open).get_result(conn).await }
+            if open.is_empty() {
+                Ok(Default::default())
+            } else {
+                insert(batch, open).load(conn).await.and_then(only_row)
+            }
         })
         .await
         .map_err(cannot())?

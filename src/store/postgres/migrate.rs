@@ -7,7 +7,7 @@ use diesel::sql_types::{Bool, Integer, Nullable};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
 use super::errors::database;
-use super::statement::statement;
+use super::statement::{only_row, statement};
 use crate::error::{Error, Kind, Result};
 
 /// One step of the schema. Never edited after release.
@@ -62,10 +62,10 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
         }
     }
     conn.transaction::<(), MigrateError, _>(async |conn| {
-        Lock {}.get_result::<(bool,)>(conn).await?;
+        Lock {}.load::<(bool,)>(conn).await.and_then(only_row)?;
         conn.batch_execute(CREATE_VERSIONS).await?;
         // Read again: another process may have migrated while this one waited for the lock.
-        let (version, compatible_with) = Newest {}.get_result::<(Option<i32>, Option<i32>)>(conn).await?;
+        let (version, compatible_with) = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).await.and_then(only_row)?;
         let version = version.unwrap_or(0);
         refuse_unknown(version, compatible_with.unwrap_or(0))?;
         for migration in MIGRATIONS.iter().filter(|migration| migration.version > version) {
@@ -113,12 +113,12 @@ enum Found {
 
 async fn find(conn: &mut AsyncPgConnection) -> Result<Found> {
     let cannot = || database("cannot read the schema version");
-    let (has_versions,) = HasVersions {}.get_result::<(bool,)>(conn).await.map_err(cannot())?;
+    let (has_versions,) = HasVersions {}.load::<(bool,)>(conn).await.and_then(only_row).map_err(cannot())?;
     if !has_versions {
         return Ok(Found::Nothing);
     }
-    let newest = Newest {};
-    match newest.get_result::<(Option<i32>, Option<i32>)>(conn).await.map_err(cannot())? {
+    let newest = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).await.and_then(only_row);
+    match newest.map_err(cannot())? {
         (Some(version), Some(compatible_with)) => Ok(Found::Schema { version, compatible_with }),
         (None, _) | (_, None) => Ok(Found::Nothing),
     }

@@ -31,12 +31,16 @@ const DISCARDED: i16 = 4;
 
 statement! {
     /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever
-    /// the planner believes. Counters saturate; a row whose attempt cannot grow any more could not be fenced and is left alone. A lock that ran out without being given back means that its process died, which is counted here.
+    /// the planner believes. A lock that ran out without being given back means that its process died, which is counted here, unless
+    /// the process is known to be alive: then it is only late. Counters saturate; a row whose attempt cannot grow any more could not be
+    /// fenced and is left alone.
     Claim("
         WITH claimed AS (
             UPDATE inbox_delivery t
             SET locked_until = now() + $1 * interval '1 millisecond', locked_by = $2, attempts = t.attempts + 1,
-                crashes = t.crashes + CASE WHEN t.locked_until IS NULL OR t.crashes = 2147483647 THEN 0 ELSE 1 END
+                crashes = t.crashes + CASE WHEN t.locked_until IS NULL OR t.crashes = 2147483647 OR t.locked_by = $2 THEN 0
+                                           WHEN (SELECT p.alive_until > now() FROM inbox_processor p WHERE p.id = t.locked_by)
+                                           THEN 0 ELSE 1 END
             WHERE t.ctid = ANY (ARRAY(
                 SELECT due.tid
                 FROM unnest($3, $4, $5) AS ask (handler_id, wanted, floor)

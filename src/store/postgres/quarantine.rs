@@ -6,7 +6,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use sha2::{Digest, Sha256};
 
 use super::errors::database;
-use super::statement::statement;
+use super::statement::{only_row, statement};
 use super::time::to_postgres;
 use crate::error::Result;
 use crate::record::Record;
@@ -72,8 +72,11 @@ pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) 
         headers: stored.headers.encode(),
         payload: stored.payload.as_deref(),
     };
-    let (state,) =
-        refusal.get_result::<(String,)>(conn).await.map_err(database("cannot ask why a message is refused"))?;
+    let (state,) = refusal
+        .load::<(String,)>(conn)
+        .await
+        .and_then(only_row)
+        .map_err(database("cannot ask why a message is refused"))?;
     Ok(["22", "23", "54", "P0"].iter().any(|class| state.starts_with(class)))
 }
 

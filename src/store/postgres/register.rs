@@ -6,7 +6,7 @@ use diesel::sql_types::{Array, Bool, SmallInt, Text};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::statement;
+use super::statement::{only_row, statement};
 use crate::error::Result;
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
@@ -83,7 +83,7 @@ impl From<diesel::result::Error> for Trouble {
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
     let registered = conn
         .transaction(async |conn| {
-            Lock {}.get_result::<(bool,)>(conn).await?;
+            Lock {}.load::<(bool,)>(conn).await.and_then(only_row)?;
             let plan = aliases::plan(wanted, &known_keys(conn, wanted).await?);
             for keys in &plan.new_handlers {
                 NewHandler { keys }.execute(conn).await?;

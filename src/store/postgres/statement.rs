@@ -62,6 +62,14 @@ macro_rules! statement {
 }
 pub(super) use statement;
 
+/// The row of a statement that answers with one, after it was read to its end: `.load(conn).await.and_then(only_row)`.
+///
+/// Diesel's `get_result` stops reading at the row, and the server sends the row of an autocommitted statement before it commits: an
+/// error at commit would never be seen, and what does not exist would be acknowledged. Clippy forbids it.
+pub(super) fn only_row<R>(mut rows: Vec<R>) -> QueryResult<R> {
+    rows.pop().ok_or(diesel::NotFound)
+}
+
 /// Asserts that the first mentions of the binds stand in order, and that there are as many as fields.
 #[allow(clippy::panic, reason = "in a constant this is a compile error")]
 pub(super) const fn check_binds(sql: &str, fields: &[&str]) {

@@ -7,7 +7,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::process::millis;
-use super::statement::statement;
+use super::statement::{only_row, statement};
 use crate::error::Result;
 use crate::store::seam::{Enrolment, UnknownHandler};
 
@@ -95,7 +95,8 @@ statement! {
 pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'_>) -> Result<i32> {
     let Enrolment { name, handler_ids, ttl } = *processor;
     let enroll = Enroll { name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl) };
-    let (id,) = enroll.get_result::<(i32,)>(conn).await.map_err(database("cannot enroll the processor"))?;
+    let (id,) =
+        enroll.load::<(i32,)>(conn).await.and_then(only_row).map_err(database("cannot enroll the processor"))?;
     Ok(id)
 }
 

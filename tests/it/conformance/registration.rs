@@ -152,6 +152,7 @@ async fn the_smallest_limits_that_are_allowed_work() {
         accept_batch_rows: 1,
         accept_batch_bytes: 1,
         accept_queue_rows: 1,
+        accept_queue_bytes: 1,
         accept_patience: Duration::ZERO,
         payload_bytes_max: 100,
         headers_bytes_max: 0,
