@@ -4,11 +4,16 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod conformance;
+mod crash;
+mod effect;
+mod lease;
+mod own_server;
 mod scene;
 mod support;
+mod worker;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
 fn child_entry() {
-    support::child::run_role(&[]);
+    support::child::run_role(&[worker::ROLE]);
 }

@@ -1,0 +1,369 @@
+//! A claim is a lock with an end: kept while its handler runs, given up before it is another's, worth nothing afterwards, and given
+//! back by a process that ends in order.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use wharf::{Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Registration, Store, handler};
+
+use crate::own_server::OwnServer;
+use crate::scene::{Runs, Scene, key, quick, record, records, within};
+use crate::support::proxy::Proxy;
+use crate::worker::{Worker, accept, order};
+
+const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
+
+/// Nothing that a test waits for comes from the end of such a lease.
+fn endless_lease() -> Limits {
+    Limits { lease: Duration::from_secs(600), ..quick() }
+}
+
+/// A handler that notes its start and goes on when the gate is open.
+fn gated(runs: &Runs, gate: &watch::Sender<bool>) -> Registration<Postgres> {
+    let (runs, gate) = (runs.clone(), gate.clone());
+    handler(key("stock"), move |message: Message<Raw>| {
+        runs.note(&message);
+        let mut opened = gate.subscribe();
+        async move {
+            let _ = opened.wait_for(|is_open| *is_open).await;
+            Ok::<(), Failure>(())
+        }
+    })
+}
+
+/// An inbox in a store of its own, as another process has it.
+async fn elsewhere(scene: &Scene, limits: Limits) -> InboxBuilder<Postgres> {
+    Inbox::builder(Store::connect(&scene.database.url()).await.unwrap()).limits(limits)
+}
+
+// F28
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_takes_three_leases_runs_once() {
+    let scene = Scene::new().await;
+    let limits = Limits { lease: Duration::from_millis(500), ..quick() };
+    let runs = Runs::new();
+    let slow = || {
+        let runs = runs.clone();
+        handler(key("stock"), move |message: Message<Raw>| {
+            runs.note(&message);
+            async {
+                tokio::time::sleep(Duration::from_millis(1_500)).await;
+                Ok::<(), Failure>(())
+            }
+        })
+    };
+    let here = scene.inbox().limits(limits.clone()).subscribe("orders", slow()).build().unwrap();
+    let there = elsewhere(&scene, limits).await.subscribe("orders", slow()).build().unwrap();
+    here.accept_all(records(30)).await.unwrap();
+    let _running = (here.start().await.unwrap(), there.start().await.unwrap());
+
+    scene.settled().await;
+
+    assert_eq!(runs.count(), 30);
+    let once = "SELECT count(*) FROM inbox_delivery WHERE attempts = 1 AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(once).await, 30);
+}
+
+// F28
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_starts() {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let cut_off = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let story = Story::default();
+    let (first, second) = (story.clone(), story.clone());
+    let hanging = handler(key("stock"), move |_: Message<Raw>| {
+        let stopped = first.tell_at_end("stopped");
+        async move {
+            let _stopped = stopped;
+            std::future::pending::<Result<(), Failure>>().await
+        }
+    });
+    let here = Inbox::builder(cut_off).limits(limits.clone()).subscribe("orders", hanging).build().unwrap();
+    let there = elsewhere(&scene, limits).await.subscribe(
+        "orders",
+        handler(key("stock"), move |_: Message<Raw>| {
+            second.tell("started elsewhere");
+            async { Ok::<(), Failure>(()) }
+        }),
+    );
+    let running = here.start().await.unwrap();
+    here.accept(record("a")).await.unwrap();
+
+    proxy.black_hole().await;
+    let _there = there.build().unwrap().start().await.unwrap();
+
+    scene.settled().await;
+    assert_eq!(story.told(), ["stopped", "started elsewhere"]);
+    proxy.pass().await;
+    running.shutdown(Duration::ZERO).await.unwrap();
+    assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
+}
+
+// F28
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_charged() {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let (runs, gate, stopped) = (Runs::new(), watch::Sender::new(false), Story::default());
+    let (noting, opened, telling) = (runs.clone(), gate.clone(), stopped.clone());
+    let once_hanging = handler(key("stock"), move |message: Message<Raw>| {
+        noting.note(&message);
+        let (mut opened, at_end) = (opened.subscribe(), telling.tell_at_end("ended"));
+        async move {
+            let _at_end = at_end;
+            let _ = opened.wait_for(|is_open| *is_open).await;
+            Ok::<(), Failure>(())
+        }
+    });
+    let limits = Limits { lease: Duration::from_millis(600), ..quick() };
+    let inbox = Inbox::builder(store).limits(limits).subscribe("orders", once_hanging).build().unwrap();
+    let _running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    proxy.black_hole().await;
+    stopped.reached(1).await;
+    gate.send_replace(true);
+    proxy.pass().await;
+
+    scene.settled().await;
+    assert_eq!(runs.count(), 2);
+    assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
+}
+
+// F29
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_worker_changes_nothing_and_says_so() {
+    let scene = Scene::new().await;
+    let worker = Worker::on(&scene).await;
+    let (before, after) = finish_behind_the_back_of_a_frozen(worker, &scene).await;
+    assert_eq!(before, after);
+    assert_eq!(scene.states().await, ["a stock done"]);
+}
+
+// F30
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_transactional_worker_leaves_no_second_effect() {
+    let scene = Scene::new().await;
+    let worker = Worker { is_transactional: true, ..Worker::on(&scene).await };
+    let (before, after) = finish_behind_the_back_of_a_frozen(worker, &scene).await;
+    assert_eq!(before, after);
+    assert_eq!(scene.states().await, ["a stock done"]);
+    assert_eq!(scene.database.query_texts("SELECT message_id FROM effect").await, ["a"]);
+}
+
+/// Freezes a worker at the end of its handler, has another one finish the delivery, and thaws the first. Returns the delivery as it
+/// was before the thaw and after the first has lost its claim.
+async fn finish_behind_the_back_of_a_frozen(worker: Worker, scene: &Scene) -> (Vec<String>, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = folder.path().join("gate");
+    let worker = Worker { gate: gate.display().to_string(), ..worker };
+    accept(scene, &["stock"], vec![order("a", "gate")]).await;
+    let frozen = worker.spawn();
+    frozen.await_said("at the gate").await;
+    frozen.stop();
+    let _other = worker.spawn();
+    scene.settled().await;
+    let delivery = "SELECT d::text FROM inbox_delivery d";
+    let before = scene.database.query_texts(delivery).await;
+    std::fs::write(&gate, "open").unwrap();
+    frozen.cont();
+    frozen.await_said("claim lost").await;
+    (before, scene.database.query_texts(delivery).await)
+}
+
+// F50
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run_again() {
+    let server = OwnServer::start().await;
+    let limits = Limits { lease: Duration::from_secs(1), ..quick() };
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let here = server.inbox().limits(limits.clone());
+    let here = here.subscribe("orders", gated(&runs, &gate).concurrency(20)).build().unwrap();
+    let there = Inbox::builder(server.another_store().await).limits(limits.clone());
+    let there = there.subscribe("orders", gated(&runs, &gate).concurrency(20)).build().unwrap();
+    here.accept_all(records(30)).await.unwrap();
+    let _running = (here.start().await.unwrap(), there.start().await.unwrap());
+    runs.reached(30).await;
+
+    server.cluster.stop_fast().await;
+    gate.send_replace(true);
+    // The outage itself: every lock ends in it.
+    tokio::time::sleep(limits.lease * 2).await;
+    server.cluster.start_again().await;
+
+    server.settled().await;
+    assert_eq!(runs.count(), 30);
+    server.assert_all_done_and_nothing_charged(30).await;
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    runs.reached(10).await;
+
+    running.shutdown(Duration::ZERO).await.unwrap();
+
+    let due = "SELECT count(*) FROM inbox_delivery
+               WHERE due_at <= now() AND locked_until IS NULL AND locked_by IS NULL AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(due).await, 10);
+    gate.send_replace(true);
+    let there = elsewhere(&scene, endless_lease()).await.subscribe("orders", gated(&runs, &gate)).build().unwrap();
+    let _running = there.start().await.unwrap();
+    scene.settled().await;
+    assert_eq!(runs.count(), 20);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn any_number_of_deploys_charges_nothing() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
+    inbox.accept_all(records(5)).await.unwrap();
+
+    for deploys in 1..=30 {
+        let running = inbox.start().await.unwrap();
+        runs.reached(deploys * 5).await;
+        running.shutdown(Duration::ZERO).await.unwrap();
+    }
+
+    gate.send_replace(true);
+    let _running = inbox.start().await.unwrap();
+    scene.settled().await;
+    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0 AND attempts = 31";
+    assert_eq!(scene.database.query_one_i64(done).await, 5);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_asked_to_end_leaves_its_work_to_the_next() {
+    let scene = Scene::new().await;
+    let worker = Worker { lease: Duration::from_secs(600), ..Worker::on(&scene).await };
+    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
+    let first = worker.spawn();
+    first.await_said("hanging").await;
+
+    first.term();
+    first.await_said("ended").await;
+
+    assert_eq!(scene.database.query_texts(COUNTERS).await, ["pending errors 0 crashes 0"]);
+    let _second = worker.spawn();
+    scene.settled().await;
+    assert_eq!(scene.states().await, ["a stock done"]);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().subscribe("orders", gated(&runs, &gate).concurrency(3)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    runs.reached(3).await;
+
+    let ending = tokio::spawn(running.shutdown(Duration::from_secs(60)));
+    scene.until("SELECT 1::bigint").await;
+    gate.send_replace(true);
+
+    within(ending).await.unwrap().unwrap();
+    let done = scene.database.query_one_i64("SELECT count(*) FROM inbox_delivery WHERE status = 2").await;
+    assert_eq!(usize::try_from(done).unwrap(), runs.count());
+    let free = "SELECT count(*) FROM inbox_delivery WHERE status = 0 AND locked_until IS NULL AND attempts = 0";
+    assert_eq!(scene.database.query_one_i64(free).await, 10 - done);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_with_the_database_gone_ends_with_an_error() {
+    let (scene, proxy, inbox, runs) = behind_a_proxy().await;
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    proxy.refuse().await;
+    proxy.reset_all().await;
+
+    assert_ends_with_an_error(running).await;
+    assert_eq!(scene.database.query_texts(COUNTERS).await, ["running errors 0 crashes 0"]);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_with_a_database_that_does_not_answer_ends_with_an_error() {
+    let (_scene, proxy, inbox, runs) = behind_a_proxy().await;
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    proxy.black_hole().await;
+
+    assert_ends_with_an_error(running).await;
+}
+
+async fn behind_a_proxy() -> (Scene, Proxy, Inbox<Postgres>, Runs) {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let runs = Runs::new();
+    let registration = gated(&runs, &watch::Sender::new(false));
+    let inbox = Inbox::builder(store).limits(endless_lease()).subscribe("orders", registration).build().unwrap();
+    (scene, proxy, inbox, runs)
+}
+
+/// Five seconds are promised; a busy machine gets more, a connection's own time-out is longer still.
+async fn assert_ends_with_an_error(running: wharf::Running<Postgres>) {
+    let ended = tokio::time::timeout(Duration::from_secs(15), running.shutdown(Duration::ZERO)).await;
+    let error = ended.expect("shutdown is bounded").unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(error.to_string().contains("1 outcomes unwritten"), "{error}");
+}
+
+/// What happened, in order.
+#[derive(Clone)]
+struct Story {
+    events: Arc<Mutex<Vec<&'static str>>>,
+    count: watch::Sender<usize>,
+}
+
+impl Default for Story {
+    fn default() -> Self {
+        Self { events: Arc::default(), count: watch::Sender::new(0) }
+    }
+}
+
+impl Story {
+    fn tell(&self, event: &'static str) {
+        self.events.lock().unwrap().push(event);
+        self.count.send_modify(|count| *count += 1);
+    }
+
+    /// Told when the value is dropped, whyever.
+    fn tell_at_end(&self, event: &'static str) -> impl Drop + Send + use<> {
+        struct AtEnd(Story, &'static str);
+        impl Drop for AtEnd {
+            fn drop(&mut self) {
+                self.0.tell(self.1);
+            }
+        }
+        AtEnd(self.clone(), event)
+    }
+
+    fn told(&self) -> Vec<&'static str> {
+        self.events.lock().unwrap().clone()
+    }
+
+    async fn reached(&self, count: usize) {
+        within(self.count.subscribe().wait_for(|current| *current >= count)).await.unwrap();
+    }
+}
