@@ -75,6 +75,7 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
     let story = Story::default();
     let (first, second) = (story.clone(), story.clone());
     let hanging = handler(key("stock"), move |_: Message<Raw>| {
+        first.tell("started");
         let stopped = first.tell_at_end("stopped");
         async move {
             let _stopped = stopped;
@@ -91,12 +92,13 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
     );
     let running = here.start().await.unwrap();
     here.accept(record("a")).await.unwrap();
+    story.reached(1).await;
 
     proxy.black_hole().await;
     let _there = there.build().unwrap().start().await.unwrap();
 
     scene.settled().await;
-    assert_eq!(story.told(), ["stopped", "started elsewhere"]);
+    assert_eq!(story.told(), ["started", "stopped", "started elsewhere"]);
     proxy.pass().await;
     running.shutdown(Duration::ZERO).await.unwrap();
     assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
@@ -221,6 +223,28 @@ async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
     let _running = there.start().await.unwrap();
     scene.settled().await;
     assert_eq!(runs.count(), 20);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
+    let accepting = inbox.clone();
+    let accepts = tokio::spawn(async move {
+        for record in records(200) {
+            accepting.accept(record).await.unwrap();
+        }
+    });
+
+    while !accepts.is_finished() {
+        inbox.start().await.unwrap().shutdown(Duration::ZERO).await.unwrap();
+    }
+    accepts.await.unwrap();
+
+    let locked = "SELECT count(*) FROM inbox_delivery WHERE locked_until IS NOT NULL OR errors > 0 OR crashes > 0";
+    assert_eq!(scene.database.query_one_i64(locked).await, 0);
 }
 
 // F39
