@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
+mod cancel;
+mod commit_in_doubt;
 mod conformance;
 mod crash;
 mod effect;
 mod lease;
 mod own_server;
+mod panics;
 mod scene;
 mod support;
 mod worker;
