@@ -4,9 +4,11 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod cancel;
+mod clock;
 mod commit_in_doubt;
 mod conformance;
 mod crash;
+mod database_trouble;
 mod effect;
 mod lease;
 mod own_server;
