@@ -56,11 +56,15 @@ impl OwnServer {
         Ok(client.query_one(sql, &[]).await?.get(0))
     }
 
-    /// Asserts that all of so many deliveries are done and nothing was held against any of them.
-    pub async fn assert_all_done_and_nothing_charged(&self, deliveries: i64) {
-        let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
-        assert_eq!(self.one(done).await, deliveries);
+    /// Asserts that all of so many deliveries are done, and that nothing was held against those of these handlers.
+    pub async fn assert_done_and_not_charged(&self, deliveries: i64, handlers: &[&str]) {
         assert_eq!(self.one("SELECT count(*) FROM inbox_delivery").await, deliveries);
+        assert_eq!(self.one("SELECT count(*) FROM inbox_delivery WHERE status = 2").await, deliveries);
         assert_eq!(self.one("SELECT count(*) FROM inbox_quarantine").await, 0);
+        let charged = format!(
+            "SELECT count(*) FROM inbox_status WHERE errors + crashes > 0 AND handler_key = ANY ('{{{}}}')",
+            handlers.join(",")
+        );
+        assert_eq!(self.one(&charged).await, 0, "deliveries were charged");
     }
 }
