@@ -23,11 +23,10 @@ impl Cramped {
         let options = PostgresOptions { pool_size: 2, ..PostgresOptions::default() };
         let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
         let plain = Runs::new();
-        let work = || Box::pin(async { Ok(tokio::time::sleep(Duration::from_millis(1)).await) });
         let inbox = Inbox::builder(store)
             .limits(Limits { lease: Duration::from_secs(1), ..quick() })
             .subscribe("orders", plain.handler("plain"))
-            .subscribe("orders", effect::writing(&Runs::new(), "transactional", move |_| work()))
+            .subscribe("orders", effect::writing_for(&Runs::new(), "transactional", Duration::from_millis(1)))
             .build()
             .unwrap();
         Cramped { scene, inbox, plain }
@@ -140,9 +139,7 @@ async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
     let noting = runs.clone();
     let hanging = handler(key("stock"), move |message: Message<Raw>| {
         noting.note(&message);
-        async move {
-            if message.attempt() <= 5 { std::future::pending().await } else { Ok::<(), Failure>(()) }
-        }
+        async move { if message.attempt() <= 5 { std::future::pending().await } else { Ok::<(), Failure>(()) } }
     });
     // Nothing comes back by the end of such a lease.
     let limits = Limits { lease: Duration::from_secs(600), ..quick() };
@@ -170,8 +167,7 @@ async fn a_statement_whose_handler_timed_out_is_ended_on_the_server() {
         Ok(())
     }
     let scene = Scene::new().await;
-    let sleeping =
-        tx_handler(key("stock"), sleeping).timeout(Duration::from_millis(300)).retry(RetryPolicy::never());
+    let sleeping = tx_handler(key("stock"), sleeping).timeout(Duration::from_millis(300)).retry(RetryPolicy::never());
     let inbox = scene.inbox().subscribe("orders", sleeping).build().unwrap();
     let _running = inbox.start().await.unwrap();
 

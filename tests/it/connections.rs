@@ -36,9 +36,11 @@ async fn a_server_that_proves_who_it_is_is_believed() {
     let certificates = Certificates::generate();
     let server = tls_server(&certificates.server).await;
     let root = certificates.authority_path.display();
-    for parameters in
-        ["sslmode=require".to_owned(), format!("sslmode=verify-ca&sslrootcert={root}"), format!("sslmode=verify-full&sslrootcert={root}")]
-    {
+    for parameters in [
+        "sslmode=require".to_owned(),
+        format!("sslmode=verify-ca&sslrootcert={root}"),
+        format!("sslmode=verify-full&sslrootcert={root}"),
+    ] {
         let store = try_connect(&server, &parameters).await.unwrap();
         store.migrate().await.unwrap();
     }
@@ -216,10 +218,9 @@ async fn handlers_longer_than_the_lease_run_once_through_pgbouncer() {
     let bouncer = PgBouncer::start(&scene.database.url()).await;
     let store = Store::connect(&bouncer.url(scene.database.name())).await.unwrap();
     let runs = Runs::new();
-    let long = || Box::pin(async { Ok(tokio::time::sleep(Duration::from_millis(700)).await) });
     let limits = Limits { lease: Duration::from_millis(500), ..quick() };
     // As many as leave PgBouncer a session for everything else.
-    let registration = effect::writing(&runs, "stock", move |_| long()).concurrency(2);
+    let registration = effect::writing_for(&runs, "stock", Duration::from_millis(700)).concurrency(2);
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", registration).build().unwrap();
     let _running = inbox.start().await.unwrap();
     inbox.accept_all(records(6)).await.unwrap();

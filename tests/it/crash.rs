@@ -9,7 +9,8 @@ use crate::scene::{Scene, records};
 use crate::support::child::Child;
 use crate::worker::{HANDLERS, Worker, accept, order};
 
-const CRASHED: &str = "SELECT concat_ws('|', message_id, handler_key, reason, crashes, errors) FROM inbox_poisoned ORDER BY 1";
+const CRASHED: &str =
+    "SELECT concat_ws('|', message_id, handler_key, reason, crashes, errors) FROM inbox_poisoned ORDER BY 1";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_whose_process_is_killed_is_run_again_by_another() {

@@ -27,19 +27,13 @@ fn working(runs: &Runs, name: &'static str) -> Registration<Postgres> {
 
 /// Accepts and processes through the trouble, and asserts that it has left no trace: everything done, one effect each, and nothing
 /// charged to the handlers named in `innocent`. `url` is how the inbox connects.
-async fn rides_out(
-    server: &OwnServer,
-    url: &str,
-    innocent: &[&str],
-    trouble: impl AsyncFnOnce(&OwnServer, &Runs),
-) {
+async fn rides_out(server: &OwnServer, url: &str, innocent: &[&str], trouble: impl AsyncFnOnce(&OwnServer, &Runs)) {
     let (plain, transactional) = (Runs::new(), Runs::new());
-    let work = || Box::pin(async { Ok(tokio::time::sleep(Duration::from_millis(5)).await) });
     let limits = Limits { backoff_max: Duration::from_millis(500), ..quick() };
     let inbox = Inbox::builder(Store::connect(url).await.unwrap())
         .limits(limits)
         .subscribe("orders", working(&plain, "plain"))
-        .subscribe("orders", effect::writing(&transactional, "transactional", move |_| work()))
+        .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_millis(5)))
         .build()
         .unwrap();
     let running = inbox.start().await.unwrap();
@@ -167,7 +161,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_settled()
     let scene = Scene::new().await;
     let runs = Runs::new();
     let gate = tokio::sync::watch::Sender::new(false);
-    let inbox = scene.inbox().subscribe("orders", gated(&runs, &gate).concurrency(50)).build().unwrap();
+    let inbox = scene.inbox().subscribe("orders", runs.gated("stock", &gate).concurrency(50)).build().unwrap();
     inbox.accept_all(records(50)).await.unwrap();
     let _running = inbox.start().await.unwrap();
     runs.reached(50).await;
@@ -192,7 +186,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     let runs = Runs::new();
     let gate = tokio::sync::watch::Sender::new(false);
     let limits = Limits { lease: Duration::from_secs(1), ..quick() };
-    let here = scene.inbox().limits(limits.clone()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
+    let here = scene.inbox().limits(limits.clone()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
     here.accept_all(records(16)).await.unwrap();
     let _here = here.start().await.unwrap();
     runs.reached(16).await;
@@ -201,7 +195,8 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     somebody.batch_execute(held).await.unwrap();
 
     // Renewed until long after the claims of the beginning would have ended.
-    let renewed = "SELECT (count(*) FILTER (WHERE locked_until > (SELECT max(due_at) FROM inbox_delivery) + interval '4 s') = 15)
+    let renewed =
+        "SELECT (count(*) FILTER (WHERE locked_until > (SELECT max(due_at) FROM inbox_delivery) + interval '4 s') = 15)
                    ::int::bigint FROM inbox_delivery WHERE attempts = 1";
     scene.until(renewed).await;
 
@@ -212,18 +207,6 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     assert!(scene.database.query_one_i64(others_once).await >= 15);
 }
 
-fn gated(runs: &Runs, gate: &tokio::sync::watch::Sender<bool>) -> Registration<Postgres> {
-    let (runs, gate) = (runs.clone(), gate.clone());
-    handler(key("stock"), move |message: Message<Raw>| {
-        runs.note(&message);
-        let mut opened = gate.subscribe();
-        async move {
-            let _ = opened.wait_for(|is_open| *is_open).await;
-            Ok::<(), Failure>(())
-        }
-    })
-}
-
 // F53
 #[tokio::test(flavor = "multi_thread")]
 async fn one_connection_is_enough() {
@@ -232,12 +215,11 @@ async fn one_connection_is_enough() {
     let options = PostgresOptions { pool_size: 1, ..PostgresOptions::default() };
     let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
     let (plain, transactional) = (Runs::new(), Runs::new());
-    // Longer than a lease, with the only connection in hand.
-    let long = || Box::pin(async { Ok(tokio::time::sleep(Duration::from_millis(600)).await) });
     let inbox = Inbox::builder(store)
         .limits(Limits { lease: Duration::from_millis(400), ..quick() })
         .subscribe("orders", working(&plain, "plain"))
-        .subscribe("orders", effect::writing(&transactional, "transactional", move |_| long()))
+        // Longer than a lease, with the only connection in hand.
+        .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_millis(600)))
         .build()
         .unwrap();
     let running = inbox.start().await.unwrap();

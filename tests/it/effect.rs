@@ -1,5 +1,7 @@
 //! Transactional handlers of the tests: each run writes a row to the table `effect`, and the test counts what became of them.
 
+use std::time::Duration;
+
 use diesel::sql_types::Text;
 use diesel_async::AsyncPgConnection;
 use futures_util::future::BoxFuture;
@@ -56,6 +58,16 @@ where
         write(conn, message.id()).await?;
         (self.then)(message).await
     }
+}
+
+/// As [`writing`], then works for this long.
+pub fn writing_for(runs: &Runs, name: &'static str, duration: Duration) -> Registration<Postgres> {
+    writing(runs, name, move |_| {
+        Box::pin(async move {
+            tokio::time::sleep(duration).await;
+            Ok(())
+        })
+    })
 }
 
 /// As [`writing`], with nothing after it.

@@ -1,11 +1,10 @@
-//! A claim is a lock with an end: kept while its handler runs, given up before it is another's, worth nothing afterwards, and given
-//! back by a process that ends in order.
+//! A claim is a lock with an end: kept while its handler runs, given up before it is another's, worth nothing afterwards.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use wharf::{Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Registration, Store, handler};
+use wharf::{Failure, Inbox, Limits, Message, Raw, Store, handler};
 
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, key, quick, record, records, within};
@@ -13,29 +12,6 @@ use crate::support::proxy::Proxy;
 use crate::worker::{Worker, accept, order};
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
-
-/// Nothing that a test waits for comes from the end of such a lease.
-fn endless_lease() -> Limits {
-    Limits { lease: Duration::from_secs(600), ..quick() }
-}
-
-/// A handler that notes its start and goes on when the gate is open.
-fn gated(runs: &Runs, gate: &watch::Sender<bool>) -> Registration<Postgres> {
-    let (runs, gate) = (runs.clone(), gate.clone());
-    handler(key("stock"), move |message: Message<Raw>| {
-        runs.note(&message);
-        let mut opened = gate.subscribe();
-        async move {
-            let _ = opened.wait_for(|is_open| *is_open).await;
-            Ok::<(), Failure>(())
-        }
-    })
-}
-
-/// An inbox in a store of its own, as another process has it.
-async fn elsewhere(scene: &Scene, limits: Limits) -> InboxBuilder<Postgres> {
-    Inbox::builder(Store::connect(&scene.database.url()).await.unwrap()).limits(limits)
-}
 
 // F28
 #[tokio::test(flavor = "multi_thread")]
@@ -54,7 +30,7 @@ async fn a_handler_that_takes_three_leases_runs_once() {
         })
     };
     let here = scene.inbox().limits(limits.clone()).subscribe("orders", slow()).build().unwrap();
-    let there = elsewhere(&scene, limits).await.subscribe("orders", slow()).build().unwrap();
+    let there = scene.elsewhere().await.limits(limits).subscribe("orders", slow()).build().unwrap();
     here.accept_all(records(30)).await.unwrap();
     let _running = (here.start().await.unwrap(), there.start().await.unwrap());
 
@@ -83,7 +59,7 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
         }
     });
     let here = Inbox::builder(cut_off).limits(limits.clone()).subscribe("orders", hanging).build().unwrap();
-    let there = elsewhere(&scene, limits).await.subscribe(
+    let there = scene.elsewhere().await.limits(limits).subscribe(
         "orders",
         handler(key("stock"), move |_: Message<Raw>| {
             second.tell("started elsewhere");
@@ -182,17 +158,17 @@ async fn finish_behind_the_back_of_a_frozen(worker: Worker, scene: &Scene) -> (V
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run_again() {
     let server = OwnServer::start().await;
-    let limits = Limits { lease: Duration::from_secs(1), ..quick() };
+    let limits = quick();
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
     let here = server.inbox().limits(limits.clone());
-    let here = here.subscribe("orders", gated(&runs, &gate).concurrency(20)).build().unwrap();
+    let here = here.subscribe("orders", runs.gated("stock", &gate).concurrency(20)).build().unwrap();
     let there = Inbox::builder(server.another_store().await).limits(limits.clone());
-    let there = there.subscribe("orders", gated(&runs, &gate).concurrency(20)).build().unwrap();
+    let there = there.subscribe("orders", runs.gated("stock", &gate).concurrency(20)).build().unwrap();
     here.accept_all(records(30)).await.unwrap();
     let _running = (here.start().await.unwrap(), there.start().await.unwrap());
     runs.reached(30).await;
 
-    server.cluster.stop_fast().await;
+    server.cluster.stop_immediate().await;
     gate.send_replace(true);
     // The outage itself: every lock ends in it.
     tokio::time::sleep(limits.lease * 2).await;
@@ -201,156 +177,6 @@ async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run
     server.settled().await;
     assert_eq!(runs.count(), 30);
     server.assert_done_and_not_charged(30, &["stock"]).await;
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
-    let scene = Scene::new().await;
-    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
-    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
-    let running = inbox.start().await.unwrap();
-    inbox.accept_all(records(10)).await.unwrap();
-    runs.reached(10).await;
-
-    running.shutdown(Duration::ZERO).await.unwrap();
-
-    let due = "SELECT count(*) FROM inbox_delivery
-               WHERE due_at <= now() AND locked_until IS NULL AND locked_by IS NULL AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(due).await, 10);
-    gate.send_replace(true);
-    let there = elsewhere(&scene, endless_lease()).await.subscribe("orders", gated(&runs, &gate)).build().unwrap();
-    let _running = there.start().await.unwrap();
-    scene.settled().await;
-    assert_eq!(runs.count(), 20);
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
-    let scene = Scene::new().await;
-    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
-    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
-    let accepting = inbox.clone();
-    let accepts = tokio::spawn(async move {
-        for record in records(200) {
-            accepting.accept(record).await.unwrap();
-        }
-    });
-
-    while !accepts.is_finished() {
-        inbox.start().await.unwrap().shutdown(Duration::ZERO).await.unwrap();
-    }
-    accepts.await.unwrap();
-
-    let locked = "SELECT count(*) FROM inbox_delivery WHERE locked_until IS NOT NULL OR errors > 0 OR crashes > 0";
-    assert_eq!(scene.database.query_one_i64(locked).await, 0);
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn any_number_of_deploys_charges_nothing() {
-    let scene = Scene::new().await;
-    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
-    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", gated(&runs, &gate)).build().unwrap();
-    inbox.accept_all(records(5)).await.unwrap();
-
-    for deploys in 1..=30 {
-        let running = inbox.start().await.unwrap();
-        runs.reached(deploys * 5).await;
-        running.shutdown(Duration::ZERO).await.unwrap();
-    }
-
-    gate.send_replace(true);
-    let _running = inbox.start().await.unwrap();
-    scene.settled().await;
-    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0 AND attempts = 31";
-    assert_eq!(scene.database.query_one_i64(done).await, 5);
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_asked_to_end_leaves_its_work_to_the_next() {
-    let scene = Scene::new().await;
-    let worker = Worker { lease: Duration::from_secs(600), ..Worker::on(&scene).await };
-    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
-    let first = worker.spawn();
-    first.await_said("hanging").await;
-
-    first.term();
-    first.await_said("ended").await;
-
-    assert_eq!(scene.database.query_texts(COUNTERS).await, ["pending errors 0 crashes 0"]);
-    let _second = worker.spawn();
-    scene.settled().await;
-    assert_eq!(scene.states().await, ["a stock done"]);
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
-    let scene = Scene::new().await;
-    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
-    let inbox = scene.inbox().subscribe("orders", gated(&runs, &gate).concurrency(3)).build().unwrap();
-    let running = inbox.start().await.unwrap();
-    inbox.accept_all(records(10)).await.unwrap();
-    runs.reached(3).await;
-
-    let ending = tokio::spawn(running.shutdown(Duration::from_secs(60)));
-    scene.until("SELECT 1::bigint").await;
-    gate.send_replace(true);
-
-    within(ending).await.unwrap().unwrap();
-    let done = scene.database.query_one_i64("SELECT count(*) FROM inbox_delivery WHERE status = 2").await;
-    assert_eq!(usize::try_from(done).unwrap(), runs.count());
-    let free = "SELECT count(*) FROM inbox_delivery WHERE status = 0 AND locked_until IS NULL AND attempts = 0";
-    assert_eq!(scene.database.query_one_i64(free).await, 10 - done);
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn shutdown_with_the_database_gone_ends_with_an_error() {
-    let (scene, proxy, inbox, runs) = behind_a_proxy().await;
-    let running = inbox.start().await.unwrap();
-    inbox.accept(record("a")).await.unwrap();
-    runs.reached(1).await;
-
-    proxy.refuse().await;
-    proxy.reset_all().await;
-
-    assert_ends_with_an_error(running).await;
-    assert_eq!(scene.database.query_texts(COUNTERS).await, ["running errors 0 crashes 0"]);
-}
-
-// F39
-#[tokio::test(flavor = "multi_thread")]
-async fn shutdown_with_a_database_that_does_not_answer_ends_with_an_error() {
-    let (_scene, proxy, inbox, runs) = behind_a_proxy().await;
-    let running = inbox.start().await.unwrap();
-    inbox.accept(record("a")).await.unwrap();
-    runs.reached(1).await;
-
-    proxy.black_hole().await;
-
-    assert_ends_with_an_error(running).await;
-}
-
-async fn behind_a_proxy() -> (Scene, Proxy, Inbox<Postgres>, Runs) {
-    let scene = Scene::new().await;
-    let proxy = Proxy::start_for(&scene.database.url()).await;
-    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
-    let runs = Runs::new();
-    let registration = gated(&runs, &watch::Sender::new(false));
-    let inbox = Inbox::builder(store).limits(endless_lease()).subscribe("orders", registration).build().unwrap();
-    (scene, proxy, inbox, runs)
-}
-
-/// Five seconds are promised; a busy machine gets more, a connection's own time-out is longer still.
-async fn assert_ends_with_an_error(running: wharf::Running<Postgres>) {
-    let ended = tokio::time::timeout(Duration::from_secs(15), running.shutdown(Duration::ZERO)).await;
-    let error = ended.expect("shutdown is bounded").unwrap_err();
-    assert!(error.is_transient(), "{error}");
-    assert!(error.to_string().contains("1 outcomes unwritten"), "{error}");
 }
 
 /// What happened, in order.

@@ -16,6 +16,7 @@ mod migrations;
 mod own_server;
 mod panics;
 mod scene;
+mod shutdown;
 mod support;
 mod worker;
 

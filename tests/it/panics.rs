@@ -15,8 +15,7 @@ async fn outcome_of(bad: Registration<Postgres>) -> String {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
     let good = Runs::new();
-    let inbox =
-        scene.inbox().subscribe("orders", bad).subscribe("orders", good.handler("good")).build().unwrap();
+    let inbox = scene.inbox().subscribe("orders", bad).subscribe("orders", good.handler("good")).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();
     scene.settled().await;
@@ -59,7 +58,8 @@ async fn a_panic_without_text_is_a_failed_attempt() {
 // F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_whose_value_panics_when_dropped_is_a_failed_attempt() {
-    let bad = handler(key("bad"), async |_: Message<Raw>| -> Result<(), Failure> { std::panic::panic_any(PanicsInDrop) });
+    let bad =
+        handler(key("bad"), async |_: Message<Raw>| -> Result<(), Failure> { std::panic::panic_any(PanicsInDrop) });
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: (no message)");
 }
 

@@ -33,6 +33,11 @@ impl Scene {
         Inbox::builder(self.store.clone()).limits(quick())
     }
 
+    /// An inbox in a store of its own, as another process has it.
+    pub async fn elsewhere(&self) -> InboxBuilder<Postgres> {
+        Inbox::builder(Store::connect(&self.database.url()).await.unwrap()).limits(quick())
+    }
+
     /// `message handler state` of every delivery, sorted.
     pub async fn states(&self) -> Vec<String> {
         self.database
@@ -125,6 +130,20 @@ impl Runs {
         handler(key(name), move |message: Message<Raw>| {
             runs.note(&message);
             async { Ok::<(), Failure>(()) }
+        })
+    }
+
+    /// A handler that remembers its messages and is done when the gate is open.
+    pub fn gated(&self, name: &'static str, gate: &watch::Sender<bool>) -> Registration<Postgres> {
+        let (runs, gate) = (self.clone(), gate.clone());
+        handler(key(name), move |message: Message<Raw>| {
+            runs.note(&message);
+            let mut opened = gate.subscribe();
+            async move {
+                // The sender lives in the handler, so this cannot fail.
+                let _ = opened.wait_for(|is_open| *is_open).await;
+                Ok::<(), Failure>(())
+            }
         })
     }
 

@@ -3,6 +3,7 @@
 //! Its handlers do what the message's payload says ([`obey`]). Each run is noted in the table `run` before it is begun, by a
 //! connection of its own, so that the test can count runs whatever becomes of the process.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,15 +118,15 @@ fn work() {
             let concurrency = usize::try_from(number(CONCURRENCY)).unwrap();
             worker_handler(name, Arc::clone(&log)).concurrency(concurrency)
         };
-        let inbox = HANDLERS.into_iter().fold(Inbox::builder(store).limits(limits), |inbox, name| {
-            inbox.subscribe("orders", registration(name))
-        });
+        let inbox = HANDLERS
+            .into_iter()
+            .fold(Inbox::builder(store).limits(limits), |inbox, name| inbox.subscribe("orders", registration(name)));
         let running = inbox.build().unwrap().start().await.unwrap();
         say("at work");
         let mut asked_to_end = signal(SignalKind::terminate()).unwrap();
         tokio::select! {
             _ = asked_to_end.recv() => {}
-            () = report(&events, "claim lost") => {}
+            _ = report(&events, "claim lost") => {}
         }
         running.shutdown(Duration::ZERO).await.unwrap();
         say("ended");
@@ -133,7 +134,7 @@ fn work() {
 }
 
 /// Says that the event has happened, and goes on for ever.
-async fn report(events: &Events, message: &str) {
+async fn report(events: &Events, message: &str) -> Infallible {
     events.wait_for_ever(|event| event.message == message).await;
     say(message);
     std::future::pending().await
@@ -182,12 +183,14 @@ async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
             say("hanging");
             std::future::pending::<()>().await;
         }
-        // Blocks its thread, so that nothing but the gate ends it.
+        // Blocks, so that nothing but the gate ends it.
         "gate" if message.attempt() == 1 => {
             say("at the gate");
-            while !Path::new(&parameter(GATE)).exists() {
-                std::thread::sleep(Duration::from_millis(2));
-            }
+            tokio::task::block_in_place(|| {
+                while !Path::new(&parameter(GATE)).exists() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
         }
         _ => {}
     }
