@@ -191,7 +191,7 @@ async fn a_statement_whose_handler_was_stopped_is_ended_on_the_server() {
     let inbox = scene.inbox().subscribe("orders", tx_handler(key("stock"), sleeping)).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();
-    scene.until("SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity WHERE wait_event = 'PgSleep'").await;
+    until_somebody_sleeps(&scene).await;
 
     running.shutdown(Duration::ZERO).await.unwrap();
 
@@ -199,10 +199,40 @@ async fn a_statement_whose_handler_was_stopped_is_ended_on_the_server() {
     assert_eq!(inbox.drain().await.unwrap(), 1);
 }
 
+// F36
+#[test]
+fn a_statement_whose_runtime_has_ended_is_ended_on_the_server() {
+    async fn sleeping(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "SELECT pg_sleep(600)").await?;
+        Ok(())
+    }
+    let [outside, inside] = [(); 2].map(|()| tokio::runtime::Runtime::new().unwrap());
+    let scene = outside.block_on(Scene::new());
+    let inbox = scene.inbox().subscribe("orders", tx_handler(key("stock"), sleeping)).build().unwrap();
+    let _running = inside.block_on(async {
+        inbox.accept(record("a")).await.unwrap();
+        inbox.start().await.unwrap()
+    });
+    outside.block_on(until_somebody_sleeps(&scene));
+
+    drop(inside);
+
+    outside.block_on(assert_nobody_sleeps(&scene));
+}
+
+async fn until_somebody_sleeps(scene: &Scene) {
+    scene.until(&format!("SELECT (count(*) > 0)::int::bigint {}", sleepers(scene))).await;
+}
+
+/// Long before the statement timeout, which would end it as well.
 async fn assert_nobody_sleeps(scene: &Scene) {
-    let name = scene.database.name();
-    let sleeping = format!("FROM pg_stat_activity WHERE datname = '{name}' AND wait_event = 'PgSleep'");
-    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {sleeping}")).await;
+    let nobody = format!("SELECT (count(*) = 0)::int::bigint {}", sleepers(scene));
+    let ended = tokio::time::timeout(Duration::from_secs(20), scene.until(&nobody)).await;
+    ended.expect("the statement runs on");
+}
+
+fn sleepers(scene: &Scene) -> String {
+    format!("FROM pg_stat_activity WHERE datname = '{}' AND wait_event = 'PgSleep'", scene.database.name())
 }
 
 // F38: on a runtime of two threads, both of which are blocked for longer than two leases.

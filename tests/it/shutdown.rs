@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use wharf::{Inbox, Limits, Postgres, Running, Store};
 
-use crate::scene::{Runs, Scene, quick, record, records, within};
+use crate::scene::{PATIENCE, Runs, Scene, quick, record, records, within};
 use crate::support::proxy::Proxy;
 use crate::worker::{Worker, accept, order};
 
@@ -116,11 +116,11 @@ async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
     inbox.accept_all(records(10)).await.unwrap();
     runs.reached(3).await;
 
-    let ending = tokio::spawn(running.shutdown(Duration::from_secs(60)));
-    scene.until("SELECT 1::bigint").await;
-    gate.send_replace(true);
+    // Polled in this order: the gate is opened when the shutdown has begun.
+    let (ended, _) =
+        within(async { tokio::join!(running.shutdown(PATIENCE), async { gate.send_replace(true) }) }).await;
 
-    within(ending).await.unwrap().unwrap();
+    ended.unwrap();
     let done = scene.database.query_one_i64("SELECT count(*) FROM inbox_delivery WHERE status = 2").await;
     assert_eq!(usize::try_from(done).unwrap(), runs.count());
     let free = "SELECT count(*) FROM inbox_delivery WHERE status = 0 AND locked_until IS NULL AND attempts = 0";
