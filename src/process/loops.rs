@@ -30,8 +30,15 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub(crate) enum Work {
     /// The claim loop, all the time.
     InBackground,
-    /// The caller, by [`Loops::round`].
+    /// The caller, by [`Loops::rounds`].
     OnDemand,
+}
+
+/// How far work on demand goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Once,
+    UntilNothingIsDue,
 }
 
 /// An engine at work.
@@ -56,21 +63,35 @@ impl<B: Backend> Loops<B> {
         tasks.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
         tasks.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
         tasks.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
+        tasks.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
         match work {
             Work::InBackground => {
                 claiming.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
-                tasks.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
             }
             Work::OnDemand => {}
         }
         Ok(Self { engine, claiming, tasks })
     }
 
-    /// Claims once for all slots, runs what came back and waits until it is settled. Returns how many deliveries that were.
-    pub(crate) async fn round(&self) -> Result<usize> {
-        let round = Claimer::new(Arc::clone(&self.engine)).round().await?;
-        self.engine.in_flight.empty().await;
-        Ok(round.claimed)
+    /// Claims for all slots, runs what came back and waits until it is settled; once, or until nothing is due. Returns how many
+    /// deliveries that were.
+    pub(crate) async fn rounds(&self, extent: Extent) -> Result<usize> {
+        // With fewer slots than ids, a handler's ids are asked for in turns: nothing is due only when all have been.
+        let turns = self.engine.lanes.iter().map(|lane| lane.ids.all.len()).max().unwrap_or(1);
+        let mut claimer = Claimer::new(Arc::clone(&self.engine));
+        let (mut total, mut empty) = (0, 0);
+        while empty < turns {
+            claimer.look_anew();
+            let claimed = claimer.round().await?.claimed;
+            self.engine.in_flight.empty().await;
+            total += claimed;
+            match (claimed, extent) {
+                (0, _) => empty += 1,
+                (_, Extent::Once) => break,
+                (_, Extent::UntilNothingIsDue) => empty = 0,
+            }
+        }
+        Ok(total)
     }
 
     /// Nothing new is claimed or handed over from here on.

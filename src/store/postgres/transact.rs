@@ -9,6 +9,7 @@ use diesel_async::pooled_connection::deadpool::Object;
 use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::connect::is_alive;
 use super::errors::{database, kind};
 use super::statement::statement;
 use crate::error::{Kind, Result};
@@ -55,11 +56,14 @@ pub(super) async fn transact(
         WorkEnd::Commit => {}
         WorkEnd::Abandon => return Transacted::RolledBack,
         WorkEnd::RollBack => {
-            // When this fails the guard closes the connection, and the server rolls back by itself.
-            if AnsiTransactionManager::rollback_transaction(open).await.is_ok() {
-                conn.give_back();
-            }
-            return Transacted::RolledBack;
+            return match AnsiTransactionManager::rollback_transaction(open).await {
+                Ok(()) => {
+                    conn.give_back();
+                    Transacted::RolledBack
+                }
+                // The session was lost under the handler. The guard closes what is left, and the server rolls back by itself.
+                Err(error) => Transacted::Failed(database("lost the connection under a handler")(error)),
+            };
         }
     }
     let ClaimId { message_seq, handler_id, attempt } = claim;
@@ -83,10 +87,15 @@ pub(super) async fn transact(
             conn.give_back();
             Transacted::Committed
         }
-        Err(error) => match kind(&error) {
-            Kind::Data | Kind::Server => Transacted::Refused(database("cannot commit")(error).to_string()),
-            Kind::Connection | Kind::Configuration | Kind::Schema | Kind::Stopped => Transacted::InDoubt,
-        },
+        Err(error) => {
+            // A refusal leaves the session alive. One that came with the end of the session may have come after the commit.
+            let is_refused = kind(&error) != Kind::Connection && is_alive(open).await;
+            if is_refused {
+                Transacted::Refused(database("cannot commit")(error).to_string())
+            } else {
+                Transacted::InDoubt
+            }
+        }
     }
 }
 
