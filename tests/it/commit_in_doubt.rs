@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Limits, Postgres, Running, Store};
+use wharf::{Inbox, Limits, Postgres, Receipt, Running, Store};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records};
@@ -155,4 +155,26 @@ async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
     scene.settled().await;
     assert_eq!(runs.count(), 20);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// The server answers a statement before it commits it: an acknowledgement must wait for the commit, not only for the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_whose_commit_fails_after_the_answer_is_not_acknowledged() {
+    let scene = Scene::new().await;
+    let fail_twice_at_commit = "
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION fail_twice() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('tries') <= 2 THEN RAISE EXCEPTION 'not yet' USING ERRCODE = 'query_canceled'; END IF;
+            RETURN NULL;
+        END $$;
+        CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON inbox_message DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION fail_twice()";
+    scene.database.execute(fail_twice_at_commit).await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+
+    let receipt = inbox.accept(record("a")).await.unwrap();
+
+    assert_eq!(receipt, Receipt::Accepted { deliveries: 1 });
+    assert_eq!(scene.states().await, ["a stock pending"]);
 }

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use wharf::{Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, Registration, Store, handler};
+use wharf::{
+    Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, Registration, RetryPolicy, Store, handler,
+};
 
 use crate::effect;
 use crate::own_server::OwnServer;
@@ -29,11 +31,16 @@ fn working(runs: &Runs, name: &'static str) -> Registration<Postgres> {
 /// charged to the handlers named in `innocent`. `url` is how the inbox connects.
 async fn rides_out(server: &OwnServer, url: &str, innocent: &[&str], trouble: impl AsyncFnOnce(&OwnServer, &Runs)) {
     let (plain, transactional) = (Runs::new(), Runs::new());
+    let patient_and_prompt =
+        RetryPolicy::exponential().max_retries(10_000).delay_by(|_, _| Some(Duration::from_millis(100)));
     let limits = Limits { backoff_max: Duration::from_millis(500), ..quick() };
     let inbox = Inbox::builder(Store::connect(url).await.unwrap())
         .limits(limits)
         .subscribe("orders", working(&plain, "plain"))
-        .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_millis(5)))
+        .subscribe(
+            "orders",
+            effect::writing_for(&transactional, "transactional", Duration::from_millis(5)).retry(patient_and_prompt),
+        )
         .build()
         .unwrap();
     let running = inbox.start().await.unwrap();
