@@ -44,9 +44,10 @@ pub(crate) enum Extent {
 /// An engine at work.
 pub(crate) struct Loops<B: Backend> {
     pub(crate) engine: Arc<Engine<B>>,
-    /// The loop that brings in work: ended before what it brought in is given back.
-    claiming: JoinSet<()>,
-    tasks: JoinSet<()>,
+    /// The loops that end when no more work is wanted: joined before what they brought in is given back.
+    bringing_in: JoinSet<()>,
+    /// The loops that go on until everything is settled.
+    settling: JoinSet<()>,
 }
 
 impl<B: Backend> Loops<B> {
@@ -58,19 +59,19 @@ impl<B: Backend> Loops<B> {
         let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));
         debug_assert_eq!(ids, handler_ids(&engine));
-        let (mut claiming, mut tasks) = (JoinSet::new(), JoinSet::new());
+        let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
         let reactor = engine.store.backend.reactor().clone();
-        tasks.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
-        tasks.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
-        tasks.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
-        tasks.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
+        settling.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
+        settling.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
+        settling.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
+        bringing_in.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
         match work {
             Work::InBackground => {
-                claiming.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
+                bringing_in.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
             }
             Work::OnDemand => {}
         }
-        Ok(Self { engine, claiming, tasks })
+        Ok(Self { engine, bringing_in, settling })
     }
 
     /// Claims for all slots, runs what came back and waits until it is settled; once, or until nothing is due. Returns how many
@@ -114,18 +115,18 @@ impl<B: Backend> Loops<B> {
         let _ = timeout_at(deadline, self.quiet()).await;
         engine.phase.send_replace(Phase::Closing);
         engine.in_flight.stop_all(StopReason::Shutdown);
-        let is_quiet = timeout_at(last, self.quiet()).await.is_ok();
+        let _ = timeout_at(last, self.quiet()).await;
         // Being left on the list of processors harms nobody: the entry runs out.
         let _ = timeout_at(last, engine.store.backend.withdraw(engine.processor)).await;
         engine.phase.send_replace(Phase::Closed);
         // Loops end when they see the phase; one that waits for a database that does not answer is not waited for.
-        let _ = timeout_at(last, joined(&mut self.tasks)).await;
-        self.claiming.abort_all();
-        self.tasks.abort_all();
-        if is_quiet {
+        let _ = timeout_at(last, joined(&mut self.settling)).await;
+        self.bringing_in.abort_all();
+        self.settling.abort_all();
+        let left = engine.in_flight.len();
+        if left == 0 {
             return Ok(());
         }
-        let left = engine.in_flight.len();
         Err(Error::new(
             Kind::Connection,
             format!(
@@ -136,7 +137,7 @@ impl<B: Backend> Loops<B> {
 
     /// Waits until no claim is under way and nothing is held.
     async fn quiet(&mut self) {
-        joined(&mut self.claiming).await;
+        joined(&mut self.bringing_in).await;
         self.engine.in_flight.empty().await;
     }
 }
@@ -149,8 +150,8 @@ impl<B: Backend> Drop for Loops<B> {
         }
         let ending = Self {
             engine: Arc::clone(&self.engine),
-            claiming: std::mem::take(&mut self.claiming),
-            tasks: std::mem::take(&mut self.tasks),
+            bringing_in: std::mem::take(&mut self.bringing_in),
+            settling: std::mem::take(&mut self.settling),
         };
         // The engine holds the store and the store its reactor, so this runs.
         drop(self.engine.store.backend.reactor().spawn(ending.end(Duration::ZERO)));

@@ -19,6 +19,7 @@ mod scene;
 mod shutdown;
 mod support;
 mod worker;
+mod walkthrough;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]

@@ -34,6 +34,7 @@ use super::seam::{
 use super::{Backend, Store};
 use crate::error::{Error, Result};
 use connect::Connector;
+use transact::Cancelling;
 
 /// PostgreSQL 14 or newer.
 pub struct Postgres {
@@ -148,7 +149,10 @@ impl Seam for Postgres {
 
     async fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
         match self.conn().await {
-            Ok(conn) => transact::transact(conn, self.connector.tls(), claim, work).await,
+            Ok(conn) => {
+                let cancelling = Cancelling { tls: self.connector.tls(), reactor: self.reactor.handle().clone() };
+                transact::transact(conn, cancelling, claim, work).await
+            }
             Err(error) => Transacted::Failed(error),
         }
     }

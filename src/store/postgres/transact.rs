@@ -7,6 +7,7 @@
 use diesel::sql_types::{BigInt, Bool, Integer, Nullable, SmallInt};
 use diesel_async::pooled_connection::deadpool::Object;
 use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use tokio::runtime::Handle;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::connect::is_alive;
@@ -43,11 +44,11 @@ statement! {
 
 pub(super) async fn transact(
     conn: Object<AsyncPgConnection>,
-    tls: MakeRustlsConnect,
+    cancelling: Cancelling,
     claim: ClaimId,
     work: TxWork<AsyncPgConnection>,
 ) -> Transacted {
-    let mut conn = Guarded { conn: Some(conn), tls };
+    let mut conn = Guarded { conn: Some(conn), cancelling };
     let Some(open) = conn.get() else { return Transacted::RolledBack };
     if let Err(error) = AnsiTransactionManager::begin_transaction(open).await {
         return Transacted::Failed(database("cannot begin a handler's transaction")(error));
@@ -124,7 +125,14 @@ fn is_aborted(error: &diesel::result::Error) -> bool {
 /// returned to the pool with its transaction open would keep the handler's locks until somebody happens to take it out again.
 struct Guarded {
     conn: Option<Object<AsyncPgConnection>>,
-    tls: MakeRustlsConnect,
+    cancelling: Cancelling,
+}
+
+/// What it takes to cancel a statement: a connection of its own, made on the store's reactor, because the user's runtime may be what
+/// is ending.
+pub(super) struct Cancelling {
+    pub(super) tls: MakeRustlsConnect,
+    pub(super) reactor: Handle,
 }
 
 impl Guarded {
@@ -142,10 +150,8 @@ impl Drop for Guarded {
         let Some(conn) = self.conn.take() else { return };
         let conn = Object::take(conn);
         // A statement that is still running would not notice the closed socket until it ends.
-        let (cancel, tls) = (conn.cancel_token(), self.tls.clone());
+        let (cancel, tls) = (conn.cancel_token(), self.cancelling.tls.clone());
         drop(conn);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { cancel.cancel_query(tls).await });
-        }
+        drop(self.cancelling.reactor.spawn(async move { cancel.cancel_query(tls).await }));
     }
 }
