@@ -30,7 +30,7 @@ async fn a_handler_that_takes_three_leases_runs_once() {
         })
     };
     let here = scene.inbox().limits(limits.clone()).subscribe("orders", slow()).build().unwrap();
-    let there = scene.elsewhere().await.limits(limits).subscribe("orders", slow()).build().unwrap();
+    let there = scene.another_inbox().await.limits(limits).subscribe("orders", slow()).build().unwrap();
     here.accept_all(records(30)).await.unwrap();
     let _running = (here.start().await.unwrap(), there.start().await.unwrap());
 
@@ -59,7 +59,7 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
         }
     });
     let here = Inbox::builder(cut_off).limits(limits.clone()).subscribe("orders", hanging).build().unwrap();
-    let there = scene.elsewhere().await.limits(limits).subscribe(
+    let there = scene.another_inbox().await.limits(limits).subscribe(
         "orders",
         handler(key("stock"), move |_: Message<Raw>| {
             second.tell("started elsewhere");

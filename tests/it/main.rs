@@ -6,20 +6,24 @@
 mod cancel;
 mod clock;
 mod commit_in_doubt;
+mod concurrent_accept;
+mod conformance;
 mod conformance;
 mod connections;
 mod crash;
 mod database_trouble;
 mod effect;
 mod lease;
+mod lost_replies;
 mod migrations;
 mod own_server;
 mod panics;
 mod scene;
 mod shutdown;
 mod support;
-mod worker;
+mod unknown_keys;
 mod walkthrough;
+mod worker;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]

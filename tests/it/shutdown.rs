@@ -34,7 +34,7 @@ async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
     assert_eq!(scene.database.query_one_i64(due).await, 10);
     gate.send_replace(true);
     let there = scene
-        .elsewhere()
+        .another_inbox()
         .await
         .limits(endless_lease())
         .subscribe("orders", runs.gated("stock", &gate))
