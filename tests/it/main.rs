@@ -8,7 +8,6 @@ mod clock;
 mod commit_in_doubt;
 mod concurrent_accept;
 mod conformance;
-mod conformance;
 mod connections;
 mod crash;
 mod database_trouble;
