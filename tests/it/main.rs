@@ -3,16 +3,29 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
+mod cancel;
+mod clock;
+mod commit_in_doubt;
 mod concurrent_accept;
 mod conformance;
+mod connections;
+mod crash;
+mod database_trouble;
+mod effect;
+mod lease;
 mod lost_replies;
+mod migrations;
+mod own_server;
+mod panics;
 mod scene;
+mod shutdown;
 mod support;
 mod unknown_keys;
 mod walkthrough;
+mod worker;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
 fn child_entry() {
-    support::child::run_role(&[]);
+    support::child::run_role(&[worker::ROLE]);
 }

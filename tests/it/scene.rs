@@ -155,6 +155,20 @@ impl Runs {
         })
     }
 
+    /// A handler that remembers its messages and is done when the gate is open.
+    pub fn gated(&self, name: &'static str, gate: &watch::Sender<bool>) -> Registration<Postgres> {
+        let (runs, gate) = (self.clone(), gate.clone());
+        handler(key(name), move |message: Message<Raw>| {
+            runs.note(&message);
+            let mut opened = gate.subscribe();
+            async move {
+                // The sender lives in the handler, so this cannot fail.
+                let _ = opened.wait_for(|is_open| *is_open).await;
+                Ok::<(), Failure>(())
+            }
+        })
+    }
+
     /// A handler that remembers its messages and answers what `answer` says.
     pub fn answering(
         &self,

@@ -7,3 +7,4 @@ mod hostile;
 mod refused;
 mod registration;
 mod rename;
+mod transactional;

@@ -78,6 +78,11 @@ impl Events {
         Arc::clone(&found[0])
     }
 
+    /// As [`Events::wait_for`], for as long as it takes: for a child that reports an event which may never happen.
+    pub async fn wait_for_ever(&self, is_wanted: impl Fn(&Event) -> bool) {
+        self.search(1, is_wanted, &mut Vec::new()).await;
+    }
+
     /// Waits for `count` such events and returns them.
     pub async fn wait_for_count(&self, count: usize, is_wanted: impl Fn(&Event) -> bool) -> Vec<Arc<Event>> {
         let mut found = Vec::new();

@@ -1,0 +1,180 @@
+//! A COMMIT whose answer is lost: whether it took effect is asked of the database, never guessed. One effect, nothing charged.
+
+use std::time::Duration;
+
+use wharf::{Inbox, Limits, Postgres, Receipt, Running, Store};
+
+use crate::effect::{self, effects};
+use crate::scene::{Runs, Scene, quick, record, records};
+use crate::support::proxy::{Fault, Proxy};
+
+const ROUNDS: usize = 50;
+
+/// An inbox with one transactional handler behind a proxy.
+struct Stage {
+    scene: Scene,
+    proxy: Proxy,
+    inbox: Inbox<Postgres>,
+    running: Running<Postgres>,
+    runs: Runs,
+}
+
+impl Stage {
+    async fn set() -> Stage {
+        let scene = Scene::new().await;
+        effect::prepare(&scene).await;
+        let proxy = Proxy::start_for(&scene.database.url()).await;
+        let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+        let runs = Runs::new();
+        let registration = effect::writing_only(&runs, "stock");
+        let limits = Limits { backoff_max: Duration::from_millis(200), ..quick() };
+        let inbox = Inbox::builder(store).limits(limits).subscribe("orders", registration).build().unwrap();
+        let running = inbox.start().await.unwrap();
+        Stage { scene, proxy, inbox, running, runs }
+    }
+
+    /// Every message has one effect, is done, and was charged nothing.
+    async fn assert_one_effect_each(&self, messages: usize) {
+        self.scene.settled().await;
+        let mut expected: Vec<String> = self.runs.ids();
+        expected.sort();
+        expected.dedup();
+        assert_eq!(expected.len(), messages);
+        assert_eq!(effects(&self.scene).await, expected);
+        let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
+        assert_eq!(self.scene.database.query_one_i64(done).await, i64::try_from(messages).unwrap());
+    }
+}
+
+// F21
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_took_effect_is_recognised_when_its_answer_is_lost() {
+    let stage = Stage::set().await;
+    for (round, record) in records(ROUNDS).into_iter().enumerate() {
+        let fault = stage.proxy.on_next_commit(Fault::LoseReply);
+        stage.inbox.accept(record).await.unwrap();
+        fault.fired().await;
+        stage.scene.settled().await;
+        assert_eq!(stage.runs.count(), round + 1);
+    }
+    stage.assert_one_effect_each(ROUNDS).await;
+    stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F21
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_never_arrived_is_run_again() {
+    let stage = Stage::set().await;
+    for (round, record) in records(ROUNDS).into_iter().enumerate() {
+        let fault = stage.proxy.on_next_commit(Fault::LoseRequest);
+        stage.inbox.accept(record).await.unwrap();
+        fault.fired().await;
+        stage.scene.settled().await;
+        assert_eq!(stage.runs.count(), 2 * (round + 1));
+    }
+    stage.assert_one_effect_each(ROUNDS).await;
+    stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F21
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_lost_commits_and_lost_answers_leave_one_effect_each() {
+    let stage = Stage::set().await;
+    let faults: Vec<_> = (0..ROUNDS)
+        .map(|round| stage.proxy.on_next_commit(if round % 2 == 0 { Fault::LoseReply } else { Fault::LoseRequest }))
+        .collect();
+
+    stage.inbox.accept_all(records(400)).await.unwrap();
+
+    for fault in faults {
+        fault.fired().await;
+    }
+    stage.assert_one_effect_each(400).await;
+    stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F21
+#[tokio::test(flavor = "multi_thread")]
+async fn the_question_waits_until_the_database_can_answer() {
+    for fault in [Fault::LoseReply, Fault::LoseRequest] {
+        let stage = Stage::set().await;
+        let lost_commit = stage.proxy.on_next_commit(fault);
+        let lost_questions: Vec<_> =
+            (0..5).map(|_| stage.proxy.on_next_statement("SKIP LOCKED) free", Fault::LoseRequest)).collect();
+
+        stage.inbox.accept(record("a")).await.unwrap();
+
+        lost_commit.fired().await;
+        for question in lost_questions {
+            question.fired().await;
+        }
+        stage.assert_one_effect_each(1).await;
+        stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
+    }
+}
+
+// F21: the claim is fenced in the same transaction, so the doubt of one process cannot become the second effect of another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_doubt_that_outlives_the_lease_leaves_one_effect() {
+    for fault in [Fault::LoseReply, Fault::LoseRequest] {
+        let stage = Stage::set().await;
+        let runs = Runs::new();
+        let there = stage.scene.inbox().subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
+        let armed = stage.proxy.on_next_commit(fault);
+        stage.inbox.accept(record("a")).await.unwrap();
+        armed.fired().await;
+        stage.proxy.refuse().await;
+        stage.proxy.reset_all().await;
+
+        let there = there.start().await.unwrap();
+        stage.scene.settled().await;
+        stage.proxy.pass().await;
+
+        stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
+        there.shutdown(Duration::from_secs(5)).await.unwrap();
+        assert_eq!(stage.scene.states().await, ["a stock done"]);
+        assert_eq!(effects(&stage.scene).await, ["a"]);
+    }
+}
+
+// F21: the answer to a settlement is lost, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let runs = Runs::new();
+    let limits = Limits { backoff_max: Duration::from_millis(50), ..quick() };
+    let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    for record in records(20) {
+        let fault = proxy.on_next_statement("SET finished_at = now(), status = 2", Fault::LoseReply);
+        inbox.accept(record).await.unwrap();
+        fault.fired().await;
+    }
+    scene.settled().await;
+    assert_eq!(runs.count(), 20);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// The server answers a statement before it commits it: an acknowledgement must wait for the commit, not only for the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_whose_commit_fails_after_the_answer_is_not_acknowledged() {
+    let scene = Scene::new().await;
+    let fail_twice_at_commit = "
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION fail_twice() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('tries') <= 2 THEN RAISE EXCEPTION 'not yet' USING ERRCODE = 'query_canceled'; END IF;
+            RETURN NULL;
+        END $$;
+        CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON inbox_message DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION fail_twice()";
+    scene.database.execute(fail_twice_at_commit).await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+
+    let receipt = inbox.accept(record("a")).await.unwrap();
+
+    assert_eq!(receipt, Receipt::Accepted { deliveries: 1 });
+    assert_eq!(scene.states().await, ["a stock pending"]);
+}

@@ -1,0 +1,170 @@
+//! What a process leaves behind when it dies is done by the next one: no delivery is lost, and one that kills its process is found
+//! out without harm to the others.
+//!
+//! The processes are real, and so are the deaths: SIGKILL from outside, abort, exit and a stack overflow from inside.
+
+use std::time::Duration;
+
+use crate::scene::{Scene, records};
+use crate::support::child::Child;
+use crate::worker::{HANDLERS, Worker, accept, order};
+
+const CRASHED: &str =
+    "SELECT concat_ws('|', message_id, handler_key, reason, crashes, errors) FROM inbox_poisoned ORDER BY 1";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_whose_process_is_killed_is_run_again_by_another() {
+    let scene = Scene::new().await;
+    let worker = Worker::on(&scene).await;
+    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
+    let first = worker.spawn();
+    first.await_said("hanging").await;
+    let _second = worker.spawn();
+
+    first.kill9().await;
+
+    scene.settled().await;
+    assert_eq!(scene.states().await, ["a stock done"]);
+    assert_eq!(scene.database.query_one_i64("SELECT count(*) FROM run").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_transactional_handler_leaves_one_effect() {
+    let scene = Scene::new().await;
+    let worker = Worker { is_transactional: true, ..Worker::on(&scene).await };
+    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
+    let first = worker.spawn();
+    first.await_said("hanging").await;
+
+    first.kill9().await;
+    let _second = worker.spawn();
+
+    scene.settled().await;
+    assert_eq!(scene.states().await, ["a stock done"]);
+    assert_eq!(scene.database.query_texts("SELECT message_id FROM effect").await, ["a"]);
+}
+
+// F26
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_aborts_the_process_is_poisoned_after_three_deaths() {
+    killer_is_poisoned("abort").await;
+}
+
+// F26
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_exits_the_process_is_poisoned_after_three_deaths() {
+    killer_is_poisoned("exit").await;
+}
+
+// F26
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_overflows_the_stack_is_poisoned_after_three_deaths() {
+    killer_is_poisoned("overflow").await;
+}
+
+async fn killer_is_poisoned(way: &str) {
+    let scene = Scene::new().await;
+    let mut orders = records(20);
+    orders.push(order("killer", way));
+    accept(&scene, &["stock"], orders).await;
+
+    let deaths = Worker::on(&scene).await.supervise(&scene).await;
+
+    assert_eq!(deaths, 3);
+    assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|stock|crashed|3|0"]);
+    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done' AND errors = 0";
+    assert_eq!(scene.database.query_one_i64(done).await, 20);
+}
+
+// F26
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_is_forgiven_once_the_delivery_has_an_outcome() {
+    let scene = Scene::new().await;
+    let worker = Worker::on(&scene).await;
+    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
+    let first = worker.spawn();
+    first.await_said("hanging").await;
+
+    first.kill9().await;
+    let _second = worker.spawn();
+
+    scene.settled().await;
+    let counters = "SELECT concat_ws(' ', state, attempts >= 2, errors, crashes) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(counters).await, ["done t 0 0"]);
+}
+
+// F27
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
+    let scene = Scene::new().await;
+    let mut orders = records(1_000);
+    orders.insert(300, order("killer", "abort"));
+    accept(&scene, &["stock"], orders).await;
+
+    let deaths = Worker::on(&scene).await.supervise(&scene).await;
+
+    assert!(deaths <= 5, "{deaths} deaths");
+    assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|stock|crashed|3|0"]);
+    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done'";
+    assert_eq!(scene.database.query_one_i64(done).await, 1_000);
+}
+
+// F27
+#[tokio::test(flavor = "multi_thread")]
+async fn two_killers_of_two_handlers_are_both_found_out() {
+    let scene = Scene::new().await;
+    let mut orders = records(100);
+    orders.push(order("killer", "abort"));
+    accept(&scene, &HANDLERS, orders).await;
+
+    let deaths = Worker::on(&scene).await.supervise(&scene).await;
+
+    // Each has three of its own; the first death of one may be the other's as well.
+    assert!(deaths <= 6, "{deaths} deaths");
+    assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|mail|crashed|3|0", "killer|stock|crashed|3|0"]);
+}
+
+// Invariant 6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
+    const MESSAGES: i64 = 2_000;
+    const CONCURRENCY: usize = 16;
+    const KILLS: u32 = 15;
+    let scene = Scene::new().await;
+    // Nobody's fault: the kills are not to be held against the deliveries they meet.
+    let worker = Worker {
+        concurrency: CONCURRENCY,
+        lease: Duration::from_millis(300),
+        crash_limit: KILLS + 1,
+        ..Worker::on(&scene).await
+    };
+    let orders = (0..MESSAGES).map(|number| order(&format!("m{number:06}"), "work")).collect();
+    accept(&scene, &HANDLERS, orders).await;
+
+    let mut kills = 0;
+    while kills < KILLS && kill_at_random(&scene, worker.spawn()).await {
+        kills += 1;
+    }
+    let _survivor = worker.spawn();
+    scene.settled().await;
+
+    let deliveries = MESSAGES * 2;
+    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done' AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(done).await, deliveries);
+    assert_eq!(
+        scene.database.query_one_i64("SELECT count(DISTINCT (message_id, handler_key)) FROM run").await,
+        deliveries
+    );
+    let runs = scene.database.query_one_i64("SELECT count(*) FROM run").await;
+    let extra_max = i64::from(kills) * i64::try_from(CONCURRENCY * HANDLERS.len()).unwrap();
+    assert!(runs - deliveries <= extra_max, "{} runs too many after {kills} kills", runs - deliveries);
+}
+
+/// Kills the worker after a random number of runs; false when it was through before that.
+async fn kill_at_random(scene: &Scene, child: Child) -> bool {
+    let runs = scene.database.query_one_i64("SELECT count(*) FROM run").await + rand::random_range(1..300);
+    let is_open = "SELECT count(*) FROM inbox_delivery WHERE finished_at IS NULL";
+    scene.until(&format!("SELECT ((SELECT count(*) FROM run) >= {runs} OR ({is_open}) = 0)::int::bigint")).await;
+    child.kill9().await;
+    scene.database.query_one_i64(is_open).await > 0
+}

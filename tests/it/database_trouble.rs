@@ -1,0 +1,261 @@
+//! A database that restarts, dies, hangs up, refuses or stands still: nothing is lost, nothing is held against any delivery, and the
+//! process goes on by itself when the trouble is over.
+
+use std::time::Duration;
+
+use wharf::{
+    Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, Registration, RetryPolicy, Store, handler,
+};
+
+use crate::effect;
+use crate::own_server::OwnServer;
+use crate::scene::{Runs, Scene, key, quick, records, within};
+use crate::support::pgbouncer::PgBouncer;
+use crate::support::postgres::connect;
+
+const MESSAGES: usize = 300;
+
+/// A plain handler that takes a moment.
+fn working(runs: &Runs, name: &'static str) -> Registration<Postgres> {
+    let runs = runs.clone();
+    handler(key(name), move |message: Message<Raw>| {
+        runs.note(&message);
+        async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Ok::<(), Failure>(())
+        }
+    })
+}
+
+/// Accepts and processes through the trouble, and asserts that it has left no trace: everything done, one effect each, and nothing
+/// charged to the handlers named in `innocent`. `url` is how the inbox connects.
+async fn rides_out(server: &OwnServer, url: &str, innocent: &[&str], trouble: impl AsyncFnOnce(&OwnServer, &Runs)) {
+    let (plain, transactional) = (Runs::new(), Runs::new());
+    let patient_and_prompt =
+        RetryPolicy::exponential().max_retries(10_000).delay_by(|_, _| Some(Duration::from_millis(100)));
+    let limits = Limits { backoff_max: Duration::from_millis(500), ..quick() };
+    let inbox = Inbox::builder(Store::connect(url).await.unwrap())
+        .limits(limits)
+        .subscribe("orders", working(&plain, "plain"))
+        .subscribe(
+            "orders",
+            effect::writing_for(&transactional, "transactional", Duration::from_millis(5)).retry(patient_and_prompt),
+        )
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+    let accepting = tokio::spawn(accept_in_small_batches(inbox.clone()));
+    plain.reached(30).await;
+    transactional.reached(30).await;
+
+    trouble(server, &plain).await;
+
+    within(accepting).await.unwrap();
+    server.settled().await;
+    server.assert_done_and_not_charged(2 * i64::try_from(MESSAGES).unwrap(), innocent).await;
+    let once = "SELECT count(*) FROM (SELECT message_id FROM effect GROUP BY 1 HAVING count(*) = 1) effects";
+    assert_eq!(server.one(once).await, i64::try_from(MESSAGES).unwrap());
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+/// As a service does that is called again by its clients when it has failed.
+async fn accept_in_small_batches(inbox: Inbox<Postgres>) {
+    for batch in records(MESSAGES).chunks(3) {
+        while let Err(error) = inbox.accept_all(batch.to_vec()).await {
+            assert!(error.is_transient(), "{error}");
+        }
+    }
+}
+
+/// Waits until the server has said this so often.
+async fn until_logged(server: &OwnServer, text: &str, times: usize) {
+    within(async {
+        while server.cluster.log().matches(text).count() < times {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// With the database away, no handler is to blame.
+const NOBODY_TO_BLAME: &[&str] = &["plain", "transactional"];
+/// Where the server refuses a handler's own statement, that is the handler's failure, to be retried like any other.
+const ONLY_PLAIN: &[&str] = &["plain"];
+
+async fn ride_out(innocent: &[&str], trouble: impl AsyncFnOnce(&OwnServer, &Runs)) {
+    let server = OwnServer::start().await;
+    rides_out(&server, &server.cluster.url("postgres"), innocent, trouble).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_leaves_no_trace() {
+    ride_out(NOBODY_TO_BLAME, async |server, _| server.cluster.restart().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_immediate_stop_leaves_no_trace() {
+    ride_out(NOBODY_TO_BLAME, async |server, _| {
+        server.cluster.stop_immediate().await;
+        server.cluster.start_again().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_leaves_no_trace() {
+    ride_out(NOBODY_TO_BLAME, async |server, _| {
+        server.cluster.kill().await;
+        server.cluster.start_again().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_ended_sessions_leaves_no_trace() {
+    ride_out(NOBODY_TO_BLAME, async |server, runs| {
+        for _ in 0..8 {
+            let end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'wharf'";
+            server.cluster.execute(end_all).await;
+            let now = runs.count();
+            runs.reached((now + 10).min(MESSAGES)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_read_only_for_a_while_leaves_no_trace() {
+    ride_out(ONLY_PLAIN, async |server, _| {
+        server.cluster.execute("ALTER SYSTEM SET default_transaction_read_only = on").await;
+        server.cluster.reload().await;
+        until_logged(server, "in a read-only transaction", 40).await;
+        server.cluster.execute("ALTER SYSTEM RESET default_transaction_read_only").await;
+        server.cluster.reload().await;
+    })
+    .await;
+}
+
+// By way of PgBouncer, which keeps our own statement_timeout from the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tiny_statement_timeout_for_a_while_leaves_no_trace() {
+    let server = OwnServer::start().await;
+    let bouncer = PgBouncer::start_with_pool(&server.cluster.url("postgres"), 5).await;
+    rides_out(&server, &bouncer.url("postgres"), ONLY_PLAIN, async |server, _| {
+        server.cluster.execute("ALTER SYSTEM SET statement_timeout = '1ms'").await;
+        server.cluster.reload().await;
+        until_logged(server, "canceling statement due to statement timeout", 20).await;
+        let operator = connect(&format!("{}?options=-c%20statement_timeout%3D0", server.cluster.url("postgres"))).await;
+        operator.batch_execute("ALTER SYSTEM RESET statement_timeout").await.unwrap();
+        server.cluster.reload().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_somebody_locks_for_longer_than_a_lease_leaves_no_trace() {
+    ride_out(NOBODY_TO_BLAME, async |server, _| {
+        let somebody = connect(&server.cluster.url("postgres")).await;
+        somebody.batch_execute("BEGIN; LOCK TABLE inbox_delivery IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        // The trouble itself.
+        tokio::time::sleep(quick().lease + Duration::from_secs(1)).await;
+        somebody.batch_execute("COMMIT").await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_settled() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let gate = tokio::sync::watch::Sender::new(false);
+    let inbox = scene.inbox().subscribe("orders", runs.gated("stock", &gate).concurrency(50)).build().unwrap();
+    inbox.accept_all(records(50)).await.unwrap();
+    let _running = inbox.start().await.unwrap();
+    runs.reached(50).await;
+    let somebody = scene.database.client().await;
+    let held = "BEGIN; SELECT FROM inbox_delivery WHERE message_seq = (SELECT min(message_seq) FROM inbox_delivery) FOR UPDATE";
+    somebody.batch_execute(held).await.unwrap();
+
+    gate.send_replace(true);
+
+    scene.until("SELECT (count(finished_at) = 49)::int::bigint FROM inbox_delivery").await;
+    let others_once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0";
+    assert_eq!(scene.database.query_one_i64(others_once).await, 49);
+    somebody.batch_execute("COMMIT").await.unwrap();
+    scene.settled().await;
+    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(done).await, 50);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let gate = tokio::sync::watch::Sender::new(false);
+    let limits = Limits { lease: Duration::from_secs(1), ..quick() };
+    let here = scene.inbox().limits(limits.clone()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    here.accept_all(records(16)).await.unwrap();
+    let _here = here.start().await.unwrap();
+    runs.reached(16).await;
+    let somebody = scene.database.client().await;
+    let held = "BEGIN; SELECT FROM inbox_delivery WHERE message_seq = (SELECT min(message_seq) FROM inbox_delivery) FOR UPDATE";
+    somebody.batch_execute(held).await.unwrap();
+
+    // Renewed until long after the claims of the beginning would have ended.
+    let renewed =
+        "SELECT (count(*) FILTER (WHERE locked_until > (SELECT max(due_at) FROM inbox_delivery) + interval '4 s') = 15)
+                   ::int::bigint FROM inbox_delivery WHERE attempts = 1";
+    scene.until(renewed).await;
+
+    gate.send_replace(true);
+    somebody.batch_execute("COMMIT").await.unwrap();
+    scene.settled().await;
+    let others_once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0";
+    assert!(scene.database.query_one_i64(others_once).await >= 15);
+}
+
+// F53
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_is_enough() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    let options = PostgresOptions { pool_size: 1, ..PostgresOptions::default() };
+    let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
+    let (plain, transactional) = (Runs::new(), Runs::new());
+    let inbox = Inbox::builder(store)
+        .limits(Limits { lease: Duration::from_millis(400), ..quick() })
+        .subscribe("orders", working(&plain, "plain"))
+        // Longer than a lease, with the only connection in hand.
+        .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_millis(600)))
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+
+    for record in records(6) {
+        inbox.accept(record).await.unwrap();
+    }
+
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((plain.count(), transactional.count()), (6, 6));
+    assert_eq!(effect::effects(&scene).await.len(), 6);
+    let once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(once).await, 12);
+}
+
+// F53
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_is_enough_to_drain() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    let options = PostgresOptions { pool_size: 1, ..PostgresOptions::default() };
+    let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
+    let inbox = Inbox::builder(store)
+        .limits(quick())
+        .subscribe("orders", working(&Runs::new(), "plain"))
+        .subscribe("orders", effect::writing_only(&Runs::new(), "transactional"))
+        .build()
+        .unwrap();
+    inbox.accept_all(records(40)).await.unwrap();
+    assert_eq!(within(inbox.drain()).await.unwrap(), 80);
+}

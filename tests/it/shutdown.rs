@@ -1,0 +1,174 @@
+//! Shutdown: claims are given back, due at once and with nothing charged, handlers have the grace they were promised, and a database
+//! that is away keeps no process from ending.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use wharf::{Inbox, Limits, Postgres, Running, Store};
+
+use crate::scene::{PATIENCE, Runs, Scene, quick, record, records, within};
+use crate::support::proxy::Proxy;
+use crate::worker::{Worker, accept, order};
+
+const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
+
+/// Nothing that a test waits for comes from the end of such a lease.
+fn endless_lease() -> Limits {
+    Limits { lease: Duration::from_secs(600), ..quick() }
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    runs.reached(10).await;
+
+    running.shutdown(Duration::ZERO).await.unwrap();
+
+    let due = "SELECT count(*) FROM inbox_delivery
+               WHERE due_at <= now() AND locked_until IS NULL AND locked_by IS NULL AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(due).await, 10);
+    gate.send_replace(true);
+    let there = scene
+        .another_inbox()
+        .await
+        .limits(endless_lease())
+        .subscribe("orders", runs.gated("stock", &gate))
+        .build()
+        .unwrap();
+    let _running = there.start().await.unwrap();
+    scene.settled().await;
+    assert_eq!(runs.count(), 20);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    let accepting = inbox.clone();
+    let accepts = tokio::spawn(async move {
+        for record in records(200) {
+            accepting.accept(record).await.unwrap();
+        }
+    });
+
+    while !accepts.is_finished() {
+        inbox.start().await.unwrap().shutdown(Duration::ZERO).await.unwrap();
+    }
+    accepts.await.unwrap();
+
+    let locked = "SELECT count(*) FROM inbox_delivery WHERE locked_until IS NOT NULL OR errors > 0 OR crashes > 0";
+    assert_eq!(scene.database.query_one_i64(locked).await, 0);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn any_number_of_deploys_charges_nothing() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    inbox.accept_all(records(5)).await.unwrap();
+
+    for deploys in 1..=30 {
+        let running = inbox.start().await.unwrap();
+        runs.reached(deploys * 5).await;
+        running.shutdown(Duration::ZERO).await.unwrap();
+    }
+
+    gate.send_replace(true);
+    let _running = inbox.start().await.unwrap();
+    scene.settled().await;
+    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0 AND attempts = 31";
+    assert_eq!(scene.database.query_one_i64(done).await, 5);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_asked_to_end_leaves_its_work_to_the_next() {
+    let scene = Scene::new().await;
+    let worker = Worker { lease: Duration::from_secs(600), ..Worker::on(&scene).await };
+    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
+    let first = worker.spawn();
+    first.await_said("hanging").await;
+
+    first.term();
+    first.await_said("ended").await;
+
+    assert_eq!(scene.database.query_texts(COUNTERS).await, ["pending errors 0 crashes 0"]);
+    let _second = worker.spawn();
+    scene.settled().await;
+    assert_eq!(scene.states().await, ["a stock done"]);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let inbox = scene.inbox().subscribe("orders", runs.gated("stock", &gate).concurrency(3)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    runs.reached(3).await;
+
+    // Polled in this order: the gate is opened when the shutdown has begun.
+    let (ended, _) =
+        within(async { tokio::join!(running.shutdown(PATIENCE), async { gate.send_replace(true) }) }).await;
+
+    ended.unwrap();
+    let done = scene.database.query_one_i64("SELECT count(*) FROM inbox_delivery WHERE status = 2").await;
+    assert_eq!(usize::try_from(done).unwrap(), runs.count());
+    let free = "SELECT count(*) FROM inbox_delivery WHERE status = 0 AND locked_until IS NULL AND attempts = 0";
+    assert_eq!(scene.database.query_one_i64(free).await, 10 - done);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_with_the_database_gone_ends_with_an_error() {
+    let (scene, proxy, inbox, runs) = behind_a_proxy().await;
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    proxy.refuse().await;
+    proxy.reset_all().await;
+
+    assert_ends_with_an_error(running).await;
+    assert_eq!(scene.database.query_texts(COUNTERS).await, ["running errors 0 crashes 0"]);
+}
+
+// F39
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_with_a_database_that_does_not_answer_ends_with_an_error() {
+    let (_scene, proxy, inbox, runs) = behind_a_proxy().await;
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    proxy.black_hole().await;
+
+    assert_ends_with_an_error(running).await;
+}
+
+async fn behind_a_proxy() -> (Scene, Proxy, Inbox<Postgres>, Runs) {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let runs = Runs::new();
+    let registration = runs.gated("stock", &watch::Sender::new(false));
+    let inbox = Inbox::builder(store).limits(endless_lease()).subscribe("orders", registration).build().unwrap();
+    (scene, proxy, inbox, runs)
+}
+
+/// Five seconds are promised; a busy machine gets more, a connection's own time-out is longer still.
+async fn assert_ends_with_an_error(running: Running<Postgres>) {
+    let ended = tokio::time::timeout(Duration::from_secs(15), running.shutdown(Duration::ZERO)).await;
+    let error = ended.expect("shutdown is bounded").unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(error.to_string().contains("1 outcomes unwritten"), "{error}");
+}

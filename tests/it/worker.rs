@@ -1,0 +1,204 @@
+//! The child process that crash and lease tests kill, stop and continue: an inbox at work on the test's database.
+//!
+//! Its handlers do what the message's payload says ([`obey`]). Each run is noted in the table `run` before it is begun, by a
+//! connection of its own, so that the test can count runs whatever becomes of the process.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_postgres::Client;
+use wharf::{Failure, Inbox, Limits, Message, Postgres, Raw, Record, Registration, Store, TxHandler, handler};
+
+use crate::effect;
+use crate::scene::{Scene, key, quick};
+use crate::support::child::{Child, Role, parameter, say};
+use crate::support::events::Events;
+use crate::support::postgres::connect;
+
+pub const ROLE: (&str, Role) = ("worker", work);
+
+/// The handlers of a worker, each with a delivery of every message.
+pub const HANDLERS: [&str; 2] = ["stock", "mail"];
+
+const URL: &str = "WORKER_URL";
+const KIND: &str = "WORKER_KIND";
+const LEASE_MS: &str = "WORKER_LEASE_MS";
+const CONCURRENCY: &str = "WORKER_CONCURRENCY";
+const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
+/// A file that the payload `gate` waits for.
+const GATE: &str = "WORKER_GATE";
+
+/// How a worker is started.
+#[derive(Clone)]
+pub struct Worker {
+    pub url: String,
+    pub is_transactional: bool,
+    pub lease: Duration,
+    pub concurrency: usize,
+    pub crash_limit: u32,
+    pub gate: String,
+    /// More of the environment.
+    pub variables: Vec<(&'static str, String)>,
+}
+
+impl Worker {
+    /// A worker on the scene's database, with short leases. Makes the tables that workers write to.
+    pub async fn on(scene: &Scene) -> Worker {
+        effect::prepare(scene).await;
+        scene.database.execute("CREATE TABLE IF NOT EXISTS run (message_id text, handler_key text, attempt int)").await;
+        Worker {
+            url: scene.database.url(),
+            is_transactional: false,
+            lease: Duration::from_secs(1),
+            concurrency: 16,
+            crash_limit: Limits::default().crash_limit,
+            gate: String::new(),
+            variables: Vec::new(),
+        }
+    }
+
+    pub fn spawn(&self) -> Child {
+        let lease = self.lease.as_millis().to_string();
+        let (concurrency, crash_limit) = (self.concurrency.to_string(), self.crash_limit.to_string());
+        let mut variables = vec![
+            (URL, self.url.as_str()),
+            (KIND, if self.is_transactional { "transactional" } else { "plain" }),
+            (LEASE_MS, &lease),
+            (CONCURRENCY, &concurrency),
+            (CRASH_LIMIT, &crash_limit),
+            (GATE, &self.gate),
+        ];
+        variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
+        Child::spawn(ROLE.0, &variables)
+    }
+
+    /// Starts a worker again each time it dies, until every delivery has an outcome. Returns how often it died.
+    pub async fn supervise(&self, scene: &Scene) -> usize {
+        let mut deaths = 0;
+        loop {
+            let child = self.spawn();
+            tokio::select! {
+                _ = child.wait() => deaths += 1,
+                () = scene.settled() => return deaths,
+            }
+        }
+    }
+}
+
+/// A message that makes its handlers do this.
+pub fn order(id: &str, payload: &str) -> Record {
+    Record::new("orders").id(id.to_owned()).payload(payload.to_owned())
+}
+
+/// Accepts for `handlers` without running anything: what is there when a worker starts.
+pub async fn accept(scene: &Scene, handlers: &[&'static str], records: Vec<Record>) {
+    let inbox = handlers.iter().fold(scene.inbox(), |inbox, name| {
+        inbox.subscribe("orders", handler(key(name), async |_: Message<Raw>| Ok::<(), Failure>(())))
+    });
+    inbox.build().unwrap().accept_all(records).await.unwrap();
+}
+
+/// The child: works until it is killed, or asked to end by SIGTERM.
+fn work() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let events = Events::capture();
+        let number = |name| parameter(name).parse::<u32>().unwrap();
+        let limits = Limits {
+            lease: Duration::from_millis(u64::from(number(LEASE_MS))),
+            crash_limit: number(CRASH_LIMIT),
+            ..quick()
+        };
+        let store = Store::connect(&parameter(URL)).await.unwrap();
+        let log = Arc::new(connect(&parameter(URL)).await);
+        let registration = |name: &'static str| {
+            let concurrency = usize::try_from(number(CONCURRENCY)).unwrap();
+            worker_handler(name, Arc::clone(&log)).concurrency(concurrency)
+        };
+        let inbox = HANDLERS
+            .into_iter()
+            .fold(Inbox::builder(store).limits(limits), |inbox, name| inbox.subscribe("orders", registration(name)));
+        let running = inbox.build().unwrap().start().await.unwrap();
+        say("at work");
+        let mut asked_to_end = signal(SignalKind::terminate()).unwrap();
+        tokio::select! {
+            _ = asked_to_end.recv() => {}
+            _ = report(&events, "claim lost") => {}
+        }
+        running.shutdown(Duration::ZERO).await.unwrap();
+        say("ended");
+    });
+}
+
+/// Says that the event has happened, and goes on for ever.
+async fn report(events: &Events, message: &str) -> Infallible {
+    events.wait_for_ever(|event| event.message == message).await;
+    say(message);
+    std::future::pending().await
+}
+
+fn worker_handler(name: &'static str, log: Arc<Client>) -> Registration<Postgres> {
+    if parameter(KIND) == "transactional" {
+        return Registration::transactional(key(name), WriteAndObey { name, log });
+    }
+    handler(key(name), move |message: Message<Raw>| {
+        let log = Arc::clone(&log);
+        async move {
+            note(&log, name, &message).await;
+            obey(&message).await
+        }
+    })
+}
+
+/// Writes an effect within the transaction, then obeys.
+struct WriteAndObey {
+    name: &'static str,
+    log: Arc<Client>,
+}
+
+impl TxHandler<Raw, effect::Connection> for WriteAndObey {
+    async fn handle(&self, message: Message<Raw>, conn: &mut effect::Connection) -> Result<(), Failure> {
+        note(&self.log, self.name, &message).await;
+        effect::write(conn, message.id()).await?;
+        obey(&message).await
+    }
+}
+
+async fn note(log: &Client, name: &str, message: &Message<Raw>) {
+    let attempt = message.attempt().cast_signed();
+    log.execute("INSERT INTO run VALUES ($1, $2, $3)", &[&message.id(), &name, &attempt]).await.unwrap();
+}
+
+async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
+    match std::str::from_utf8(&message.payload).unwrap() {
+        "work" => tokio::time::sleep(Duration::from_millis(5)).await,
+        "abort" => std::process::abort(),
+        "exit" => std::process::exit(1),
+        "overflow" => drop(endless(0)),
+        // The first run never ends, so that it can be killed.
+        "hang once" if message.attempt() == 1 => {
+            say("hanging");
+            std::future::pending::<()>().await;
+        }
+        // Blocks, so that nothing but the gate ends it.
+        "gate" if message.attempt() == 1 => {
+            say("at the gate");
+            tokio::task::block_in_place(|| {
+                while !Path::new(&parameter(GATE)).exists() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Uses up the stack.
+#[allow(unconditional_recursion, reason = "that is the point")]
+fn endless(depth: u64) -> u64 {
+    std::hint::black_box(endless(std::hint::black_box(depth + 1)) + depth)
+}
