@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod conformance;
+mod plans;
 mod scene;
 mod support;
 
