@@ -1,3 +1,6 @@
 //! What every store must do the same way: the core of the suite, also run on the oldest and the newest PostgreSQL and through PgBouncer.
 
+mod claims;
 mod flow;
+mod outcomes;
+mod replay;
