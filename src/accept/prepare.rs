@@ -24,7 +24,7 @@ pub(super) enum Prepared {
         wanted_by: Vec<usize>,
         size_bytes: usize,
     },
-    Quarantine(Quarantined),
+    Quarantine(Box<Quarantined>),
     Unwanted,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn prepare(
         return Prepared::Unwanted;
     }
     match identity_and_size(&record, limits) {
-        Err(reason) => Prepared::Quarantine(Quarantined { record, reason, detail: None }),
+        Err(reason) => Prepared::Quarantine(Box::new(Quarantined { record, reason, detail: None })),
         Ok((id, source)) => {
             let size_bytes = record.size_bytes();
             let payload_hash = payload_hash(record.payload.as_ref());

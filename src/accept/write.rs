@@ -25,7 +25,7 @@ const REFUSALS_MAX: usize = 3;
 /// A record on its way into the store.
 pub(super) enum Row {
     Message { message: Arc<StoredMessage>, payload_hash: [u8; 16], wanted_by: Vec<usize> },
-    Quarantine(Quarantined),
+    Quarantine(Box<Quarantined>),
 }
 
 /// Why a part of a batch was not written.
@@ -115,7 +115,7 @@ async fn try_write<B: Backend>(
     let quarantined: Vec<Quarantined> = rows
         .iter()
         .filter_map(|row| match row {
-            Row::Quarantine(quarantined) => Some(quarantined.clone()),
+            Row::Quarantine(quarantined) => Some(Quarantined::clone(quarantined)),
             Row::Message { .. } => None,
         })
         .collect();
@@ -135,10 +135,10 @@ async fn try_write<B: Backend>(
     let mut leaves_work = false;
     for row in rows {
         match row {
-            Row::Quarantine(Quarantined { record, reason, .. }) => {
-                events::quarantined(&record.topic, reason);
+            Row::Quarantine(quarantined) => {
+                events::quarantined(&quarantined.record.topic, quarantined.reason);
                 known.push(None);
-                receipts.push(Receipt::Quarantined { reason });
+                receipts.push(Receipt::Quarantined { reason: quarantined.reason });
             }
             Row::Message { message, .. } => {
                 let Some(((answer, new), slots)) = answered.next() else { break };
@@ -242,7 +242,7 @@ async fn quarantine<B: Backend>(
     let Row::Message { message, .. } = row else { return Err(error.repeat()) };
     let reason = "refused by the database";
     let record = Record::from(&**message);
-    let rows = [Row::Quarantine(Quarantined { record, reason, detail: Some(error.to_string()) })];
+    let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(error.to_string()) }))];
     match write_part(shared, &rows, deadline).await {
         Ok(_) => Ok(Receipt::Quarantined { reason }),
         Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),

@@ -122,7 +122,10 @@ mod tests {
         fn any_text_is_a_key_or_an_error_that_quotes_it(text in "\\PC*") {
             match HandlerKey::parse(text.clone()) {
                 Ok(key) => prop_assert_eq!(key.as_str(), text),
-                Err(error) => prop_assert!(error.to_string().contains(&format!("{text:?}"))),
+                Err(error) => {
+                    let quoted = format!("{text:?}");
+                    prop_assert!(error.to_string().contains(&quoted));
+                }
             }
         }
     }

@@ -2,12 +2,17 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
 
 use super::Shared;
 use crate::error::Result;
 use crate::process::Loops;
 use crate::store::Backend;
+
+/// How long batches that were being accepted may take to end, when the grace is shorter.
+const GATE_WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// Processing in the background. Dropping it stops at once: handlers are cancelled and their claims given back.
 #[must_use = "processing stops when this is dropped"]
@@ -22,17 +27,19 @@ impl<B: Backend> Running<B> {
     }
 
     /// Stops: nothing new is claimed, running handlers have `grace` to end, the rest is cancelled and given back, due at once and with
-    /// nothing counted. Takes at most the grace and five seconds.
+    /// nothing counted. Takes at most the grace and six seconds.
     ///
     /// # Errors
     /// When outcomes could not be written because the database was away. Those deliveries run again when their claims have run out.
     pub async fn shutdown(mut self, grace: Duration) -> Result<()> {
+        let Some(loops) = self.loops.take() else { return Ok(()) };
+        let deadline = Instant::now() + grace;
         // Hand-over ends here, before anything else: accept goes on as into an inbox that is not running.
+        loops.stop_bringing_in();
         self.detach();
-        match self.loops.take() {
-            Some(loops) => loops.end(grace).await,
-            None => Ok(()),
-        }
+        // Batches that were already under way have brought in their last deliveries when the gate is free.
+        drop(timeout(grace.max(GATE_WAIT_MIN), self.shared.accept_gate.write()).await);
+        loops.end(deadline.saturating_duration_since(Instant::now())).await
     }
 
     fn detach(&self) {
@@ -43,8 +50,9 @@ impl<B: Backend> Running<B> {
 impl<B: Backend> Drop for Running<B> {
     fn drop(&mut self) {
         if let Some(loops) = self.loops.take() {
+            loops.stop_bringing_in();
             self.detach();
-            loops.abandon();
+            drop(loops);
         }
     }
 }

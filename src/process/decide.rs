@@ -26,7 +26,12 @@ pub(crate) enum StopReason {
     LeaseEnding,
     /// The inbox is shutting down.
     Shutdown,
+    /// The store was in the way of a transaction.
+    StoreTrouble,
 }
+
+/// How long a delivery waits after trouble of our own: without it, trouble that lasts would be a busy loop.
+const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What is known of the delivery and its handler when the answer comes.
 pub(crate) struct Circumstances<'a> {
@@ -62,6 +67,7 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
         Answer::Panicked(message) => failed(&format!("panicked: {message}"), None),
         Answer::TimedOut(after) => failed(&format!("timed out after {}", humantime::format_duration(after)), None),
         Answer::Stopped(StopReason::LeaseEnding | StopReason::Shutdown) => Outcome::Released,
+        Answer::Stopped(StopReason::StoreTrouble) => Outcome::Snoozed { after: TROUBLE_PAUSE },
         Answer::Stopped(StopReason::ClaimLost) => return None,
     })
 }
@@ -101,6 +107,8 @@ mod tests {
         for reason in [StopReason::LeaseEnding, StopReason::Shutdown] {
             assert_eq!(decide_with(Answer::Stopped(reason), 99, &policy), Some(Outcome::Released));
         }
+        let later = Outcome::Snoozed { after: TROUBLE_PAUSE };
+        assert_eq!(decide_with(Answer::Stopped(StopReason::StoreTrouble), 99, &policy), Some(later));
         assert_eq!(decide_with(Answer::Stopped(StopReason::ClaimLost), 0, &policy), None);
     }
 

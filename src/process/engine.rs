@@ -9,6 +9,7 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
+use super::decide::StopReason;
 use super::in_flight::InFlight;
 use super::lane::{Lane, Slot};
 use super::run;
@@ -127,6 +128,10 @@ impl<B: Backend> Engine<B> {
     /// Registers the claim and runs the delivery in a task of its own on the user's runtime.
     pub(crate) fn start(self: &Arc<Self>, lane: &Arc<Lane<B>>, claimed: Claimed, slot: Slot, lease_starts: Instant) {
         let stopped = self.in_flight.add(claimed.claim, lease_starts + self.limits.lease, lane.timeout);
+        // A claim that was under way when everything else was stopped.
+        if self.phase() >= Phase::Closing {
+            self.in_flight.stop(claimed.claim, StopReason::Shutdown);
+        }
         let run = run::run(Arc::clone(self), Arc::clone(lane), claimed, slot, stopped);
         // Joined by the in-flight list: shutdown waits until it is empty.
         drop(self.runtime.spawn(run));

@@ -37,6 +37,8 @@ pub(crate) enum Work {
 /// An engine at work.
 pub(crate) struct Loops<B: Backend> {
     pub(crate) engine: Arc<Engine<B>>,
+    /// The loop that brings in work: ended before what it brought in is given back.
+    claiming: JoinSet<()>,
     tasks: JoinSet<()>,
 }
 
@@ -49,19 +51,19 @@ impl<B: Backend> Loops<B> {
         let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));
         debug_assert_eq!(ids, handler_ids(&engine));
-        let mut tasks = JoinSet::new();
+        let (mut claiming, mut tasks) = (JoinSet::new(), JoinSet::new());
         let reactor = engine.store.backend.reactor().clone();
         tasks.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
         tasks.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
         tasks.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
         match work {
             Work::InBackground => {
-                tasks.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
+                claiming.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
                 tasks.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
             }
             Work::OnDemand => {}
         }
-        Ok(Self { engine, tasks })
+        Ok(Self { engine, claiming, tasks })
     }
 
     /// Claims once for all slots, runs what came back and waits until it is settled. Returns how many deliveries that were.
@@ -71,40 +73,71 @@ impl<B: Backend> Loops<B> {
         Ok(round.claimed)
     }
 
+    /// Nothing new is claimed or handed over from here on.
+    pub(crate) fn stop_bringing_in(&self) {
+        self.engine.phase.send_if_modified(|phase| {
+            let is_running = *phase == Phase::Running;
+            if is_running {
+                *phase = Phase::Stopping;
+            }
+            is_running
+        });
+    }
+
     /// Stops claiming at once, lets handlers end within `grace`, gives back the rest, writes all outcomes.
     pub(crate) async fn end(mut self, grace: Duration) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let deadline = Instant::now() + grace;
-        engine.phase.send_replace(Phase::Stopping);
-        engine.wake.notify_one();
-        let _ = timeout_at(deadline, engine.in_flight.empty()).await;
+        let last = deadline + LAST_WORDS;
+        self.stop_bringing_in();
+        let _ = timeout_at(deadline, self.quiet()).await;
         engine.phase.send_replace(Phase::Closing);
         engine.in_flight.stop_all(StopReason::Shutdown);
-        let all_settled = timeout_at(deadline + LAST_WORDS, engine.in_flight.empty()).await.is_ok();
-        let withdrawn = timeout_at(deadline + LAST_WORDS, engine.store.backend.withdraw(engine.processor)).await;
-        engine.phase.send_replace(Phase::Closed);
-        while self.tasks.join_next().await.is_some() {}
-        let left = engine.in_flight.len();
-        if !all_settled && left > 0 {
-            return Err(Error::new(
-                Kind::Connection,
-                format!(
-                    "shut down with {left} outcomes unwritten: those deliveries run again when their claims have run out"
-                ),
-            ));
-        }
+        let is_quiet = timeout_at(last, self.quiet()).await.is_ok();
         // Being left on the list of processors harms nobody: the entry runs out.
-        drop(withdrawn);
-        Ok(())
+        let _ = timeout_at(last, engine.store.backend.withdraw(engine.processor)).await;
+        engine.phase.send_replace(Phase::Closed);
+        // Loops end when they see the phase; one that waits for a database that does not answer is not waited for.
+        let _ = timeout_at(last, joined(&mut self.tasks)).await;
+        self.claiming.abort_all();
+        self.tasks.abort_all();
+        if is_quiet {
+            return Ok(());
+        }
+        let left = engine.in_flight.len();
+        Err(Error::new(
+            Kind::Connection,
+            format!(
+                "shut down with {left} outcomes unwritten: those deliveries run again when their claims have run out"
+            ),
+        ))
     }
 
-    /// Ends without waiting: for an inbox that is dropped. Claims are given back in the background as far as possible.
-    pub(crate) fn abandon(mut self) {
-        self.tasks.detach_all();
-        let reactor = self.engine.store.backend.reactor().clone();
-        let ending = Loops { engine: Arc::clone(&self.engine), tasks: JoinSet::new() };
-        drop(reactor.spawn(ending.end(Duration::ZERO)));
+    /// Waits until no claim is under way and nothing is held.
+    async fn quiet(&mut self) {
+        joined(&mut self.claiming).await;
+        self.engine.in_flight.empty().await;
     }
+}
+
+impl<B: Backend> Drop for Loops<B> {
+    /// Ends without waiting, when the inbox or the future that works with it is dropped. Claims are given back in the background.
+    fn drop(&mut self) {
+        if self.engine.phase() == Phase::Closed {
+            return;
+        }
+        let ending = Self {
+            engine: Arc::clone(&self.engine),
+            claiming: std::mem::take(&mut self.claiming),
+            tasks: std::mem::take(&mut self.tasks),
+        };
+        // The engine holds the store and the store its reactor, so this runs.
+        drop(self.engine.store.backend.reactor().spawn(ending.end(Duration::ZERO)));
+    }
+}
+
+async fn joined(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
 }
 
 /// Host and process, for people who look at `inbox_processor`.

@@ -62,14 +62,14 @@ pub(super) async fn run<B: Backend>(
         // The handler's own word, given before the transaction was rolled back; if it was never asked, the claim is given back.
         Transacted::RolledBack => match answered.await {
             Ok(answer) => TxEnd::Answer(answer),
-            Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::LeaseEnding)),
+            Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::StoreTrouble)),
         },
         Transacted::Failed(error) => {
             events::store_trouble("transact", &error);
             // Not the handler's doing: nothing is charged. What it said of its own failure counts, though.
             match answered.await {
                 Ok(Answer::Finished(Err(failure))) => TxEnd::Answer(Answer::Finished(Err(failure))),
-                Ok(_) | Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::LeaseEnding)),
+                Ok(_) | Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::StoreTrouble)),
             }
         }
         Transacted::InDoubt => {

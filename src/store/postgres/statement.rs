@@ -31,6 +31,9 @@ macro_rules! statement {
             $(pub(super) $field: $rust,)*
         }
 
+        // A statement that names its binds out of order does not compile.
+        const _: () = $crate::store::postgres::statement::check_binds($sql, &[$(stringify!($field)),*]);
+
         impl diesel::query_builder::QueryFragment<diesel::pg::Pg> for $name $($any)* {
             fn walk_ast<'b>(
                 &'b self,
@@ -58,6 +61,34 @@ macro_rules! statement {
     };
 }
 pub(super) use statement;
+
+/// Asserts that the first mentions of the binds stand in order, and that there are as many as fields.
+#[allow(clippy::panic, reason = "in a constant this is a compile error")]
+pub(super) const fn check_binds(sql: &str, fields: &[&str]) {
+    let bytes = sql.as_bytes();
+    let mut named = 0;
+    let mut at = 0;
+    while at < bytes.len() {
+        at += 1;
+        if bytes[at - 1] != b'$' {
+            continue;
+        }
+        let mut number = 0;
+        while at < bytes.len() && bytes[at].is_ascii_digit() {
+            number = number * 10 + (bytes[at] - b'0') as usize;
+            at += 1;
+        }
+        if number > named + 1 {
+            panic!("the first mentions of the binds do not stand in order");
+        }
+        if number == named + 1 {
+            named = number;
+        }
+    }
+    if named != fields.len() {
+        panic!("the statement does not name every bind");
+    }
+}
 
 /// Walks through a statement's SQL from one first mention of a bind to the next.
 pub(super) struct Splice {

@@ -29,14 +29,14 @@ statement! {
 statement! {
     /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock.
     ReadRow("
-        SELECT d.attempts = $3, d.status = 2,
-               (SELECT true FROM (SELECT 1 FROM inbox_delivery f WHERE f.message_seq = $1 AND f.handler_id = $2
+        SELECT d.attempts = $1, d.status = 2,
+               (SELECT true FROM (SELECT 1 FROM inbox_delivery f WHERE f.message_seq = $2 AND f.handler_id = $3
                                   FOR NO KEY UPDATE SKIP LOCKED) free)
-        FROM inbox_delivery d WHERE d.message_seq = $1 AND d.handler_id = $2")
+        FROM inbox_delivery d WHERE d.message_seq = $2 AND d.handler_id = $3")
     -> (Bool, Bool, Nullable<Bool>) {
+        attempt: i32 => Integer,
         message_seq: i64 => BigInt,
         handler_id: i16 => SmallInt,
-        attempt: i32 => Integer,
     }
 }
 
@@ -64,6 +64,11 @@ pub(super) async fn transact(
     }
     let ClaimId { message_seq, handler_id, attempt } = claim;
     match (SettleInTransaction { message_seq, handler_id, attempt }).execute(open).await {
+        Err(error) if is_aborted(&error) => {
+            return Transacted::Refused(
+                "an error in the handler's transaction was swallowed by the handler".to_owned(),
+            );
+        }
         Err(error) => return Transacted::Failed(database("cannot settle in a handler's transaction")(error)),
         Ok(0) => {
             if AnsiTransactionManager::rollback_transaction(open).await.is_ok() {
@@ -97,6 +102,13 @@ pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> R
         [(true, false, None | Some(false)), ..] => ReadBack::Undecided,
         [(false, _, _), ..] | [] => ReadBack::ClaimLost,
     })
+}
+
+/// The handler went on after a statement of its own had failed. Diesel keeps no SQLSTATE, and in another language than English the
+/// text is another one; then the delivery is not charged, but it still waits a moment before it runs again.
+fn is_aborted(error: &diesel::result::Error) -> bool {
+    matches!(error, diesel::result::Error::DatabaseError(_, information)
+        if information.message().starts_with("current transaction is aborted"))
 }
 
 /// Closes the connection unless it was given back in good order, whatever happens: also when the future is dropped. A connection

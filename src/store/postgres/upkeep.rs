@@ -52,13 +52,14 @@ statement! {
 }
 
 statement! {
-    /// Notes since when a handler is unknown while deliveries wait for it, and that it is known again. One index probe a handler.
+    /// Notes since when a handler is unknown while deliveries wait for it, and that it is known again. One index probe a
+    /// handler: the order says which index, without it the planner may hope to meet an open row soon in a scan.
     NoteUnknown("
         WITH known AS MATERIALIZED (SELECT unnest(handler_ids) AS id FROM inbox_processor WHERE alive_until > now()),
         judged AS MATERIALIZED (
             SELECT h.id, (h.id IN (SELECT id FROM known)) IS NOT TRUE
-                         AND (SELECT true FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL LIMIT 1)
-                             IS TRUE AS is_unknown
+                         AND (SELECT true FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
+                              ORDER BY d.due_at, d.message_seq LIMIT 1) IS TRUE AS is_unknown
             FROM inbox_handler h)
         UPDATE inbox_handler h SET unknown_since = CASE WHEN j.is_unknown THEN now() END
         FROM judged j

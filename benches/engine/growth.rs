@@ -1,0 +1,89 @@
+//! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
+
+use crate::support::postgres::{Cluster, connect};
+use crate::{Scale, fresh_database, ours, tidy_up};
+
+/// Milliseconds per claimed delivery, on the server.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Growth {
+    pub empty_ms: f64,
+    pub beside_ms: f64,
+    pub ratio: f64,
+}
+
+/// Resident memory after draining a small and a large backlog.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Memory {
+    pub small_mib: f64,
+    pub large_mib: f64,
+}
+
+/// Claims with nothing beside the work, and with many done, not yet due and other handlers' deliveries beside it, in turns.
+pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
+    let work = Scale { messages: scale.messages.min(20_000), ..scale };
+    let empty = fresh_database(cluster).await;
+    let beside = fresh_database(cluster).await;
+    fill(&beside, scale.ballast).await;
+    let mut growths = Vec::new();
+    for _ in 0..scale.repeats.max(3) {
+        let empty_ms = claim_ms(&empty, work).await;
+        let beside_ms = claim_ms(&beside, work).await;
+        growths.push(Growth { empty_ms, beside_ms, ratio: beside_ms / empty_ms });
+    }
+    growths.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+    growths[growths.len() / 2]
+}
+
+/// Puts rows of each kind beside the work. Handler 1 is the one that is measured.
+async fn fill(url: &str, ballast: usize) {
+    drop(ours::inbox(url).await.accept_all([]).await.unwrap());
+    let rows = |from: usize, columns: &str, values: &str| {
+        let to = from + ballast - 1;
+        format!(
+            "INSERT INTO inbox_delivery (message_seq, handler_id, due_at{columns}) SELECT -n, {values} FROM generate_series({from}, {to}) n;"
+        )
+    };
+    let done = rows(1, ", status, finished_at", "1, now() - interval '1 day', 2, now()");
+    let later = rows(ballast + 1, "", "1, now() + interval '1 day' + n * interval '1 ms'");
+    let other = rows(2 * ballast + 1, "", "2, now() - interval '1 day'");
+    connect(url).await.batch_execute(&format!("{done}{later}{other}")).await.unwrap();
+    tidy_up(url).await;
+}
+
+async fn claim_ms(url: &str, work: Scale) -> f64 {
+    let inbox = ours::inbox(url).await;
+    let client = connect(url).await;
+    client.batch_execute("DELETE FROM inbox_message").await.unwrap();
+    ours::accept_all(&inbox, work).await;
+    client.batch_execute("VACUUM ANALYZE inbox_delivery").await.unwrap();
+    client.batch_execute("SELECT pg_stat_statements_reset()").await.unwrap();
+    ours::drain_in_background(&inbox, url, work.messages).await;
+    let row = client
+        .query_one(
+            "SELECT sum(total_exec_time)::float8, sum(rows)::float8 FROM pg_stat_statements WHERE query LIKE '%WITH claimed AS%'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let (total, rows): (f64, f64) = (row.get(0), row.get(1));
+    total / rows
+}
+
+pub async fn memory(cluster: &Cluster, scale: Scale) -> Memory {
+    let mut resident = [0.0; 2];
+    for (place, messages) in [scale.messages / 10, scale.messages * 3].into_iter().enumerate() {
+        let url = fresh_database(cluster).await;
+        let inbox = ours::inbox(&url).await;
+        ours::accept_all(&inbox, Scale { messages, ..scale }).await;
+        ours::drain_in_background(&inbox, &url, messages).await;
+        resident[place] = resident_mib();
+    }
+    let [small_mib, large_mib] = resident;
+    Memory { small_mib, large_mib }
+}
+
+fn resident_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or("");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+}

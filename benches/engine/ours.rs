@@ -1,0 +1,105 @@
+//! The engine on the same tables, with the same batches, a no-op handler and as many statements under way as the baseline has
+//! connections.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
+
+use crate::support::postgres::{Cluster, connect};
+use crate::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Scale, fresh_database, tidy_up};
+
+/// Runs of the handler, to know without asking the database, which would slow down what is measured.
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+pub async fn accept(cluster: &Cluster, scale: Scale) -> f64 {
+    let inbox = inbox(&fresh_database(cluster).await).await;
+    rate(scale, accept_all(&inbox, scale).await)
+}
+
+pub async fn drain(cluster: &Cluster, scale: Scale) -> f64 {
+    let url = fresh_database(cluster).await;
+    let inbox = inbox(&url).await;
+    accept_all(&inbox, scale).await;
+    tidy_up(&url).await;
+    rate(scale, drain_in_background(&inbox, &url, scale.messages).await)
+}
+
+pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> f64 {
+    let url = fresh_database(cluster).await;
+    let inbox = inbox(&url).await;
+    let running = inbox.start().await.unwrap();
+    HANDLED.store(0, Ordering::Relaxed);
+    let started_at = Instant::now();
+    accept_all(&inbox, scale).await;
+    all_done(&url, scale.messages).await;
+    let seconds = started_at.elapsed().as_secs_f64();
+    running.shutdown(Duration::from_secs(10)).await.unwrap();
+    rate(scale, seconds)
+}
+
+/// Starts the inbox, waits until the database says that nothing is open, and returns the seconds that took.
+pub async fn drain_in_background(inbox: &Inbox<Postgres>, url: &str, messages: usize) -> f64 {
+    HANDLED.store(0, Ordering::Relaxed);
+    let started_at = Instant::now();
+    let running = inbox.start().await.unwrap();
+    all_done(url, messages).await;
+    let seconds = started_at.elapsed().as_secs_f64();
+    running.shutdown(Duration::from_secs(10)).await.unwrap();
+    seconds
+}
+
+/// An inbox with a no-op handler.
+pub async fn inbox(url: &str) -> Inbox<Postgres> {
+    let store = Store::<Postgres>::connect(url).await.unwrap();
+    let limits = Limits { accept_batch_rows: BATCH_ROWS, ..Limits::default() };
+    let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+        async { Ok::<(), Failure>(()) }
+    });
+    Inbox::builder(store).limits(limits).subscribe("bench", no_op.concurrency(2 * BATCH_ROWS)).build().unwrap()
+}
+
+/// Accepts all messages in batches from as many tasks as the baseline has connections; returns the seconds.
+pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) -> f64 {
+    // Registration happens on first use and is not what is measured.
+    inbox.accept_all([]).await.unwrap();
+    let started_at = Instant::now();
+    let tasks: Vec<_> = (0..CONNECTIONS)
+        .map(|share| {
+            let inbox = inbox.clone();
+            tokio::spawn(async move {
+                let numbers: Vec<usize> = (0..scale.messages).filter(|number| number % CONNECTIONS == share).collect();
+                for batch in numbers.chunks(BATCH_ROWS) {
+                    inbox.accept_all(batch.iter().map(|number| record(*number))).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    started_at.elapsed().as_secs_f64()
+}
+
+fn record(number: usize) -> Record {
+    Record::new("bench").id(format!("message-{number}")).payload(vec![b'x'; PAYLOAD_BYTES])
+}
+
+/// Waits until the handler has seen all messages and the database has nothing due that is not finished.
+async fn all_done(url: &str, messages: usize) {
+    while HANDLED.load(Ordering::Relaxed) < messages {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let client = connect(url).await;
+    let open =
+        "SELECT EXISTS (SELECT FROM inbox_delivery WHERE handler_id = 1 AND due_at <= now() AND finished_at IS NULL)";
+    let open = client.prepare(open).await.unwrap();
+    while client.query_one(&open, &[]).await.unwrap().get::<_, bool>(0) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+fn rate(scale: Scale, seconds: f64) -> f64 {
+    scale.messages as f64 / seconds
+}
