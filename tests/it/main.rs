@@ -4,9 +4,11 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod conformance;
+mod operator_race;
 mod plans;
 mod scene;
 mod support;
+mod tidy;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
