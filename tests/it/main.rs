@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod conformance;
+mod events;
 mod operator_race;
 mod plans;
 mod scene;

@@ -67,7 +67,7 @@ async fn dead_locks_by_the_hundred_are_recovered_beside_one_that_somebody_holds(
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
-    inbox.accept_all(records(600)).await.unwrap();
+    inbox.accept_all(records(300)).await.unwrap();
     let die = "UPDATE inbox_delivery SET attempts = 1, locked_by = 999, locked_until = now() - interval '1 second'";
     scene.database.execute(die).await;
     let mut client = scene.database.client().await;
@@ -80,9 +80,9 @@ async fn dead_locks_by_the_hundred_are_recovered_beside_one_that_somebody_holds(
     scene.until(rest).await;
     holder.rollback().await.unwrap();
     scene.settled().await;
-    assert_eq!(runs.count(), 600);
+    assert_eq!(runs.count(), 300);
     let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(done).await, 600);
+    assert_eq!(scene.database.query_one_i64(done).await, 300);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
