@@ -224,7 +224,7 @@ async fn no_event_and_no_error_shows_a_payload_a_key_a_header_or_a_password() {
     cluster.stop_immediate().await;
     let refused = within(inbox.accept(secret("d", "canary-payload"))).await.unwrap_err();
     said.push(format!("{refused} {refused:?}"));
-    for unusable in [url.clone(), url.replace("127.0.0.1", "[nowhere"), format!("{url}?sslmode=canary-password")] {
+    for unusable in [url.clone(), url.replace("127.0.0.1", "[nowhere"), format!("{url}?sslmode=nonsense")] {
         let refused = Store::connect(&unusable).await.unwrap_err();
         said.push(format!("{refused} {refused:?}"));
     }

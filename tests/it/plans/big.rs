@@ -94,9 +94,8 @@ impl Big {
     }
 
     async fn prepare(&self) {
-        let store = self.store().await;
-        store.migrate().await.unwrap();
-        self.inbox(&store, Limits::default()).accept(record("first")).await.unwrap();
+        self.store().await.migrate().await.unwrap();
+        self.inbox(Limits::default(), 16).await.accept(record("first")).await.unwrap();
         self.execute("ANALYZE").await;
     }
 
@@ -105,12 +104,12 @@ impl Big {
     }
 
     /// The three handlers, done with everything they are given.
-    pub fn inbox(&self, store: &Store<Postgres>, limits: Limits) -> Inbox<Postgres> {
+    pub async fn inbox(&self, limits: Limits, concurrency: usize) -> Inbox<Postgres> {
         let runs = Runs::new();
-        let builder = Inbox::builder(store.clone()).limits(limits);
+        let builder = Inbox::builder(self.store().await).limits(limits);
         let builder = ["stock", "mail", "audit"]
             .into_iter()
-            .fold(builder, |builder, name| builder.subscribe("orders", runs.handler(name)));
+            .fold(builder, |builder, name| builder.subscribe("orders", runs.handler(name).concurrency(concurrency)));
         builder.build().unwrap()
     }
 

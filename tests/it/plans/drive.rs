@@ -15,7 +15,7 @@ use crate::support::postgres::connect;
 use crate::support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 17] = [
+pub const STATEMENTS: [(&str, &str); 18] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -33,6 +33,7 @@ pub const STATEMENTS: [(&str, &str); 17] = [
     ("look for paused handlers", "SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL"),
     ("note unknown keys", "SET unknown_since ="),
     ("poison unknown keys", "reason = 'unknown key'"),
+    ("replay", "SET status = 0, due_at = now()"),
 ];
 
 /// Handlers beside the ones that work, so that a claim asks for many.
@@ -61,6 +62,7 @@ pub async fn every_statement(big: &Big, round: &str) {
     }
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
     lose_two_answers(&inbox, &proxy, round).await;
+    replay(big).await;
     big.until(
         "SELECT count(*) = 0 FROM inbox_delivery d JOIN inbox_handler h ON h.id = d.handler_id
          WHERE finished_at IS NULL AND due_at <= now() AND h.key <> 'stranger'",
@@ -155,6 +157,15 @@ async fn hold_a_claim_until_it_is_renewed(
     // Claimed and not renewed, the lock would end one lease after it was due.
     big.until(&format!("SELECT count(*) = 1 {row} AND locked_until > due_at + interval '2.1 seconds'")).await;
     gate.add_permits(1);
+}
+
+/// By hand, often enough for a plan that is made for all; under the name by which plans are looked for.
+async fn replay(big: &Big) {
+    big.execute("SET application_name = wharf").await;
+    for number in 190_001..190_010 {
+        big.execute(&format!("SELECT inbox_replay('old-{number}', 'audit')")).await;
+    }
+    big.execute("RESET application_name").await;
 }
 
 /// The answer to an accept, whose hand-over is then released; and the answer to a COMMIT, which is then read back.
