@@ -22,8 +22,8 @@ pub struct Limits {
     /// How often an idle processor looks for due work that nobody told it of (retries, other processes' messages).
     /// Default: 1 s, jittered. Under load it plays no part.
     pub poll: Duration,
-    /// Process deaths a delivery may be part of before it is poisoned as `crashed`. After the first one it is run alone.
-    /// Default: 3.
+    /// Process deaths in a row a delivery may be part of before it is poisoned as `crashed`. When one more would poison it, it is
+    /// run alone, so that none is poisoned for another's doing. Default: 3. With 1, everything a dying process was running is.
     pub crash_limit: u32,
     /// How long a delivery may wait for a handler key that no live processor knows before it is poisoned. Default: 1 h, so
     /// that a rolling deploy or a rollback poisons nothing; 0 poisons as soon as it is noticed.
@@ -49,8 +49,8 @@ pub struct Limits {
     pub error_chars_max: usize,
     /// The longest pause between two tries while the database is away. Default: 5 s, jittered.
     pub backoff_max: Duration,
-    /// How long a delivery that was part of a crash waits for the others of its process to end before it is run beside
-    /// what is left of them. Default: 30 s.
+    /// How long a delivery that has to run alone waits for the others of its process to end, and they for it, before they
+    /// run side by side after all. Default: 30 s.
     pub solo_wait_max: Duration,
 }
 
@@ -109,6 +109,11 @@ impl Limits {
             _ => return Err(Error::configuration(format!("there is no limit named {name:?}"))),
         }
         Ok(())
+    }
+
+    /// Crashes from which on a delivery has to run alone: one below the limit.
+    pub(crate) fn solo_from(&self) -> i32 {
+        i32::try_from(self.crash_limit).unwrap_or(i32::MAX).saturating_sub(1).max(1)
     }
 
     /// Every reason why these limits cannot work.

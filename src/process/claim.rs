@@ -1,7 +1,7 @@
 //! Claims due deliveries: one statement for all handlers, exactly as many as there are free slots.
 //!
 //! Slots are taken before the statement is sent, so what comes back can start at once. Under load the next claim follows as soon as
-//! slots are free; idle, it is a poll. What was part of a crash goes to `solo.rs`.
+//! slots are free; idle, it is a poll. What must not crash once more goes to `solo.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::backoff::{Backoff, jittered};
 use crate::error::Result;
 use crate::events::{self, Subject};
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimRequest, ClaimScope, Claimed, Stamp};
+use crate::store::seam::{Ask, ClaimScope, Claimed, Stamp};
 
 /// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
 const COLLECT: Duration = Duration::from_millis(4);
@@ -27,9 +27,9 @@ pub(super) struct Claimer<B: Backend> {
     /// Per handler id, up to where the index was walked. Later claims need not pass over what is finished since.
     floors: HashMap<i16, Stamp>,
     swept_at: Option<Instant>,
-    /// Until then only deliveries without a crash are claimed: after a suspect has had its turn, and after our own outage, when
+    /// Until then suspects and expired locks are left alone: after a suspect has had its turn, and after our own outage, when the
     /// owners of expired locks get the chance to settle first.
-    fresh_until: Option<Instant>,
+    spared_until: Option<Instant>,
     /// Counts rounds, to share slots fairly between the ids of one handler.
     round: usize,
 }
@@ -70,13 +70,13 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
-        Self { engine, floors: HashMap::new(), swept_at: None, fresh_until: None, round: 0 }
+        Self { engine, floors: HashMap::new(), swept_at: None, spared_until: None, round: 0 }
     }
 
-    /// Claims only deliveries that were never part of a crash, for a while.
+    /// Leaves suspects and expired locks alone for a while.
     pub(super) fn spare_suspects_for(&mut self, duration: Duration) {
         let until = Instant::now() + duration;
-        self.fresh_until = Some(self.fresh_until.map_or(until, |earlier| earlier.max(until)));
+        self.spared_until = Some(self.spared_until.map_or(until, |earlier| earlier.max(until)));
     }
 
     /// Claims once for all free slots and starts what came back.
@@ -105,8 +105,7 @@ impl<B: Backend> Claimer<B> {
         let asks: Vec<Ask> = room.iter().flat_map(|(lane, slots)| self.asks(lane, slots, is_sweep)).collect();
         let lease_starts = Instant::now();
         let scope = self.scope();
-        let request =
-            ClaimRequest { processor: self.engine.processor, lease: self.engine.limits.lease, asks: &asks, scope };
+        let request = self.engine.claim_request(&asks, scope);
         let claimed = self.engine.store.backend.claim(&request).await?;
         if is_sweep {
             self.swept_at = Some(lease_starts);
@@ -139,12 +138,14 @@ impl<B: Backend> Claimer<B> {
                 handler: lane.key.as_str(),
                 attempt: delivery.claim.attempt,
             };
-            if delivery.crashes > 0 {
-                events::reclaimed(subject, delivery.crashes);
+            match delivery.crashes {
+                0 => events::claimed(subject),
+                crashes => events::reclaimed(subject, crashes),
+            }
+            if delivery.crashes >= self.engine.limits.solo_from() {
                 suspects.push(delivery);
                 continue;
             }
-            events::claimed(subject);
             if let Some(slot) = slots.split(1) {
                 self.engine.start(lane, delivery, slot, lease_starts);
             }
@@ -172,11 +173,11 @@ impl<B: Backend> Claimer<B> {
     }
 
     fn scope(&mut self) -> ClaimScope {
-        match self.fresh_until {
-            Some(until) if Instant::now() < until => ClaimScope::Fresh,
+        match self.spared_until {
+            Some(until) if Instant::now() < until => ClaimScope::Unsuspected,
             Some(_) | None => {
-                self.fresh_until = None;
-                ClaimScope::WithSuspects
+                self.spared_until = None;
+                ClaimScope::All
             }
         }
     }

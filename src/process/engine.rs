@@ -15,7 +15,7 @@ use super::lane::{Lane, Slot};
 use super::run;
 use crate::events::{self, Subject};
 use crate::limits::Limits;
-use crate::store::seam::{ClaimId, Claimed, Settlement, Stamp};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Settlement, Stamp};
 use crate::store::{Backend, Store};
 
 pub(crate) struct Engine<B: Backend> {
@@ -111,6 +111,11 @@ impl<B: Backend> Engine<B> {
         self.lanes.iter().find(|lane| lane.ids.all.contains(&handler_id))
     }
 
+    pub(crate) fn claim_request<'a>(&self, asks: &'a [Ask], scope: ClaimScope) -> ClaimRequest<'a> {
+        let Limits { lease, .. } = self.limits;
+        ClaimRequest { processor: self.processor, lease, asks, scope, solo_from: self.limits.solo_from() }
+    }
+
     /// Starts a delivery that was inserted as claimed. `lease_starts` is a moment before the statement was sent.
     pub(crate) fn start_handed_over(
         self: &Arc<Self>,
@@ -129,7 +134,7 @@ impl<B: Backend> Engine<B> {
     pub(crate) fn start(self: &Arc<Self>, lane: &Arc<Lane<B>>, claimed: Claimed, slot: Slot, lease_starts: Instant) {
         let stopped = self.in_flight.add(claimed.claim, lease_starts + self.limits.lease, lane.timeout);
         // A claim that was under way when everything else was stopped.
-        if self.phase() >= Phase::Closing {
+        if self.phase() >= Phase::Stopping {
             self.in_flight.stop(claimed.claim, StopReason::Shutdown);
         }
         let run = run::run(Arc::clone(self), Arc::clone(lane), claimed, slot, stopped);

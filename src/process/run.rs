@@ -59,8 +59,12 @@ async fn outcome<B: Backend>(
     engine: &Arc<Engine<B>>,
     lane: &Lane<B>,
     claimed: &Claimed,
-    stopped: oneshot::Receiver<StopReason>,
+    mut stopped: oneshot::Receiver<StopReason>,
 ) -> Option<Settled> {
+    // Stopped before it began: the handler must not see it at all.
+    if let Ok(reason) = stopped.try_recv() {
+        return (reason != StopReason::ClaimLost).then_some(Settled::Later(Outcome::Released));
+    }
     let Some(message) = claimed.message.clone() else {
         let reason = PoisonReason::MessageMissing;
         return Some(Settled::Later(Outcome::Poisoned { reason, error: None, charged: false }));

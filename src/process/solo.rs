@@ -1,4 +1,7 @@
-//! Runs deliveries that were part of a crash alone, so that one which kills its process takes no innocent with it again.
+//! Runs alone what must not be part of one more crash, so that one delivery which kills its process takes no innocent with it.
+//!
+//! The first crash of a delivery may well be another's doing or an operator's; it is run again like any other. When its next crash
+//! would poison it, it has to be its own: it runs alone.
 //!
 //! Nothing else is claimed, handed over or left running while a suspect has its turn. What is not having its turn is not held: a
 //! claim that is held when the process dies would be charged as well. After a turn, ordinary work gets as much time as it took.
@@ -13,7 +16,7 @@ use crate::error::Result;
 use crate::events::{self, Subject};
 use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimRequest, ClaimScope, Claimed, Settlement};
+use crate::store::seam::{Ask, ClaimScope, Claimed, Settlement};
 
 /// Suspects that have their turn in one quiet period.
 const TURNS_MAX: usize = 16;
@@ -60,13 +63,7 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Resu
 async fn turn<B: Backend>(engine: &Arc<Engine<B>>, lane: &Arc<Lane<B>>, handler_id: i16, slot: Slot) -> Result<()> {
     let lease_starts = Instant::now();
     let asks = [Ask { handler_id, limit: 1, floor: None }];
-    let request = ClaimRequest {
-        processor: engine.processor,
-        lease: engine.limits.lease,
-        asks: &asks,
-        scope: ClaimScope::WithSuspects,
-    };
-    let claimed = engine.store.backend.claim(&request).await?;
+    let claimed = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     let Some(delivery) = poison_the_guilty(engine, claimed).await?.pop() else { return Ok(()) };
     let claim = delivery.claim;
     let (message, handler) = (delivery.message.as_deref(), lane.key.as_str());

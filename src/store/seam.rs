@@ -144,6 +144,8 @@ pub struct ClaimRequest<'a> {
     pub lease: Duration,
     pub asks: &'a [Ask],
     pub scope: ClaimScope,
+    /// Deliveries with this many crashes have to run alone.
+    pub solo_from: i32,
 }
 
 /// How many deliveries of a handler are wanted.
@@ -157,10 +159,9 @@ pub struct Ask {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimScope {
-    /// Only deliveries that were never part of a crash.
-    Fresh,
-    /// Also those whose lock has run out, and those that were part of a crash before.
-    WithSuspects,
+    /// Neither those whose lock has run out, nor those that have to run alone.
+    Unsuspected,
+    All,
 }
 
 /// A moment of the database's clock. Opaque here: it is only ever given back to the database.

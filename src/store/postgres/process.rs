@@ -31,12 +31,12 @@ const DISCARDED: i16 = 4;
 
 statement! {
     /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever
-    /// the planner believes. A lock that ran out without being given back means that its process died, which is counted here.
-    Claim<'a>("
+    /// the planner believes. Counters saturate; a row whose attempt cannot grow any more could not be fenced and is left alone. A lock that ran out without being given back means that its process died, which is counted here.
+    Claim("
         WITH claimed AS (
             UPDATE inbox_delivery t
             SET locked_until = now() + $1 * interval '1 millisecond', locked_by = $2, attempts = t.attempts + 1,
-                crashes = t.crashes + CASE WHEN t.locked_until IS NULL THEN 0 ELSE 1 END
+                crashes = t.crashes + CASE WHEN t.locked_until IS NULL OR t.crashes = 2147483647 THEN 0 ELSE 1 END
             WHERE t.ctid = ANY (ARRAY(
                 SELECT due.tid
                 FROM unnest($3, $4, $5) AS ask (handler_id, wanted, floor)
@@ -45,7 +45,8 @@ statement! {
                     WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
                       AND d.due_at >= ask.floor AND d.due_at <= now()
                       AND CASE WHEN $6 THEN d.locked_until IS NULL OR d.locked_until <= now()
-                               ELSE d.locked_until IS NULL AND d.crashes = 0 END
+                               ELSE d.locked_until IS NULL AND d.crashes < $7 END
+                      AND d.attempts < 2147483647
                       AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = ask.handler_id)
                     ORDER BY d.due_at, d.message_seq
                     LIMIT ask.wanted
@@ -62,7 +63,8 @@ statement! {
         handler_ids: Vec<i16> => Array<SmallInt>,
         limits: Vec<i32> => Array<Integer>,
         floors: Vec<PgTimestamp> => Array<Timestamptz>,
-        with_suspects: &'a bool => Bool,
+        with_suspects: bool => Bool,
+        solo_from: i32 => Integer,
     }
 }
 
@@ -85,13 +87,14 @@ type ClaimRow = (
 );
 
 statement! {
-    /// The common case, kept narrow.
+    /// The common case, kept narrow. The fence stands in a CASE, here and below, so that the planner cannot reason about it: right
+    /// after an ANALYZE that saw no locked row it would expect none, and begin with a scan for them.
     SettleDone("
         UPDATE inbox_delivery d
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
         FROM unnest($1, $2, $3) AS s (message_seq, handler_id, attempt)
-        WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id AND d.attempts = s.attempt
-          AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+        WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
+          AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
         message_seqs: Vec<i64> => Array<BigInt>,
         handler_ids: Vec<i16> => Array<SmallInt>,
@@ -106,15 +109,15 @@ statement! {
         SET due_at = CASE WHEN s.delay_ms IS NULL THEN d.due_at ELSE now() + s.delay_ms * interval '1 millisecond' END,
             finished_at = CASE WHEN s.status = 0 THEN NULL ELSE now() END,
             status = s.status,
-            errors = d.errors + s.charge,
+            errors = d.errors + CASE WHEN d.errors = 2147483647 THEN 0 ELSE s.charge END,
             crashes = CASE WHEN s.keep_crashes THEN d.crashes ELSE 0 END,
             locked_until = NULL, locked_by = NULL,
             reason = s.reason,
             last_error = coalesce(s.error, d.last_error)
         FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)
           AS s (message_seq, handler_id, attempt, status, delay_ms, charge, keep_crashes, reason, error)
-        WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id AND d.attempts = s.attempt
-          AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+        WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
+          AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
         message_seqs: Vec<i64> => Array<BigInt>,
         handler_ids: Vec<i16> => Array<SmallInt>,
@@ -155,8 +158,9 @@ statement! {
                 FROM unnest($2, $3, $4) AS r (message_seq, handler_id, attempt)
                 CROSS JOIN LATERAL (
                     SELECT d.ctid AS tid FROM inbox_delivery d
-                    WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id AND d.attempts = r.attempt
-                      AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                    WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id
+                      AND CASE WHEN d.attempts = r.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                               THEN true ELSE false END
                     LIMIT 1
                     FOR NO KEY UPDATE SKIP LOCKED) held))
             RETURNING t.message_seq, t.handler_id, t.attempts)
@@ -180,8 +184,9 @@ statement! {
     ReleaseHandedOver("
         UPDATE inbox_delivery d SET locked_until = NULL, locked_by = NULL
         FROM unnest($1, $2) AS r (message_seq, handler_id)
-        WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id AND d.attempts = 1 AND d.locked_by = $3
-          AND d.locked_until IS NOT NULL AND d.finished_at IS NULL") {
+        WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id
+          AND CASE WHEN d.attempts = 1 AND d.locked_by = $3 AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                   THEN true ELSE false END") {
         message_seqs: Vec<i64> => Array<BigInt>,
         handler_ids: Vec<i16> => Array<SmallInt>,
         processor: i32 => Integer,
@@ -197,9 +202,10 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest<'
         limits: request.asks.iter().map(|ask| ask.limit).collect(),
         floors: request.asks.iter().map(floor).collect(),
         with_suspects: match request.scope {
-            ClaimScope::Fresh => &false,
-            ClaimScope::WithSuspects => &true,
+            ClaimScope::Unsuspected => false,
+            ClaimScope::All => true,
         },
+        solo_from: request.solo_from,
     }
     .load::<ClaimRow>(conn)
     .await
