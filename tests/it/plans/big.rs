@@ -58,7 +58,16 @@ pub enum Statistics {
     /// What it learned when they were almost empty.
     Stale,
     Fresh,
+    /// What it learned when everything was done: nothing open, nothing locked.
+    Idle,
 }
+
+/// Sets what is open aside while the planner looks.
+const LEARN_IDLE: &str = "
+    CREATE TEMP TABLE open AS SELECT * FROM inbox_delivery WHERE finished_at IS NULL;
+    DELETE FROM inbox_delivery WHERE finished_at IS NULL;
+    ANALYZE;
+    INSERT INTO inbox_delivery SELECT * FROM open";
 
 pub struct Big {
     pub cluster: &'static Cluster,
@@ -97,6 +106,15 @@ impl Big {
         self.store().await.migrate().await.unwrap();
         self.inbox(Limits::default(), 16).await.accept(record("first")).await.unwrap();
         self.execute("ANALYZE").await;
+    }
+
+    /// Lets the planner know what it is to know.
+    pub async fn learn(&self, statistics: Statistics) {
+        match statistics {
+            Statistics::Stale => {}
+            Statistics::Fresh => self.execute("ANALYZE").await,
+            Statistics::Idle => self.execute(LEARN_IDLE).await,
+        }
     }
 
     pub async fn store(&self) -> Store<Postgres> {

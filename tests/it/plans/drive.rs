@@ -25,7 +25,7 @@ pub const STATEMENTS: [(&str, &str); 18] = [
     ("settle other", "last_error = coalesce(s.error, d.last_error)"),
     ("find lost claims", "AS s (message_seq, handler_id, attempt, status)\n"),
     ("renew", "WITH renewed AS"),
-    ("release handed over", "AND d.attempts = 1 AND d.locked_by = $3"),
+    ("release handed over", "d.locked_by = $3"),
     ("settle in a transaction", "WHERE message_seq = $1 AND handler_id = $2 AND attempts = $3"),
     ("read back", "FOR NO KEY UPDATE SKIP LOCKED) free"),
     ("enroll", "WITH gone AS (DELETE FROM inbox_processor"),
