@@ -4,6 +4,8 @@
 //! first, so that two processes that know one handler under two ids cannot both add a delivery. No step joins two arrays: whatever
 //! the planner believes of their length, the cost stays that of the batch.
 
+use std::collections::HashSet;
+
 use diesel::pg::data_types::PgTimestamp;
 use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text, Timestamptz};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
@@ -20,36 +22,37 @@ use crate::store::seam::{AcceptBatch, Accepted, NewDelivery, NewMessage, Quarant
 const ROUNDS_MAX: usize = 5;
 
 statement! {
-    /// Inserts what is new and returns its place in the batch and its seq. Sorted by identity, so that two acceptors never wait
-    /// for each other in a circle. synchronous_commit is forced: the offset is committed on the strength of this statement.
+    /// Inserts what is new; returns the seqs that were set aside, one a message in the order of the batch, and those of them that were
+    /// used. Messages come sorted by identity, so that two acceptors never wait for each other in a circle; `rank` is their place in the
+    /// batch, which the seq follows. synchronous_commit is forced: the offset is committed on the strength of this statement.
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
-        input AS MATERIALIZED (
-            SELECT nextval('inbox_message_seq') AS seq, i.*
-            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY
-              AS i (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers,
-                    payload, ord)),
-        seqs AS MATERIALIZED (SELECT array_agg(seq ORDER BY ord) AS by_ord, (SELECT count(*) FROM durable) FROM input),
+        seqs AS MATERIALIZED (
+            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable) FROM generate_series(1, $1)),
         message AS (
             INSERT INTO inbox_message (seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at,
                                        record_key, headers, payload)
-            SELECT seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers,
-                   payload
-            FROM input ORDER BY message_id COLLATE \"C\", source COLLATE \"C\", ord
+            SELECT (SELECT by_rank FROM seqs)[rank], message_id, source, topic, payload_hash, kafka_partition, kafka_offset,
+                   recorded_at, record_key, headers, payload
+            FROM unnest($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+              AS i (rank, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers,
+                    payload)
             ON CONFLICT (message_id, source) DO NOTHING
             RETURNING seq),
         delivery AS (
             INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
             SELECT d.seq, d.handler_id, now(),
-                   CASE WHEN d.is_handed_over THEN now() + $11 * interval '1 millisecond' END,
-                   CASE WHEN d.is_handed_over THEN $12 END,
+                   CASE WHEN d.is_handed_over THEN now() + $13 * interval '1 millisecond' END,
+                   CASE WHEN d.is_handed_over THEN $14 END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
-            FROM (SELECT (SELECT by_ord FROM seqs)[w.ord] AS seq, w.handler_id, w.is_handed_over
-                  FROM unnest($13, $14, $15) AS w (ord, handler_id, is_handed_over)) d
-            WHERE (d.seq IN (SELECT seq FROM message)) IS TRUE)
-        SELECT ord, seq FROM input WHERE (seq IN (SELECT seq FROM message)) IS TRUE")
-    -> (BigInt, BigInt) {
+            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
+                  FROM unnest($15, $16, $17) AS w (rank, handler_id, is_handed_over)) d
+            WHERE CASE WHEN (SELECT count(*) FROM message) = $1 THEN true ELSE d.seq IN (SELECT seq FROM message) END)
+        SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message)")
+    -> (Array<BigInt>, Array<BigInt>) {
+        count: i32 => Integer,
+        ranks: Vec<i32> => Array<Integer>,
         message_ids: Vec<&'a str> => Array<Text>,
         sources: Vec<&'a str> => Array<Text>,
         topics: Vec<&'a str> => Array<Text>,
@@ -62,7 +65,7 @@ statement! {
         payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
         lease_ms: i64 => BigInt,
         processor: Option<i32> => Nullable<Integer>,
-        delivery_ords: Vec<i32> => Array<Integer>,
+        delivery_ranks: Vec<i32> => Array<Integer>,
         delivery_handlers: Vec<i16> => Array<SmallInt>,
         delivery_handed_over: Vec<bool> => Array<Bool>,
     }
@@ -141,18 +144,19 @@ async fn insert_new(
     answers: &mut [Option<Accepted>],
 ) -> Result<()> {
     let cannot = || database(format!("cannot accept {} messages", open.len()));
-    let inserted: Vec<(i64, i64)> = if quarantined.is_empty() {
-        insert(batch, open).load(conn).await.map_err(cannot())?
+    let (seqs, used): (Vec<i64>, Vec<i64>) = if quarantined.is_empty() {
+        insert(batch, open).get_result(conn).await.map_err(cannot())?
     } else {
         conn.transaction(async |conn| {
             quarantine::insert(quarantined).execute(conn).await?;
-            if open.is_empty() { Ok(Vec::new()) } else { insert(batch, open).load(conn).await }
+            if open.is_empty() { Ok(Default::default()) } else { insert(batch, open).get_result(conn).await }
         })
         .await
         .map_err(cannot())?
     };
-    for (ord, seq) in inserted {
-        if let Some(&index) = usize::try_from(ord - 1).ok().and_then(|at| open.get(at)) {
+    let used: HashSet<i64> = used.into_iter().collect();
+    for (&index, seq) in open.iter().zip(seqs) {
+        if used.contains(&seq) {
             answers[index] = Some(Accepted::New { seq });
         }
     }
@@ -209,29 +213,34 @@ fn split_conflicts<'a>(
 }
 
 fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
-    let messages: Vec<&'a NewMessage> = open.iter().map(|&index| &batch.messages[index]).collect();
-    let deliveries = || {
-        let numbered = messages.iter().enumerate();
-        numbered.flat_map(|(at, message)| message.deliveries.iter().map(move |delivery| (at, delivery)))
-    };
+    let rank = |at: usize| i32::try_from(at + 1).unwrap_or(i32::MAX);
+    let mut messages: Vec<(i32, &'a NewMessage)> =
+        open.iter().enumerate().map(|(at, &index)| (rank(at), &batch.messages[index])).collect();
+    let deliveries: Vec<(i32, &'a NewDelivery)> = messages
+        .iter()
+        .flat_map(|(rank, message)| message.deliveries.iter().map(move |delivery| (*rank, delivery)))
+        .collect();
+    messages.sort_unstable_by_key(|(rank, new)| (&new.message.id, &new.message.source, *rank));
     // Without a processor nobody would run what is inserted as claimed.
     let is_handed_over = |delivery: &NewDelivery| delivery.is_handed_over && batch.processor.is_some();
     Insert {
-        message_ids: messages.iter().map(|m| m.message.id.as_str()).collect(),
-        sources: messages.iter().map(|m| m.message.source.as_str()).collect(),
-        topics: messages.iter().map(|m| m.message.topic.as_str()).collect(),
-        payload_hashes: messages.iter().map(|m| m.payload_hash.as_slice()).collect(),
-        kafka_partitions: messages.iter().map(|m| m.message.position.map(|p| p.partition)).collect(),
-        kafka_offsets: messages.iter().map(|m| m.message.position.map(|p| p.offset)).collect(),
-        recorded_ats: messages.iter().map(|m| m.message.recorded_at.map(to_postgres)).collect(),
-        record_keys: messages.iter().map(|m| m.message.key.as_deref()).collect(),
-        headers: messages.iter().map(|m| m.message.headers.encode()).collect(),
-        payloads: messages.iter().map(|m| m.message.payload.as_deref()).collect(),
+        count: rank(open.len()) - 1,
+        ranks: messages.iter().map(|(rank, _)| *rank).collect(),
+        message_ids: messages.iter().map(|(_, m)| m.message.id.as_str()).collect(),
+        sources: messages.iter().map(|(_, m)| m.message.source.as_str()).collect(),
+        topics: messages.iter().map(|(_, m)| m.message.topic.as_str()).collect(),
+        payload_hashes: messages.iter().map(|(_, m)| m.payload_hash.as_slice()).collect(),
+        kafka_partitions: messages.iter().map(|(_, m)| m.message.position.map(|p| p.partition)).collect(),
+        kafka_offsets: messages.iter().map(|(_, m)| m.message.position.map(|p| p.offset)).collect(),
+        recorded_ats: messages.iter().map(|(_, m)| m.message.recorded_at.map(to_postgres)).collect(),
+        record_keys: messages.iter().map(|(_, m)| m.message.key.as_deref()).collect(),
+        headers: messages.iter().map(|(_, m)| m.message.headers.encode()).collect(),
+        payloads: messages.iter().map(|(_, m)| m.message.payload.as_deref()).collect(),
         lease_ms: millis(batch.lease),
         processor: batch.processor,
-        delivery_ords: deliveries().map(|(at, _)| i32::try_from(at + 1).unwrap_or(i32::MAX)).collect(),
-        delivery_handlers: deliveries().map(|(_, delivery)| delivery.ids.current).collect(),
-        delivery_handed_over: deliveries().map(|(_, delivery)| is_handed_over(delivery)).collect(),
+        delivery_ranks: deliveries.iter().map(|(rank, _)| *rank).collect(),
+        delivery_handlers: deliveries.iter().map(|(_, delivery)| delivery.ids.current).collect(),
+        delivery_handed_over: deliveries.iter().map(|(_, delivery)| is_handed_over(delivery)).collect(),
     }
 }
 
