@@ -25,7 +25,9 @@ pub(crate) enum Kind {
     Schema,
     /// The connection to the database is gone or could not be made.
     Connection,
-    /// The server refused for a reason that may pass: serialization, read-only, lock, time-out and what diesel calls unknown.
+    /// The server refused for a reason that surely passes: a serialization conflict, a read-only standby.
+    Passing,
+    /// The server refused for a reason that diesel cannot name: a lock, a time-out, a full disk, or the values after all.
     Server,
     /// The server refused because of the values in the statement (SQLSTATE class 23).
     Data,
@@ -62,7 +64,7 @@ impl Error {
 
     /// True when the same call may succeed later: the database was away, restarting, locked or overloaded.
     pub fn is_transient(&self) -> bool {
-        matches!(self.kind, Kind::Connection | Kind::Server)
+        matches!(self.kind, Kind::Connection | Kind::Passing | Kind::Server)
     }
 
     /// True when the connection itself failed, so that it is unknown whether the statement took effect.

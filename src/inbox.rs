@@ -8,6 +8,7 @@ mod running;
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 pub use builder::InboxBuilder;
 pub use running::Running;
@@ -16,7 +17,7 @@ use crate::accept::{Acceptor, Receipt};
 use crate::error::{Error, Result};
 use crate::handler::Registration;
 use crate::limits::Limits;
-use crate::process::{Engine, Lane, Loops, Work};
+use crate::process::{Engine, Extent, Lane, Loops, Work};
 use crate::record::Record;
 use crate::store::seam::WantedHandler;
 use crate::store::{Backend, Store};
@@ -36,8 +37,6 @@ pub(crate) struct Shared<B: Backend> {
     lanes: tokio::sync::OnceCell<Arc<[Arc<Lane<B>>]>>,
     /// The engine while the inbox is running. A std lock: nothing awaits while holding it.
     engine: RwLock<Option<Arc<Engine<B>>>>,
-    /// Read by each batch until its hand-overs are known, written by who has to know that none is under way.
-    pub(crate) accept_gate: tokio::sync::RwLock<()>,
 }
 
 impl<B: Backend> Inbox<B> {
@@ -82,7 +81,7 @@ impl<B: Backend> Inbox<B> {
     /// # Errors
     /// When the database does not answer or its schema is not this build's.
     pub async fn run_due(&self) -> Result<usize> {
-        self.rounds(|_| false).await
+        self.rounds(Extent::Once).await
     }
 
     /// Runs until nothing is due. Retries that are due later stay. Returns how many deliveries ran.
@@ -90,25 +89,14 @@ impl<B: Backend> Inbox<B> {
     /// # Errors
     /// When the database does not answer or its schema is not this build's.
     pub async fn drain(&self) -> Result<usize> {
-        self.rounds(|ran| ran > 0).await
+        self.rounds(Extent::UntilNothingIsDue).await
     }
 
-    async fn rounds(&self, goes_on: impl Fn(usize) -> bool) -> Result<usize> {
+    async fn rounds(&self, extent: Extent) -> Result<usize> {
         let loops = self.open(Work::OnDemand).await?;
-        let mut total = 0;
-        let result = loop {
-            match loops.round().await {
-                Ok(ran) => {
-                    total += ran;
-                    if !goes_on(ran) {
-                        break Ok(total);
-                    }
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        let ended = loops.end(std::time::Duration::ZERO).await;
-        result.and_then(|total| ended.map(|()| total))
+        let ran = loops.rounds(extent).await;
+        let ended = loops.end(Duration::ZERO).await;
+        ran.and_then(|ran| ended.map(|()| ran))
     }
 
     async fn open(&self, work: Work) -> Result<Loops<B>> {
@@ -122,22 +110,31 @@ impl<B: Backend> Inbox<B> {
 
 impl<B: Backend> Shared<B> {
     /// The handlers with their ids; registers them on first use.
-    async fn lanes(&self) -> Result<Arc<[Arc<Lane<B>>]>> {
-        let lanes = self.lanes.get_or_try_init(async || {
-            self.store.backend.check_schema().await?;
-            let wanted: Vec<WantedHandler> = self
-                .registrations
-                .iter()
-                .map(|registration| WantedHandler {
-                    key: registration.key.as_str().to_owned(),
-                    former_keys: registration.former_keys.clone(),
-                })
-                .collect();
-            let ids = self.store.backend.register(&wanted).await?;
-            let lanes = self.registrations.iter().zip(ids);
-            Result::Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids))).collect())
-        });
-        lanes.await.cloned()
+    async fn lanes(self: &Arc<Self>) -> Result<Arc<[Arc<Lane<B>>]>> {
+        let registering = async || {
+            let shared = Arc::clone(self);
+            // On the store's thread: a caller that goes away must not leave the registration's transaction, and its lock, open.
+            let registered = self.store.backend.reactor().spawn(async move { shared.register().await });
+            registered
+                .await
+                .unwrap_or_else(|_| Err(Error::stopped("the store was closed while the handlers were registered")))
+        };
+        self.lanes.get_or_try_init(registering).await.cloned()
+    }
+
+    async fn register(&self) -> Result<Arc<[Arc<Lane<B>>]>> {
+        self.store.backend.check_schema().await?;
+        let wanted: Vec<WantedHandler> = self
+            .registrations
+            .iter()
+            .map(|registration| WantedHandler {
+                key: registration.key.as_str().to_owned(),
+                former_keys: registration.former_keys.clone(),
+            })
+            .collect();
+        let ids = self.store.backend.register(&wanted).await?;
+        let lanes = self.registrations.iter().zip(ids);
+        Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids))).collect())
     }
 
     pub(crate) fn lane(&self, position: usize) -> Option<&Arc<Lane<B>>> {

@@ -1,27 +1,111 @@
-//! x
+//! Wharf is a durable inbox: a record is written down once, together with one row for each handler that must see it; then every
+//! handler is carried to an outcome on its own, however often the process dies, the record comes again or a handler fails.
+//!
+//! ```text
+//!  record ──► accept ──────────► store ──────────► process ─────────► handler
+//!             identity, fan-out   one message,      claim, run,        your code
+//!             batch, dedup        N deliveries      settle, retry         │
+//!                                                     ▲                   │
+//!                                                     └──── outcome ◄─────┘
+//! ```
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use wharf::{Failure, HandlerKey, Inbox, Message, Postgres, Raw, Record, RetryPolicy, Store, handler, tx_handler};
+//! use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+//!
+//! const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve"); // a bad key does not compile
+//! const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+//!
+//! // Exactly once for what it writes through `conn`: the writes and the outcome commit together.
+//! async fn reserve_stock(order: Message<serde_json::Value>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+//!     conn.batch_execute("UPDATE stock SET reserved = reserved + 1").await?;
+//!     Ok(())
+//! }
+//!
+//! // At least once: any error is retried, with jittered exponential backoff, and poisoned in the end.
+//! async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+//!     println!("a receipt for {}, attempt {}", order.id(), order.attempt());
+//!     Ok(())
+//! }
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Store::<Postgres>::connect(&std::env::var("DATABASE_URL")?).await?;
+//! store.migrate().await?;
+//! let inbox = Inbox::builder(store)
+//!     .subscribe("orders", tx_handler(RESERVE_STOCK, reserve_stock).formerly("reserve_stock").concurrency(8))
+//!     .subscribe("orders", handler(SEND_RECEIPT, send_receipt)
+//!         .retry(RetryPolicy::exponential().max_retries(12).max_delay(Duration::from_secs(600)))
+//!         .timeout(Duration::from_secs(30)))
+//!     .build()?; // refuses colliding keys and impossible limits, all at once, before anything runs
+//! let running = inbox.start().await?;
+//!
+//! inbox.accept(Record::new("orders").id("order-17/placed").json(&serde_json::json!({ "order": 17 }))).await?;
+//!
+//! running.shutdown(Duration::from_secs(20)).await?; // handlers end, claims are given back
+//! # Ok(()) }
+//! ```
+//!
+//! # What is guaranteed
+//!
+//! - When [`Inbox::accept`] has returned, the message and a delivery for each of its handlers are durable, or the record is in
+//!   quarantine, whole. A record that comes again is a duplicate, also after a handler was renamed ([`Registration::formerly`]).
+//! - Each delivery ends `done`, `discarded` or `poisoned`; poisoned ones are kept for a person. Each handler runs **at least once** for
+//!   what ends done; extra runs are at most the deliveries that were running when a process died.
+//! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
+//! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three
+//!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.
+//! - Trouble of the database is nobody's fault: nothing is poisoned, charged or dropped for it, and everything goes on by itself.
+//!
+//! # What is not
+//!
+//! - Order. Deliveries run side by side and retries come later.
+//! - Effects outside the transaction (HTTP, mail, another database) can happen again: make them bear it, [`Message::id`] is the key.
+//! - A handler that blocks its thread cannot be stopped by its timeout; its claim is kept until it returns.
+//! - Data that PostgreSQL acknowledged and lost: a disk that lies about fsync, an asynchronous standby that was behind.
+//!
+//! # Features
+//!
+//! | feature | default | brings |
+//! |---|---|---|
+//! | `postgres` | yes | [`Store<Postgres>`](Postgres): PostgreSQL 14 and newer, also through PgBouncer 1.21+ in transaction mode |
+//!
+//! `ARCHITECTURE.md` has the map of the code, the states of a delivery, and what happens when something dies where.
+
+// In the order of a record's way, then what all of them stand on.
 mod accept;
+mod handler;
+mod inbox;
+mod message;
+mod process;
+mod record;
+mod store;
+
 mod backoff;
 mod error;
 mod events;
-mod handler;
-mod inbox;
 mod limits;
-mod message;
 mod outcome;
-mod process;
-mod record;
 mod sanitize;
-mod store;
+
+// An inbox, and what goes in.
 pub use accept::Receipt;
-pub use error::{Error, Result};
+pub use inbox::{Inbox, InboxBuilder, Running};
+pub use limits::Limits;
+pub use record::{Headers, Position, Record};
+
+// Handlers, and what they are given.
 pub use handler::{
     Failure, Handler, HandlerKey, Registration, RetryPolicy, Topics, TxHandler, TxHandlerFn, handler, tx_handler,
 };
-pub use inbox::{Inbox, InboxBuilder, Running};
-pub use limits::Limits;
 pub use message::{Message, Payload, Raw};
-pub use record::{Headers, Position, Record};
+
+// Where it is kept.
 pub use store::{Backend, Store};
 #[cfg(feature = "postgres")]
 pub use store::{Postgres, PostgresOptions};
+
+pub use error::{Error, Result};
+
+/// Written into `inbox_processor`, so that an operator sees which builds are alive.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

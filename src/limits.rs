@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
+/// No duration is longer: clocks can be added to it without overflow.
+pub(crate) const DURATION_MAX: Duration = Duration::from_secs(365 * 86_400);
+/// No queue is longer: by then it is a leak.
+const QUEUE_ROWS_MAX: usize = 1_000_000;
+
 /// The bounds an inbox works within. Change single ones with struct update syntax:
 ///
 /// ```
@@ -140,6 +145,18 @@ impl Limits {
         refuse(!(1..=500).contains(&self.settle_batch_rows), "settle_batch_rows is 1 to 500");
         refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
         refuse(self.backoff_max.is_zero(), "backoff_max is not zero");
+        refuse(self.accept_queue_rows > QUEUE_ROWS_MAX, "accept_queue_rows is at most 1000000");
+        refuse(self.settle_queue_rows > QUEUE_ROWS_MAX, "settle_queue_rows is at most 1000000");
+        let durations = [
+            (self.poll, "poll is at most 365days"),
+            (self.unknown_key_grace, "unknown_key_grace is at most 365days"),
+            (self.accept_patience, "accept_patience is at most 365days"),
+            (self.backoff_max, "backoff_max is at most 365days"),
+            (self.solo_wait_max, "solo_wait_max is at most 365days"),
+        ];
+        for (duration, problem) in durations {
+            refuse(duration > DURATION_MAX, problem);
+        }
         problems
     }
 }

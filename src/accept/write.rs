@@ -19,7 +19,7 @@ use crate::record::Record;
 use crate::store::Backend;
 use crate::store::seam::{AcceptBatch, Accepted, NewDelivery, NewMessage, Quarantined};
 
-/// Tries before a refusal that diesel cannot name counts as the data's fault: deadlocks and time-outs pass by then.
+/// Tries before a batch that is refused for a reason diesel cannot name is halved: deadlocks and time-outs pass by then.
 const REFUSALS_MAX: usize = 3;
 
 /// A record on its way into the store.
@@ -42,8 +42,9 @@ pub(super) async fn write<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> 
     let mut receipts: Vec<Option<Receipt>> = vec![None; rows.len()];
     let whole = 0..rows.len();
     let mut parts: Vec<Range<usize>> = vec![whole];
+    let mut hand_over = HandOvers::Allowed;
     while let Some(part) = parts.pop() {
-        match write_part(shared, &rows[part.clone()], deadline).await {
+        match write_part(shared, &rows[part.clone()], deadline, &mut hand_over).await {
             Ok(written) => {
                 for (index, receipt) in part.zip(written) {
                     receipts[index] = Some(receipt);
@@ -51,7 +52,8 @@ pub(super) async fn write<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> 
             }
             Err(Trouble::GaveUp(error)) => return Err(error),
             Err(Trouble::Refused(error)) if part.len() == 1 => {
-                receipts[part.start] = Some(quarantine(shared, &rows[part.start], &error, deadline).await?);
+                let row = &rows[part.start];
+                receipts[part.start] = Some(quarantine(shared, row, &error, deadline, &mut hand_over).await?);
             }
             Err(Trouble::Refused(_)) => {
                 let middle = part.start + part.len() / 2;
@@ -63,34 +65,46 @@ pub(super) async fn write<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> 
     Ok(receipts.into_iter().flatten().collect())
 }
 
+/// Whether deliveries may be inserted as claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HandOvers {
+    Allowed,
+    /// An earlier try failed, and may have committed hand-overs that nobody has started: none is made any more, and those are given
+    /// back once the rows are known to be there.
+    InDoubt,
+}
+
 /// Writes a part, again and again while the database is away.
 async fn write_part<B: Backend>(
     shared: &Arc<Shared<B>>,
     rows: &[Row],
     deadline: Instant,
+    hand_overs: &mut HandOvers,
 ) -> Result<Vec<Receipt>, Trouble> {
     let mut backoff = Backoff::new(shared.limits.backoff_max);
     let mut refusals = 0;
-    // What an earlier try may have inserted as claimed before its answer was lost.
-    let mut in_doubt = false;
     loop {
-        let engine = if in_doubt { None } else { shared.engine() };
+        let engine = match hand_overs {
+            HandOvers::Allowed => shared.engine(),
+            HandOvers::InDoubt => None,
+        };
         match try_write(shared, rows, engine).await {
             Ok((receipts, known)) => {
-                if in_doubt {
+                if *hand_overs == HandOvers::InDoubt {
                     release_lost_hand_overs(shared, rows, &known).await;
                 }
                 return Ok(receipts);
             }
             Err(error) => {
+                *hand_overs = HandOvers::InDoubt;
                 match error.kind() {
-                    Kind::Connection => in_doubt = true,
+                    Kind::Connection | Kind::Passing => {}
                     Kind::Server => refusals += 1,
                     Kind::Data => return Err(Trouble::Refused(error)),
                     Kind::Configuration | Kind::Schema | Kind::Stopped => return Err(Trouble::GaveUp(error)),
                 }
                 events::store_trouble("accept", &error);
-                if refusals >= REFUSALS_MAX {
+                if refusals >= REFUSALS_MAX && is_blamed_on(shared, rows).await {
                     return Err(Trouble::Refused(error));
                 }
                 if Instant::now() >= deadline {
@@ -102,7 +116,21 @@ async fn write_part<B: Backend>(
     }
 }
 
-/// The seq of each message row, where there is one.
+/// Whether rows that were refused again and again may be to blame. Several: one of them might be, smaller parts will tell. A single one:
+/// the database is asked, because its own trouble (a lock, a full disk) must never cost a record.
+async fn is_blamed_on<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> bool {
+    match rows {
+        [Row::Quarantine(_)] => false,
+        [Row::Message { message, payload_hash, .. }] => {
+            let message =
+                NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries: Vec::new() };
+            shared.store.backend.refuses(&message).await.unwrap_or(false)
+        }
+        _ => true,
+    }
+}
+
+/// The seq of each row whose message was there already.
 type Known = Vec<Option<i64>>;
 
 /// One try. With an engine, deliveries are handed over as far as slots are free.
@@ -126,10 +154,12 @@ async fn try_write<B: Backend>(
         lease: shared.limits.lease,
     };
     // Held until hand-overs are on the in-flight list: see release_lost_hand_overs.
-    let _gate = shared.accept_gate.read().await;
-    let lease_starts = Instant::now();
+    let _gate = match &engine {
+        Some(engine) => Some(engine.starting.read().await),
+        None => None,
+    };
     let answers = shared.store.backend.accept(&batch).await?;
-    let mut answered = answers.iter().zip(&messages).zip(slots.drain(..));
+    let mut answered = answers.messages.iter().zip(&messages).zip(slots.drain(..));
     let mut receipts = Vec::with_capacity(rows.len());
     let mut known = Vec::with_capacity(rows.len());
     let mut leaves_work = false;
@@ -145,12 +175,12 @@ async fn try_write<B: Backend>(
                 if let (Accepted::New { seq }, Some(engine)) = (answer, &engine) {
                     leaves_work |= slots.iter().any(Option::is_none);
                     for hand_over in slots.into_iter().flatten() {
-                        engine.start_handed_over(hand_over, *seq, Arc::clone(message), lease_starts);
+                        engine.start_handed_over(hand_over, *seq, Arc::clone(message), answers.sent_at);
                     }
                 } else {
                     leaves_work = true;
                 }
-                known.push(seq(answer));
+                known.push(known_seq(answer));
                 receipts.push(receipt(answer, message, new.deliveries.len()));
             }
         }
@@ -185,10 +215,11 @@ fn new_messages<B: Backend>(
     (messages, all_slots)
 }
 
-fn seq(answer: &Accepted) -> Option<i64> {
+fn known_seq(answer: &Accepted) -> Option<i64> {
     match answer {
-        Accepted::New { seq } | Accepted::Duplicate { seq, .. } => Some(*seq),
-        Accepted::Conflict => None,
+        Accepted::Duplicate { seq, .. } => Some(*seq),
+        // New in a try without hand-overs is not claimed.
+        Accepted::New { .. } | Accepted::Conflict => None,
     }
 }
 
@@ -209,11 +240,11 @@ fn receipt(answer: &Accepted, message: &StoredMessage, deliveries: usize) -> Rec
     }
 }
 
-/// An earlier try may have committed hand-overs that nobody started. The gate keeps out other batches between their commit and their
-/// place on the in-flight list, so what is locked by us and not on the list is surely lost.
+/// An earlier try may have committed hand-overs that nobody started. The gate keeps out batches and claims between their commit and
+/// their place on the in-flight list, so what is locked by us and not on the list is surely lost.
 async fn release_lost_hand_overs<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row], known: &Known) {
     let Some(engine) = shared.engine() else { return };
-    let _gate = shared.accept_gate.write().await;
+    let _gate = engine.starting.write().await;
     let mut deliveries = Vec::new();
     for (row, seq) in rows.iter().zip(known) {
         let (Row::Message { wanted_by, .. }, Some(message_seq)) = (row, *seq) else { continue };
@@ -223,6 +254,9 @@ async fn release_lost_hand_overs<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Ro
                 deliveries.push((message_seq, handler_id));
             }
         }
+    }
+    if deliveries.is_empty() {
+        return;
     }
     match shared.store.backend.release_handed_over(&deliveries, engine.processor).await {
         Ok(()) => engine.wake.notify_one(),
@@ -238,12 +272,13 @@ async fn quarantine<B: Backend>(
     row: &Row,
     error: &Error,
     deadline: Instant,
+    hand_overs: &mut HandOvers,
 ) -> Result<Receipt> {
     let Row::Message { message, .. } = row else { return Err(error.repeat()) };
     let reason = "refused by the database";
     let record = Record::from(&**message);
     let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(error.to_string()) }))];
-    match write_part(shared, &rows, deadline).await {
+    match write_part(shared, &rows, deadline, hand_overs).await {
         Ok(_) => Ok(Receipt::Quarantined { reason }),
         Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use serde_json::error::Category;
 
 use super::failure::Failure;
 use crate::message::{Message, Payload, StoredMessage};
@@ -155,5 +156,19 @@ where
 }
 
 fn decode<P: Payload>(message: Arc<StoredMessage>, attempt: u32) -> Result<Message<P>, Failure> {
-    Message::decode(message, attempt).map_err(|error| Failure::undecodable(&error))
+    Message::decode(message, attempt).map_err(|error| Failure::undecodable(described(&error)))
+}
+
+/// What was expected and where. serde's own words quote what was found, and that is the payload, which belongs in no log.
+fn described(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match error.classify() {
+        // Says "expected `,` or `}`" and the like, never what stood there.
+        Category::Syntax | Category::Eof | Category::Io => format!("not JSON: {text}"),
+        Category::Data if text.starts_with("missing field `") => text,
+        Category::Data => match text.rsplit_once(", expected ") {
+            Some((_, expected)) => format!("expected {expected}"),
+            None => format!("not what the handler's type says at line {} column {}", error.line(), error.column()),
+        },
+    }
 }

@@ -72,8 +72,8 @@ impl Failure {
         Self { wish: Wish::Discard, error: reason.into() }
     }
 
-    pub(crate) fn undecodable(error: &dyn StdError) -> Self {
-        Self::with(Wish::Undecodable, error)
+    pub(crate) fn undecodable(error: String) -> Self {
+        Self { wish: Wish::Undecodable, error }
     }
 
     fn with(wish: Wish, error: &dyn StdError) -> Self {

@@ -8,7 +8,7 @@ use super::{Inbox, Shared};
 use crate::accept::Acceptor;
 use crate::error::{Error, Result};
 use crate::handler::{HandlerKey, Registration, Topics};
-use crate::limits::Limits;
+use crate::limits::{DURATION_MAX, Limits};
 use crate::store::{Backend, Store};
 
 /// The longest topic name Kafka allows.
@@ -62,7 +62,6 @@ impl<B: Backend> InboxBuilder<B> {
             registrations: self.registrations,
             lanes: tokio::sync::OnceCell::new(),
             engine: RwLock::new(None),
-            accept_gate: tokio::sync::RwLock::new(()),
         });
         let acceptor = Arc::new(Acceptor::start(&shared));
         Ok(Inbox { shared, acceptor })
@@ -89,8 +88,8 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     if !(1..=CONCURRENCY_MAX).contains(&registration.concurrency) {
         problems.push(format!("the concurrency of {key} is 1 to {CONCURRENCY_MAX}"));
     }
-    if registration.timeout.is_some_and(|timeout| timeout.is_zero()) {
-        problems.push(format!("the timeout of {key} is not zero"));
+    if registration.timeout.is_some_and(|timeout| timeout.is_zero() || timeout > DURATION_MAX) {
+        problems.push(format!("the timeout of {key} is more than zero and at most 365days"));
     }
     problems
 }

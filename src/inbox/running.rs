@@ -38,7 +38,7 @@ impl<B: Backend> Running<B> {
         loops.stop_bringing_in();
         self.detach();
         // Batches that were already under way have brought in their last deliveries when the gate is free.
-        drop(timeout(grace.max(GATE_WAIT_MIN), self.shared.accept_gate.write()).await);
+        drop(timeout(grace.max(GATE_WAIT_MIN), loops.engine.starting.write()).await);
         loops.end(deadline.saturating_duration_since(Instant::now())).await
     }
 

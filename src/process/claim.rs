@@ -14,7 +14,7 @@ use crate::backoff::{Backoff, jittered};
 use crate::error::Result;
 use crate::events::{self, Subject};
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimScope, Claimed, Stamp};
+use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
 
 /// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
 const COLLECT: Duration = Duration::from_millis(4);
@@ -46,19 +46,23 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut claimer = Claimer::new(Arc::clone(&engine));
     let mut backoff = Backoff::new(engine.limits.backoff_max);
     let mut has_trouble = false;
+    // The owners of locks that ran out during an outage may be in their longest pause before they can settle.
+    let mercy = engine.limits.lease.max(engine.limits.backoff_max * 2);
     while engine.is_running() {
         match claimer.round().await {
             Ok(round) => {
                 backoff.reset();
                 if std::mem::take(&mut has_trouble) {
                     events::store_recovered("claim");
-                    claimer.spare_suspects_for(engine.limits.lease);
+                    claimer.spare_suspects_for(mercy);
                 }
                 claimer.pause(&round).await;
             }
             Err(error) => {
                 events::store_trouble("claim", &error);
                 has_trouble = true;
+                // Before the first claim that succeeds: it would take every lock that ran out meanwhile.
+                claimer.spare_suspects_for(mercy);
                 tokio::select! {
                     () = backoff.pause() => {}
                     () = engine.stopping() => {}
@@ -71,6 +75,12 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
         Self { engine, floors: HashMap::new(), swept_at: None, spared_until: None, round: 0 }
+    }
+
+    /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
+    pub(super) fn look_anew(&mut self) {
+        self.spared_until = None;
+        self.swept_at = None;
     }
 
     /// Leaves suspects and expired locks alone for a while.
@@ -103,12 +113,13 @@ impl<B: Backend> Claimer<B> {
 
     async fn claim(&mut self, room: Vec<(Arc<Lane<B>>, Slot)>, is_sweep: bool) -> Result<Round> {
         let asks: Vec<Ask> = room.iter().flat_map(|(lane, slots)| self.asks(lane, slots, is_sweep)).collect();
-        let lease_starts = Instant::now();
         let scope = self.scope();
+        let engine = Arc::clone(&self.engine);
+        let gate = engine.starting.read().await;
         let request = self.engine.claim_request(&asks, scope);
-        let claimed = self.engine.store.backend.claim(&request).await?;
+        let Claims { sent_at, deliveries: claimed } = engine.store.backend.claim(&request).await?;
         if is_sweep {
-            self.swept_at = Some(lease_starts);
+            self.swept_at = Some(sent_at);
         }
         let mut count: HashMap<i16, i32> = HashMap::new();
         for delivery in &claimed {
@@ -118,7 +129,8 @@ impl<B: Backend> Claimer<B> {
         }
         let is_full = asks.iter().any(|ask| count.get(&ask.handler_id).is_some_and(|count| *count >= ask.limit));
         let round = Round { claimed: claimed.len(), is_full };
-        let suspects = self.start(room, claimed, lease_starts);
+        let suspects = self.start(room, claimed, sent_at);
+        drop(gate);
         if !suspects.is_empty() {
             solo::take_turns(self, suspects).await?;
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, RwLock, Semaphore, mpsc, watch};
 
 use super::decide::StopReason;
 use super::in_flight::InFlight;
@@ -15,6 +15,7 @@ use super::lane::{Lane, Slot};
 use super::run;
 use crate::events::{self, Subject};
 use crate::limits::Limits;
+use crate::message::StoredMessage;
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Settlement, Stamp};
 use crate::store::{Backend, Store};
 
@@ -34,6 +35,9 @@ pub(crate) struct Engine<B: Backend> {
     /// Where handlers run.
     pub(crate) runtime: Handle,
     pub(crate) phase: watch::Sender<Phase>,
+    /// Read from before a statement that claims until what it claimed is on the in-flight list; written by who has to know that
+    /// nothing is under way between the two.
+    pub(crate) starting: RwLock<()>,
     /// A suspect is about to run alone: nothing else may start.
     is_solo: AtomicBool,
 }
@@ -73,6 +77,7 @@ impl<B: Backend> Engine<B> {
             wake: Notify::new(),
             runtime: Handle::current(),
             phase: watch::channel(Phase::Running).0,
+            starting: RwLock::new(()),
             is_solo: AtomicBool::new(false),
         }
     }
@@ -116,12 +121,18 @@ impl<B: Backend> Engine<B> {
         ClaimRequest { processor: self.processor, lease, asks, scope, solo_from: self.limits.solo_from() }
     }
 
+    /// A claim as the subject of an event.
+    pub(crate) fn subject<'a>(&'a self, claim: ClaimId, message: Option<&'a StoredMessage>) -> Subject<'a> {
+        let handler = self.lane_of(claim.handler_id).map_or("", |lane| lane.key.as_str());
+        Subject { message, handler, attempt: claim.attempt }
+    }
+
     /// Starts a delivery that was inserted as claimed. `lease_starts` is a moment before the statement was sent.
     pub(crate) fn start_handed_over(
         self: &Arc<Self>,
         HandOver { lane, slot }: HandOver<B>,
         message_seq: i64,
-        message: Arc<crate::message::StoredMessage>,
+        message: Arc<StoredMessage>,
         lease_starts: Instant,
     ) {
         let claim = ClaimId { message_seq, handler_id: lane.ids.current, attempt: 1 };
@@ -132,7 +143,7 @@ impl<B: Backend> Engine<B> {
 
     /// Registers the claim and runs the delivery in a task of its own on the user's runtime.
     pub(crate) fn start(self: &Arc<Self>, lane: &Arc<Lane<B>>, claimed: Claimed, slot: Slot, lease_starts: Instant) {
-        let stopped = self.in_flight.add(claimed.claim, lease_starts + self.limits.lease, lane.timeout);
+        let stopped = self.in_flight.add(&claimed, lease_starts + self.limits.lease, lane.timeout);
         // A claim that was under way when everything else was stopped.
         if self.phase() >= Phase::Stopping {
             self.in_flight.stop(claimed.claim, StopReason::Shutdown);

@@ -3,13 +3,14 @@
 //! Renewal goes by this list, and stopping a handler goes through it. A claim is in it once; taking it out is how its end is known.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
 use super::decide::StopReason;
-use crate::store::seam::ClaimId;
+use crate::message::StoredMessage;
+use crate::store::seam::{ClaimId, Claimed};
 
 #[derive(Default)]
 pub(crate) struct InFlight {
@@ -20,6 +21,8 @@ pub(crate) struct InFlight {
 }
 
 struct Entry {
+    /// For the events about it.
+    message: Option<Arc<StoredMessage>>,
     /// When the lock ends at the earliest, by this process's own clock.
     lease_ends: Instant,
     /// Stops the handler; `None` once used or once the handler has returned.
@@ -32,14 +35,15 @@ impl InFlight {
     /// Adds a claim whose lock ends at `lease_ends` at the earliest. The receiver is told when its handler has to stop.
     pub(crate) fn add(
         &self,
-        claim: ClaimId,
+        claimed: &Claimed,
         lease_ends: Instant,
         timeout: Option<Duration>,
     ) -> oneshot::Receiver<StopReason> {
         let (stop, stopped) = oneshot::channel();
         // Half as long again: the timeout itself ends every handler that yields.
-        let overruns_at = timeout.and_then(|timeout| Instant::now().checked_add(timeout + timeout / 2));
-        self.lock().insert(claim, Entry { lease_ends, stop: Some(stop), overruns_at });
+        let overruns_at = timeout.and_then(|timeout| Instant::now().checked_add(timeout.saturating_add(timeout / 2)));
+        let entry = Entry { message: claimed.message.clone(), lease_ends, stop: Some(stop), overruns_at };
+        self.lock().insert(claimed.claim, entry);
         stopped
     }
 
@@ -48,13 +52,13 @@ impl InFlight {
         self.shrunk.notify_waiters();
     }
 
-    pub(crate) fn remove_all(&self, claims: impl Iterator<Item = ClaimId>) {
+    /// Takes claims off the list and returns their messages, in order.
+    pub(crate) fn remove_all(&self, claims: impl Iterator<Item = ClaimId>) -> Vec<Option<Arc<StoredMessage>>> {
         let mut list = self.lock();
-        for claim in claims {
-            list.remove(&claim);
-        }
+        let messages = claims.map(|claim| list.remove(&claim).and_then(|entry| entry.message)).collect();
         drop(list);
         self.shrunk.notify_waiters();
+        messages
     }
 
     pub(crate) fn holds(&self, claim: ClaimId) -> bool {
@@ -97,13 +101,13 @@ impl InFlight {
         self.lock().iter().filter(|(_, entry)| entry.lease_ends <= deadline).map(|(claim, _)| *claim).collect()
     }
 
-    /// Claims whose handler is past its timeout and still has not ended, each told once.
-    pub(crate) fn overrun(&self, now: Instant) -> Vec<ClaimId> {
+    /// Claims whose handler is past its timeout and still has not ended, each told once, with their messages.
+    pub(crate) fn overrun(&self, now: Instant) -> Vec<(ClaimId, Option<Arc<StoredMessage>>)> {
         let mut list = self.lock();
         let late = list.iter_mut().filter(|(_, entry)| entry.overruns_at.is_some_and(|at| at <= now));
         late.map(|(claim, entry)| {
             entry.overruns_at = None;
-            *claim
+            (*claim, entry.message.clone())
         })
         .collect()
     }

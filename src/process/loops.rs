@@ -30,16 +30,24 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub(crate) enum Work {
     /// The claim loop, all the time.
     InBackground,
-    /// The caller, by [`Loops::round`].
+    /// The caller, by [`Loops::rounds`].
     OnDemand,
+}
+
+/// How far work on demand goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Once,
+    UntilNothingIsDue,
 }
 
 /// An engine at work.
 pub(crate) struct Loops<B: Backend> {
     pub(crate) engine: Arc<Engine<B>>,
-    /// The loop that brings in work: ended before what it brought in is given back.
-    claiming: JoinSet<()>,
-    tasks: JoinSet<()>,
+    /// The loops that end when no more work is wanted: joined before what they brought in is given back.
+    bringing_in: JoinSet<()>,
+    /// The loops that go on until everything is settled.
+    settling: JoinSet<()>,
 }
 
 impl<B: Backend> Loops<B> {
@@ -51,26 +59,40 @@ impl<B: Backend> Loops<B> {
         let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));
         debug_assert_eq!(ids, handler_ids(&engine));
-        let (mut claiming, mut tasks) = (JoinSet::new(), JoinSet::new());
+        let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
         let reactor = engine.store.backend.reactor().clone();
-        tasks.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
-        tasks.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
-        tasks.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
+        settling.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
+        settling.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
+        settling.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
+        bringing_in.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
         match work {
             Work::InBackground => {
-                claiming.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
-                tasks.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
+                bringing_in.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
             }
             Work::OnDemand => {}
         }
-        Ok(Self { engine, claiming, tasks })
+        Ok(Self { engine, bringing_in, settling })
     }
 
-    /// Claims once for all slots, runs what came back and waits until it is settled. Returns how many deliveries that were.
-    pub(crate) async fn round(&self) -> Result<usize> {
-        let round = Claimer::new(Arc::clone(&self.engine)).round().await?;
-        self.engine.in_flight.empty().await;
-        Ok(round.claimed)
+    /// Claims for all slots, runs what came back and waits until it is settled; once, or until nothing is due. Returns how many
+    /// deliveries that were.
+    pub(crate) async fn rounds(&self, extent: Extent) -> Result<usize> {
+        // With fewer slots than ids, a handler's ids are asked for in turns: nothing is due only when all have been.
+        let turns = self.engine.lanes.iter().map(|lane| lane.ids.all.len()).max().unwrap_or(1);
+        let mut claimer = Claimer::new(Arc::clone(&self.engine));
+        let (mut total, mut empty) = (0, 0);
+        while empty < turns {
+            claimer.look_anew();
+            let claimed = claimer.round().await?.claimed;
+            self.engine.in_flight.empty().await;
+            total += claimed;
+            match (claimed, extent) {
+                (0, _) => empty += 1,
+                (_, Extent::Once) => break,
+                (_, Extent::UntilNothingIsDue) => empty = 0,
+            }
+        }
+        Ok(total)
     }
 
     /// Nothing new is claimed or handed over from here on.
@@ -93,18 +115,18 @@ impl<B: Backend> Loops<B> {
         let _ = timeout_at(deadline, self.quiet()).await;
         engine.phase.send_replace(Phase::Closing);
         engine.in_flight.stop_all(StopReason::Shutdown);
-        let is_quiet = timeout_at(last, self.quiet()).await.is_ok();
+        let _ = timeout_at(last, self.quiet()).await;
         // Being left on the list of processors harms nobody: the entry runs out.
         let _ = timeout_at(last, engine.store.backend.withdraw(engine.processor)).await;
         engine.phase.send_replace(Phase::Closed);
         // Loops end when they see the phase; one that waits for a database that does not answer is not waited for.
-        let _ = timeout_at(last, joined(&mut self.tasks)).await;
-        self.claiming.abort_all();
-        self.tasks.abort_all();
-        if is_quiet {
+        let _ = timeout_at(last, joined(&mut self.settling)).await;
+        self.bringing_in.abort_all();
+        self.settling.abort_all();
+        let left = engine.in_flight.len();
+        if left == 0 {
             return Ok(());
         }
-        let left = engine.in_flight.len();
         Err(Error::new(
             Kind::Connection,
             format!(
@@ -115,7 +137,7 @@ impl<B: Backend> Loops<B> {
 
     /// Waits until no claim is under way and nothing is held.
     async fn quiet(&mut self) {
-        joined(&mut self.claiming).await;
+        joined(&mut self.bringing_in).await;
         self.engine.in_flight.empty().await;
     }
 }
@@ -128,8 +150,8 @@ impl<B: Backend> Drop for Loops<B> {
         }
         let ending = Self {
             engine: Arc::clone(&self.engine),
-            claiming: std::mem::take(&mut self.claiming),
-            tasks: std::mem::take(&mut self.tasks),
+            bringing_in: std::mem::take(&mut self.bringing_in),
+            settling: std::mem::take(&mut self.settling),
         };
         // The engine holds the store and the store its reactor, so this runs.
         drop(self.engine.store.backend.reactor().spawn(ending.end(Duration::ZERO)));

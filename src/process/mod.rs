@@ -18,4 +18,4 @@ mod upkeep;
 
 pub(crate) use engine::{Engine, HandOver};
 pub(crate) use lane::Lane;
-pub(crate) use loops::{Loops, Work};
+pub(crate) use loops::{Extent, Loops, Work};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use crate::backoff::jittered;
-use crate::events::{self, Subject};
+use crate::events;
 use crate::store::Backend;
 use crate::store::seam::ClaimId;
 
@@ -37,10 +37,9 @@ async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
     let mut claims = engine.in_flight.claims();
     claims.sort_unstable();
     for part in claims.chunks(RENEW_ROWS_MAX) {
-        let sent_at = Instant::now();
         match engine.store.backend.renew(part, engine.limits.lease).await {
             Ok(renewal) => {
-                engine.in_flight.renewed(&renewal.renewed, sent_at + engine.limits.lease);
+                engine.in_flight.renewed(&renewal.renewed, renewal.sent_at + engine.limits.lease);
                 for claim in renewal.lost {
                     lost(engine, claim);
                 }
@@ -72,9 +71,8 @@ pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
         for claim in engine.in_flight.ending_before(now + lease / 10 + tick) {
             engine.in_flight.stop(claim, StopReason::LeaseEnding);
         }
-        for claim in engine.in_flight.overrun(now) {
-            let handler = engine.lane_of(claim.handler_id).map_or("", |lane| lane.key.as_str());
-            events::overran(Subject { message: None, handler, attempt: claim.attempt });
+        for (claim, message) in engine.in_flight.overrun(now) {
+            events::overran(engine.subject(claim, message.as_deref()));
         }
     }
 }

@@ -40,10 +40,8 @@ pub(super) async fn run<B: Backend>(
         Subject { message: claimed.message.as_deref(), handler: lane.key.as_str(), attempt: claimed.claim.attempt };
     match outcome {
         Some(Settled::Now(outcome)) => events::decided(subject, &outcome),
-        Some(Settled::Later(outcome)) => {
-            events::decided(subject, &outcome);
-            held.pass_on(outcome).await;
-        }
+        // Told by the settler, once it is written.
+        Some(Settled::Later(outcome)) => held.pass_on(outcome).await,
         None => events::claim_lost(subject),
     }
 }
@@ -106,16 +104,22 @@ pub(super) async fn watch(
             None => std::future::pending().await,
         }
     };
-    tokio::select! {
+    let mut handler = Box::pin(AssertUnwindSafe(handler).catch_unwind());
+    let answer = tokio::select! {
         // In this order: an answer that is there counts, even if time is up as well.
         biased;
-        answer = AssertUnwindSafe(handler).catch_unwind() => match answer {
+        answer = &mut handler => match answer {
             Ok(answer) => Answer::Finished(answer),
             Err(panic) => Answer::Panicked(panic_text(panic)),
         },
         Ok(reason) = stopped => Answer::Stopped(reason),
         () = late => Answer::TimedOut(timeout.unwrap_or_default()),
+    };
+    // Dropping what is left of the handler runs its code too; the answer stands.
+    if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(handler))) {
+        panic_text(panic);
     }
+    answer
 }
 
 fn panic_text(panic: Box<dyn Any + Send>) -> String {

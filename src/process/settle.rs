@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::engine::{Engine, Phase};
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind};
-use crate::events::{self, Subject};
+use crate::events;
 use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Settlement};
@@ -93,20 +93,20 @@ async fn write<B: Backend>(
 
 fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[ClaimId]) {
     let lost: HashSet<ClaimId> = lost.iter().copied().collect();
-    for settlement in settlements {
-        let claim = settlement.claim;
-        if lost.contains(&claim) {
-            let handler = engine.lane_of(claim.handler_id).map_or("", |lane| lane.key.as_str());
-            events::claim_lost(Subject { message: None, handler, attempt: claim.attempt });
+    let messages = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
+    for (settlement, message) in settlements.iter().zip(&messages) {
+        let subject = engine.subject(settlement.claim, message.as_deref());
+        if lost.contains(&settlement.claim) {
+            events::claim_lost(subject);
             continue;
         }
+        events::decided(subject, &settlement.outcome);
         match &settlement.outcome {
             Outcome::Retry { after, .. } | Outcome::Snoozed { after } => wake_after(engine, *after),
             Outcome::Released => engine.wake.notify_one(),
             Outcome::Done | Outcome::Discarded { .. } | Outcome::Poisoned { .. } => {}
         }
     }
-    engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
 }
 
 /// What is due again before the next poll is not left to the poll.

@@ -61,14 +61,15 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Resu
 
 /// Claims the oldest delivery of the handler, which is a suspect as long as there is one, and waits until it has ended.
 async fn turn<B: Backend>(engine: &Arc<Engine<B>>, lane: &Arc<Lane<B>>, handler_id: i16, slot: Slot) -> Result<()> {
-    let lease_starts = Instant::now();
     let asks = [Ask { handler_id, limit: 1, floor: None }];
-    let claimed = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
-    let Some(delivery) = poison_the_guilty(engine, claimed).await?.pop() else { return Ok(()) };
+    let gate = engine.starting.read().await;
+    let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
+    let Some(delivery) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = delivery.claim;
     let (message, handler) = (delivery.message.as_deref(), lane.key.as_str());
     events::claimed(Subject { message, handler, attempt: claim.attempt });
-    engine.start(lane, delivery, slot, lease_starts);
+    engine.start(lane, delivery, slot, claims.sent_at);
+    drop(gate);
     tokio::select! {
         () = engine.in_flight.gone(claim) => {}
         // It has had its time alone; the others go on beside it.
@@ -90,13 +91,11 @@ async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed
     for delivery in &guilty {
         let error = format!("the process died {} times in a row while this delivery was running", delivery.crashes);
         let outcome = Outcome::Poisoned { reason: PoisonReason::Crashed, error: Some(error), charged: false };
-        let handler = engine.lane_of(delivery.claim.handler_id).map_or("", |lane| lane.key.as_str());
-        events::decided(
-            Subject { message: delivery.message.as_deref(), handler, attempt: delivery.claim.attempt },
-            &outcome,
-        );
         poisoned.push(Settlement { claim: delivery.claim, outcome });
     }
     engine.store.backend.settle(&poisoned).await?;
+    for (delivery, settlement) in guilty.iter().zip(&poisoned) {
+        events::decided(engine.subject(delivery.claim, delivery.message.as_deref()), &settlement.outcome);
+    }
     Ok(waiting)
 }

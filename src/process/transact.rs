@@ -14,7 +14,7 @@ use super::lane::Lane;
 use super::run::watch;
 use crate::backoff::Backoff;
 use crate::events::{self, Subject};
-use crate::handler::{ErasedTxHandler, Failure};
+use crate::handler::{ErasedTxHandler, Failure, Wish};
 use crate::message::StoredMessage;
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
@@ -66,9 +66,11 @@ pub(super) async fn run<B: Backend>(
         },
         Transacted::Failed(error) => {
             events::store_trouble("transact", &error);
-            // Not the handler's doing: nothing is charged. What it said of its own failure counts, though.
+            // Not the handler's doing: nothing is charged, not even the error it made of it. What it asked for by name counts.
             match answered.await {
-                Ok(Answer::Finished(Err(failure))) => TxEnd::Answer(Answer::Finished(Err(failure))),
+                Ok(Answer::Finished(Err(failure))) if failure.wish != Wish::Retry => {
+                    TxEnd::Answer(Answer::Finished(Err(failure)))
+                }
                 Ok(_) | Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::StoreTrouble)),
             }
         }

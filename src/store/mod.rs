@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresOptions};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
 pub trait Backend: seam::Seam {}
@@ -32,7 +32,10 @@ impl<B: Backend> Store<B> {
     /// # Errors
     /// When the database cannot be reached, refuses, or already has a newer schema that this build must not touch.
     pub async fn migrate(&self) -> Result<()> {
-        self.backend.migrate().await
+        let backend = Arc::clone(&self.backend);
+        // On the store's thread: a caller that goes away must not leave the transaction, and its lock, open.
+        let migrated = self.backend.reactor().spawn(async move { backend.migrate().await });
+        migrated.await.unwrap_or_else(|_| Err(Error::stopped("the store was closed while it was migrated")))
     }
 }
 

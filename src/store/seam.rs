@@ -8,7 +8,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 
@@ -30,10 +30,13 @@ pub trait Seam: Send + Sync + Sized + 'static {
     fn register(&self, wanted: &[WantedHandler]) -> impl Future<Output = Result<Vec<HandlerIds>>> + Send;
 
     /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
-    fn accept(&self, batch: &AcceptBatch<'_>) -> impl Future<Output = Result<Vec<Accepted>>> + Send;
+    fn accept(&self, batch: &AcceptBatch<'_>) -> impl Future<Output = Result<Answers>> + Send;
+
+    /// Whether the database refuses this message for what it holds, and not for trouble of its own. Writes nothing.
+    fn refuses(&self, message: &NewMessage) -> impl Future<Output = Result<bool>> + Send;
 
     /// Takes due deliveries for this processor, at most as many as asked for.
-    fn claim(&self, request: &ClaimRequest<'_>) -> impl Future<Output = Result<Vec<Claimed>>> + Send;
+    fn claim(&self, request: &ClaimRequest<'_>) -> impl Future<Output = Result<Claims>> + Send;
 
     /// Writes outcomes, each only while its claim is current. Returns the claims that were lost.
     fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
@@ -117,6 +120,14 @@ pub struct NewDelivery {
     pub is_handed_over: bool,
 }
 
+/// What became of a batch.
+pub struct Answers {
+    /// A moment after the connection was there and before the statement was sent: leases begin no earlier.
+    pub sent_at: Instant,
+    /// One a message, in order.
+    pub messages: Vec<Accepted>,
+}
+
 /// What became of a new message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Accepted {
@@ -168,6 +179,13 @@ pub enum ClaimScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp(pub i64);
 
+/// What was claimed.
+pub struct Claims {
+    /// As in [`Answers`].
+    pub sent_at: Instant,
+    pub deliveries: Vec<Claimed>,
+}
+
 #[derive(Debug, Clone)]
 pub struct Claimed {
     pub claim: ClaimId,
@@ -184,8 +202,10 @@ pub struct Settlement {
     pub(crate) outcome: Outcome,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Renewal {
+    /// As in [`Answers`].
+    pub sent_at: Instant,
     pub renewed: Vec<ClaimId>,
     /// Somebody else has them now. A claim in neither list is locked this very moment; ask again.
     pub lost: Vec<ClaimId>,

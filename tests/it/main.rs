@@ -10,6 +10,7 @@ mod plans;
 mod scene;
 mod support;
 mod tidy;
+mod walkthrough;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]

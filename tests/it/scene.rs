@@ -4,12 +4,14 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use wharf::{
     Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store, handler,
 };
 
 use crate::support::database::TestDatabase;
+use crate::support::database_server::Server;
+use crate::support::pgbouncer::PgBouncer;
 
 /// Long enough for a busy machine; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +25,7 @@ impl Scene {
     /// A fresh database with the schema in it.
     pub async fn new() -> Self {
         let database = TestDatabase::create().await;
-        let store = Store::connect(&database.url()).await.unwrap();
+        let store = Store::connect(&store_url(&database).await).await.unwrap();
         store.migrate().await.unwrap();
         Self { database, store }
     }
@@ -59,6 +61,16 @@ impl Scene {
         })
         .await;
     }
+}
+
+/// Where a store finds the database: directly, or by way of a PgBouncer in transaction mode when the core is run through one.
+pub async fn store_url(database: &TestDatabase) -> String {
+    static PGBOUNCER: OnceCell<PgBouncer> = OnceCell::const_new();
+    if std::env::var_os("WHARF_TEST_THROUGH_PGBOUNCER").is_none() {
+        return database.url();
+    }
+    let pgbouncer = PGBOUNCER.get_or_init(async || PgBouncer::start(Server::shared().await.url()).await).await;
+    pgbouncer.url(database.name())
 }
 
 /// Limits for tests: what takes minutes in production takes moments.

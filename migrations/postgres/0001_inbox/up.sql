@@ -8,6 +8,7 @@
 CREATE TABLE inbox_handler (
     id            smallint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key           text        NOT NULL,              -- the current name, for people; the mapping is inbox_handler_key
+    same_as       smallint,                          -- set when two ids became one handler: the id of its current key
     paused_at     timestamptz,                       -- not null: nobody claims its deliveries
     unknown_since timestamptz,                       -- since when deliveries wait and no live processor knows the handler
     registered_at timestamptz NOT NULL DEFAULT now()
@@ -137,24 +138,45 @@ EXCEPTION WHEN OTHERS THEN
     RETURN '\x' || encode(bytes, 'hex');
 END $$;
 
--- The headers of a message or a quarantined record, in order, duplicates and all.
+-- The headers of a message or a quarantined record, in order, duplicates and all. Bytes that are not headers end the list.
 CREATE FUNCTION inbox_headers(headers bytea) RETURNS TABLE (ordinal integer, name bytea, value bytea)
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 DECLARE
-    at integer := 1;
+    -- A copy: the stored value would be decompressed anew for each header.
+    bytes bytea := headers || ''::bytea;
+    at bigint := 1;
     size bigint;
 BEGIN
     ordinal := 0;
-    WHILE at <= length(headers) LOOP
+    LOOP
+        EXIT WHEN at + 3 > length(bytes);
+        size := ('x' || encode(substring(bytes FROM at::integer FOR 4), 'hex'))::bit(32)::bigint;
+        EXIT WHEN at + 7 + size > length(bytes);
+        name := substring(bytes FROM at::integer + 4 FOR size::integer);
+        at := at + 4 + size;
+        size := ('x' || encode(substring(bytes FROM at::integer FOR 4), 'hex'))::bit(32)::integer;
+        EXIT WHEN at + 3 + greatest(size, 0) > length(bytes);
+        value := CASE WHEN size >= 0 THEN substring(bytes FROM at::integer + 4 FOR size::integer) END;
+        at := at + 4 + greatest(size, 0);
         ordinal := ordinal + 1;
-        size := ('x' || encode(substring(headers FROM at FOR 4), 'hex'))::bit(32)::bigint;
-        name := substring(headers FROM at + 4 FOR size::integer);
-        at := at + 4 + size::integer;
-        size := ('x' || encode(substring(headers FROM at FOR 4), 'hex'))::bit(32)::integer;
-        value := CASE WHEN size >= 0 THEN substring(headers FROM at + 4 FOR size::integer) END;
-        at := at + 4 + greatest(size, 0)::integer;
         RETURN NEXT;
     END LOOP;
+END $$;
+
+-- The SQLSTATE with which this message would be refused, WH000 when it would not be. Inserts nothing. Drivers tell that a statement
+-- failed but not always why; before a record is quarantined for what it holds, the server itself is asked.
+CREATE FUNCTION inbox_refusal(message_id text, source text, topic text, payload_hash bytea, kafka_partition integer,
+                              kafka_offset bigint, recorded_at timestamptz, record_key bytea, headers bytea, payload bytea) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO inbox_message (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key,
+                               headers, payload)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    ON CONFLICT DO NOTHING;
+    -- Undoes the insert.
+    RAISE EXCEPTION USING ERRCODE = 'WH000';
+EXCEPTION WHEN OTHERS THEN
+    RETURN SQLSTATE;
 END $$;
 
 -- Every delivery in words.

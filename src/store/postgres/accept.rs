@@ -4,7 +4,7 @@
 //! first, so that two processes that know one handler under two ids cannot both add a delivery. No step joins two arrays: whatever
 //! the planner believes of their length, the cost stays that of the batch.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text, Timestamptz};
@@ -89,14 +89,17 @@ statement! {
 
 statement! {
     /// Adds a handler's delivery unless it has one under any of its ids: one row of the arrays for each id, `group_no` tells which
-    /// belong together.
+    /// belong together. Ids that became one handler count as one, also for a process that knows only the older one.
     AddMissing("
         WITH wanted AS MATERIALIZED (
             SELECT * FROM unnest($1, $2, $3, $4) AS w (message_seq, handler_id, group_no, is_current)),
         taken AS MATERIALIZED (
             SELECT DISTINCT w.group_no FROM wanted w
-            WHERE (SELECT true FROM inbox_delivery d
-                   WHERE d.message_seq = w.message_seq AND d.handler_id = w.handler_id LIMIT 1))
+            WHERE (SELECT true FROM inbox_handler own
+                   JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+                   CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d
+                                       WHERE d.message_seq = w.message_seq AND d.handler_id = same.id LIMIT 1) d
+                   WHERE own.id = w.handler_id LIMIT 1))
         INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
         SELECT message_seq, handler_id, now() FROM wanted
         WHERE is_current AND (group_no IN (SELECT group_no FROM taken)) IS NOT TRUE
@@ -183,10 +186,15 @@ async fn add_to_known(
         })
         .await;
     let (found, added) = found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
+    // Of copies in one batch only the first tells of what was added.
+    let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, (seq,)| {
+        *counts.entry(seq).or_default() += 1;
+        counts
+    });
     for (ord, seq, hash) in found {
         let Some(at) = usize::try_from(ord - 1).ok().filter(|&at| at < known.len()) else { continue };
         answers[known[at]] = Some(if hash == messages[at].payload_hash {
-            Accepted::Duplicate { seq, added: added.iter().filter(|(added,)| *added == seq).count() }
+            Accepted::Duplicate { seq, added: added.remove(&seq).unwrap_or_default() }
         } else {
             Accepted::Conflict
         });

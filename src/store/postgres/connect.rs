@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use deadpool::Runtime;
 use diesel::{ConnectionError, ConnectionResult};
-use diesel_async::AsyncPgConnection;
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod};
+use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio_postgres::config::{Host, SslMode};
@@ -139,6 +139,23 @@ pub(super) async fn get(pool: &Pool<AsyncPgConnection>, target: &str) -> Result<
     pool.get()
         .await
         .map_err(|error| Error::new(Kind::Connection, format!("cannot connect to {target}")).with_source(error))
+}
+
+/// A refusal by a session that has ended with it is trouble of the connection: whether the statement took effect is not known.
+/// Diesel tells a FATAL error from any other as little as it tells SQLSTATEs, so the session is asked.
+pub(super) async fn judge(conn: &mut AsyncPgConnection, error: Error) -> Error {
+    if error.kind() == Kind::Server && !is_alive(conn).await {
+        return Error::new(Kind::Connection, error.to_string());
+    }
+    error
+}
+
+/// Whether the session still answers, be it with an error inside a failed transaction.
+pub(super) async fn is_alive(conn: &mut AsyncPgConnection) -> bool {
+    match conn.batch_execute("").await {
+        Ok(()) => true,
+        Err(error) => super::errors::kind(&error) != Kind::Connection,
+    }
 }
 
 /// What the URL says about TLS.

@@ -15,6 +15,7 @@ pub(super) fn kind(error: &DieselError) -> Kind {
     match error {
         DieselError::DatabaseError(kind, _) => match kind {
             DatabaseErrorKind::UnableToSendCommand | DatabaseErrorKind::ClosedConnection => Kind::Connection,
+            DatabaseErrorKind::SerializationFailure | DatabaseErrorKind::ReadOnlyTransaction => Kind::Passing,
             DatabaseErrorKind::CheckViolation
             | DatabaseErrorKind::NotNullViolation
             | DatabaseErrorKind::ForeignKeyViolation

@@ -18,7 +18,7 @@ mod upkeep;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use connect::PostgresOptions;
 
@@ -28,12 +28,13 @@ use tokio::runtime::Handle;
 
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Accepted, ClaimId, ClaimRequest, Claimed, Enrolment, HandlerIds, ReadBack, Renewal, Seam, Settlement,
-    Transacted, TxWork, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, ReadBack, Renewal, Seam,
+    Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Result};
 use connect::Connector;
+use transact::Cancelling;
 
 /// PostgreSQL 14 or newer.
 pub struct Postgres {
@@ -111,16 +112,31 @@ impl Seam for Postgres {
         register::register(&mut *self.conn().await?, wanted).await
     }
 
-    async fn accept(&self, batch: &AcceptBatch<'_>) -> Result<Vec<Accepted>> {
-        accept::accept(&mut *self.conn().await?, batch).await
+    async fn accept(&self, batch: &AcceptBatch<'_>) -> Result<Answers> {
+        let mut conn = self.conn().await?;
+        let sent_at = Instant::now();
+        match accept::accept(&mut conn, batch).await {
+            Ok(messages) => Ok(Answers { sent_at, messages }),
+            Err(error) => Err(connect::judge(&mut conn, error).await),
+        }
     }
 
-    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Vec<Claimed>> {
-        process::claim(&mut *self.conn().await?, request).await
+    async fn refuses(&self, message: &NewMessage) -> Result<bool> {
+        quarantine::refuses(&mut *self.conn().await?, message).await
+    }
+
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claims> {
+        let mut conn = self.conn().await?;
+        let sent_at = Instant::now();
+        Ok(Claims { sent_at, deliveries: process::claim(&mut conn, request).await? })
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
-        process::settle(&mut *self.conn().await?, settlements).await
+        let mut conn = self.conn().await?;
+        match process::settle(&mut conn, settlements).await {
+            Ok(lost) => Ok(lost),
+            Err(error) => Err(connect::judge(&mut conn, error).await),
+        }
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {
@@ -133,7 +149,10 @@ impl Seam for Postgres {
 
     async fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
         match self.conn().await {
-            Ok(conn) => transact::transact(conn, self.connector.tls(), claim, work).await,
+            Ok(conn) => {
+                let cancelling = Cancelling { tls: self.connector.tls(), reactor: self.reactor.handle().clone() };
+                transact::transact(conn, cancelling, claim, work).await
+            }
             Err(error) => Transacted::Failed(error),
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use diesel::pg::data_types::PgTimestamp;
@@ -252,12 +252,13 @@ pub(super) async fn release_handed_over(
 }
 
 pub(super) async fn renew(conn: &mut AsyncPgConnection, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
+    let sent_at = Instant::now();
     let (message_seqs, handler_ids, attempts) = columns(claims.iter().copied());
     let rows = Renew { lease_ms: millis(lease), message_seqs, handler_ids, attempts }
         .load::<(i64, i16, i32, bool)>(conn)
         .await
         .map_err(database(format!("cannot renew {} claims", claims.len())))?;
-    let mut renewal = Renewal::default();
+    let mut renewal = Renewal { sent_at, renewed: Vec::new(), lost: Vec::new() };
     for (message_seq, handler_id, attempt, is_renewed) in rows {
         let list = if is_renewed { &mut renewal.renewed } else { &mut renewal.lost };
         list.push(claim_id((message_seq, handler_id, attempt)));

@@ -2,10 +2,13 @@
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Timestamptz};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use sha2::{Digest, Sha256};
 
+use super::errors::database;
 use super::statement::statement;
 use super::time::to_postgres;
+use crate::error::Result;
 use crate::record::Record;
 use crate::sanitize;
 use crate::store::seam::{NewMessage, Quarantined};
@@ -36,6 +39,42 @@ statement! {
         payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
         record_hashes: Vec<Vec<u8>> => Array<Binary>,
     }
+}
+
+statement! {
+    Refusal<'a>("SELECT inbox_refusal($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)") -> (Text) {
+        message_id: &'a str => Text,
+        source: &'a str => Text,
+        topic: &'a str => Text,
+        payload_hash: &'a [u8] => Binary,
+        kafka_partition: Option<i32> => Nullable<Integer>,
+        kafka_offset: Option<i64> => Nullable<BigInt>,
+        recorded_at: Option<PgTimestamp> => Nullable<Timestamptz>,
+        record_key: Option<&'a [u8]> => Nullable<Binary>,
+        headers: Option<Vec<u8>> => Nullable<Binary>,
+        payload: Option<&'a [u8]> => Nullable<Binary>,
+    }
+}
+
+/// Whether the server refuses the message for its values: SQLSTATE classes 22 (data), 23 (constraints), 54 (limits), P0 (raised by a
+/// trigger). Everything else is the server's own trouble and passes.
+pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) -> Result<bool> {
+    let stored = &message.message;
+    let refusal = Refusal {
+        message_id: &stored.id,
+        source: &stored.source,
+        topic: &stored.topic,
+        payload_hash: &message.payload_hash,
+        kafka_partition: stored.position.map(|p| p.partition),
+        kafka_offset: stored.position.map(|p| p.offset),
+        recorded_at: stored.recorded_at.map(to_postgres),
+        record_key: stored.key.as_deref(),
+        headers: stored.headers.encode(),
+        payload: stored.payload.as_deref(),
+    };
+    let (state,) =
+        refusal.get_result::<(String,)>(conn).await.map_err(database("cannot ask why a message is refused"))?;
+    Ok(["22", "23", "54", "P0"].iter().any(|class| state.starts_with(class)))
 }
 
 pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {

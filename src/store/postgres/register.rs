@@ -46,8 +46,42 @@ statement! {
     }
 }
 
+statement! {
+    /// Processes that know only one of the ids must not add deliveries to what is there under another.
+    Unite<'a>("
+        UPDATE inbox_handler SET same_as = $1
+        WHERE (id = ANY ($2) OR same_as = ANY ($2)) AND same_as IS DISTINCT FROM $1") {
+        current: i16 => SmallInt,
+        all: &'a [i16] => Array<SmallInt>,
+    }
+}
+
+statement! {
+    /// Two handlers of one program are two, whatever a later version made of them: it was rolled back.
+    Part<'a>("
+        UPDATE inbox_handler h SET same_as = NULL
+        WHERE h.id = ANY ($1) AND h.same_as IS NOT NULL
+          AND (SELECT true FROM inbox_handler o
+               WHERE o.id = ANY ($2) AND coalesce(o.same_as, o.id) = h.same_as LIMIT 1)") {
+        own: &'a [i16] => Array<SmallInt>,
+        others: &'a [i16] => Array<SmallInt>,
+    }
+}
+
+/// Why registration was rolled back.
+enum Trouble {
+    Database(diesel::result::Error),
+    Refused(crate::error::Error),
+}
+
+impl From<diesel::result::Error> for Trouble {
+    fn from(error: diesel::result::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
-    let known = conn
+    let registered = conn
         .transaction(async |conn| {
             Lock {}.get_result::<(bool,)>(conn).await?;
             let plan = aliases::plan(wanted, &known_keys(conn, wanted).await?);
@@ -57,17 +91,23 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
             for (key, handler_id) in &plan.aliases {
                 NewAlias { key, handler_id: *handler_id }.execute(conn).await?;
             }
-            let known = known_keys(conn, wanted).await?;
-            for handler in wanted {
-                if let Some(&handler_id) = known.get(&handler.key) {
-                    Rename { key: &handler.key, handler_id }.execute(conn).await?;
+            let ids = aliases::resolve(wanted, &known_keys(conn, wanted).await?).map_err(Trouble::Refused)?;
+            let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
+            for (handler, ids) in wanted.iter().zip(&ids) {
+                Rename { key: &handler.key, handler_id: ids.current }.execute(conn).await?;
+                let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();
+                Part { own: &ids.all, others: &others }.execute(conn).await?;
+                if ids.all.len() > 1 {
+                    Unite { current: ids.current, all: &ids.all }.execute(conn).await?;
                 }
             }
-            diesel::QueryResult::Ok(known)
+            Result::<_, Trouble>::Ok(ids)
         })
-        .await
-        .map_err(database("cannot register the handlers"))?;
-    aliases::resolve(wanted, &known)
+        .await;
+    registered.map_err(|trouble| match trouble {
+        Trouble::Database(error) => database("cannot register the handlers")(error),
+        Trouble::Refused(error) => error,
+    })
 }
 
 async fn known_keys(

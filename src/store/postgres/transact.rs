@@ -7,8 +7,10 @@
 use diesel::sql_types::{BigInt, Bool, Integer, Nullable, SmallInt};
 use diesel_async::pooled_connection::deadpool::Object;
 use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use tokio::runtime::Handle;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::connect::is_alive;
 use super::errors::{database, kind};
 use super::statement::statement;
 use crate::error::{Kind, Result};
@@ -42,11 +44,11 @@ statement! {
 
 pub(super) async fn transact(
     conn: Object<AsyncPgConnection>,
-    tls: MakeRustlsConnect,
+    cancelling: Cancelling,
     claim: ClaimId,
     work: TxWork<AsyncPgConnection>,
 ) -> Transacted {
-    let mut conn = Guarded { conn: Some(conn), tls };
+    let mut conn = Guarded { conn: Some(conn), cancelling };
     let Some(open) = conn.get() else { return Transacted::RolledBack };
     if let Err(error) = AnsiTransactionManager::begin_transaction(open).await {
         return Transacted::Failed(database("cannot begin a handler's transaction")(error));
@@ -55,11 +57,14 @@ pub(super) async fn transact(
         WorkEnd::Commit => {}
         WorkEnd::Abandon => return Transacted::RolledBack,
         WorkEnd::RollBack => {
-            // When this fails the guard closes the connection, and the server rolls back by itself.
-            if AnsiTransactionManager::rollback_transaction(open).await.is_ok() {
-                conn.give_back();
-            }
-            return Transacted::RolledBack;
+            return match AnsiTransactionManager::rollback_transaction(open).await {
+                Ok(()) => {
+                    conn.give_back();
+                    Transacted::RolledBack
+                }
+                // The session was lost under the handler. The guard closes what is left, and the server rolls back by itself.
+                Err(error) => Transacted::Failed(database("lost the connection under a handler")(error)),
+            };
         }
     }
     let ClaimId { message_seq, handler_id, attempt } = claim;
@@ -83,10 +88,15 @@ pub(super) async fn transact(
             conn.give_back();
             Transacted::Committed
         }
-        Err(error) => match kind(&error) {
-            Kind::Data | Kind::Server => Transacted::Refused(database("cannot commit")(error).to_string()),
-            Kind::Connection | Kind::Configuration | Kind::Schema | Kind::Stopped => Transacted::InDoubt,
-        },
+        Err(error) => {
+            // A refusal leaves the session alive. One that came with the end of the session may have come after the commit.
+            let is_refused = kind(&error) != Kind::Connection && is_alive(open).await;
+            if is_refused {
+                Transacted::Refused(database("cannot commit")(error).to_string())
+            } else {
+                Transacted::InDoubt
+            }
+        }
     }
 }
 
@@ -115,7 +125,14 @@ fn is_aborted(error: &diesel::result::Error) -> bool {
 /// returned to the pool with its transaction open would keep the handler's locks until somebody happens to take it out again.
 struct Guarded {
     conn: Option<Object<AsyncPgConnection>>,
-    tls: MakeRustlsConnect,
+    cancelling: Cancelling,
+}
+
+/// What it takes to cancel a statement: a connection of its own, made on the store's reactor, because the user's runtime may be what
+/// is ending.
+pub(super) struct Cancelling {
+    pub(super) tls: MakeRustlsConnect,
+    pub(super) reactor: Handle,
 }
 
 impl Guarded {
@@ -133,10 +150,8 @@ impl Drop for Guarded {
         let Some(conn) = self.conn.take() else { return };
         let conn = Object::take(conn);
         // A statement that is still running would not notice the closed socket until it ends.
-        let (cancel, tls) = (conn.cancel_token(), self.tls.clone());
+        let (cancel, tls) = (conn.cancel_token(), self.cancelling.tls.clone());
         drop(conn);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { cancel.cancel_query(tls).await });
-        }
+        drop(self.cancelling.reactor.spawn(async move { cancel.cancel_query(tls).await }));
     }
 }

@@ -111,7 +111,7 @@ fn configuration(server: &Config, port: u16, pool_size: usize) -> String {
          default_pool_size = {pool_size}\n\
          max_client_conn = 500\n\
          server_tls_sslmode = disable\n\
-         ignore_startup_parameters = extra_float_digits,options\n"
+         ignore_startup_parameters = extra_float_digits\n"
     )
 }
 
