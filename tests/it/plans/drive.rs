@@ -62,7 +62,7 @@ pub async fn every_statement(big: &Big, round: &str) {
         inbox.accept_all((0..600).map(|n| of(topic, round, n))).await.unwrap();
     }
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
-    lose_two_answers(&inbox, &proxy, round).await;
+    lose_two_answers(big, &inbox, &proxy, round).await;
     replay(big).await;
     big.until(
         "SELECT count(*) = 0 FROM inbox_delivery d JOIN inbox_handler h ON h.id = d.handler_id
@@ -106,6 +106,7 @@ fn inbox(
         .subscribe("trouble", troubled.concurrency(600))
         .subscribe("robbed", handler(key("robbed"), robbed).concurrency(600))
         .subscribe("slow", handler(key("slow"), slow))
+        .subscribe("resting", runs.handler("resting"))
         .subscribe("tx", tx_handler(key("tx"), nothing))
         .build()
         .unwrap()
@@ -171,10 +172,13 @@ async fn replay(big: &Big) {
 }
 
 /// The answer to an accept, whose hand-over is then released; and the answer to a COMMIT, which is then read back.
-async fn lose_two_answers(inbox: &Inbox<Postgres>, proxy: &Proxy, round: &str) {
+async fn lose_two_answers(big: &Big, inbox: &Inbox<Postgres>, proxy: &Proxy, round: &str) {
+    // Paused, so that no claim takes the delivery before it can be released.
+    big.execute("UPDATE inbox_handler SET paused_at = now() WHERE key = 'resting'").await;
     let lost = proxy.on_next_statement("nextval('inbox_message_seq')", Fault::LoseReply);
-    inbox.accept(record(&format!("lost-{round}"))).await.unwrap();
+    inbox.accept(of("resting", round, 0)).await.unwrap();
     lost.fired().await;
+    big.execute("UPDATE inbox_handler SET paused_at = NULL").await;
     let lost = proxy.on_next_commit(Fault::LoseReply);
     inbox.accept(of("tx", round, 0)).await.unwrap();
     lost.fired().await;
