@@ -39,6 +39,8 @@ pub struct Limits {
     pub accept_batch_bytes: usize,
     /// Records waiting to be accepted by [`Inbox::accept`](crate::Inbox::accept) before callers wait. Default: 10,000.
     pub accept_queue_rows: usize,
+    /// Bytes of records waiting to be accepted before callers wait; a single larger record waits alone. Default: 64 MiB.
+    pub accept_queue_bytes: usize,
     /// How long [`Inbox::accept`](crate::Inbox::accept) goes on trying while the database is away before it returns a
     /// transient error. Default: 30 s.
     pub accept_patience: Duration,
@@ -69,6 +71,7 @@ impl Default for Limits {
             accept_batch_rows: 1_000,
             accept_batch_bytes: 4 << 20,
             accept_queue_rows: 10_000,
+            accept_queue_bytes: 64 << 20,
             accept_patience: Duration::from_secs(30),
             payload_bytes_max: 32 << 20,
             headers_bytes_max: 4 << 20,
@@ -103,6 +106,7 @@ impl Limits {
             "accept_batch_rows" => self.accept_batch_rows = number(name, text)?,
             "accept_batch_bytes" => self.accept_batch_bytes = number(name, text)?,
             "accept_queue_rows" => self.accept_queue_rows = number(name, text)?,
+            "accept_queue_bytes" => self.accept_queue_bytes = number(name, text)?,
             "accept_patience" => self.accept_patience = duration(name, text)?,
             "payload_bytes_max" => self.payload_bytes_max = number(name, text)?,
             "headers_bytes_max" => self.headers_bytes_max = number(name, text)?,
@@ -139,6 +143,8 @@ impl Limits {
         refuse(!(1..=10_000).contains(&self.accept_batch_rows), "accept_batch_rows is 1 to 10000");
         refuse(self.accept_batch_bytes == 0, "accept_batch_bytes is at least 1");
         refuse(self.accept_queue_rows == 0, "accept_queue_rows is at least 1");
+        refuse(self.accept_queue_bytes == 0, "accept_queue_bytes is at least 1");
+        refuse(self.accept_queue_bytes > 1 << 40, "accept_queue_bytes is at most 1 TiB");
         // 256 MiB keeps a statement far below what the protocol and a bytea can carry (1 GiB), doubled by encoding.
         refuse(self.payload_bytes_max > 256 << 20, "payload_bytes_max is at most 268435456");
         refuse(self.headers_bytes_max > 256 << 20, "headers_bytes_max is at most 268435456");

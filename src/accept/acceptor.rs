@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Receipt;
 use super::prepare::{Prepared, prepare};
@@ -22,6 +22,28 @@ const WRITES_MAX: usize = 2;
 /// The way in. Dropping it ends the collecting task once everything handed in is written.
 pub(crate) struct Acceptor {
     jobs: mpsc::Sender<Job>,
+    rows: Room,
+    kibibytes: Room,
+}
+
+/// How much may wait, in units. Callers wait for room, whoever is first.
+struct Room {
+    free: Arc<Semaphore>,
+    total: usize,
+}
+
+impl Room {
+    fn new(total: usize) -> Self {
+        let total = total.clamp(1, Semaphore::MAX_PERMITS);
+        Self { free: Arc::new(Semaphore::new(total)), total }
+    }
+
+    /// Takes room for `units`; what is larger than everything takes everything.
+    async fn take(&self, units: usize) -> Result<OwnedSemaphorePermit> {
+        let units = u32::try_from(units.min(self.total)).unwrap_or(u32::MAX);
+        let taken = Arc::clone(&self.free).acquire_many_owned(units).await;
+        taken.map_err(|_| Error::stopped("the inbox has stopped accepting"))
+    }
 }
 
 /// Rows of one caller, at most a batch of them.
@@ -29,14 +51,19 @@ struct Job {
     rows: Vec<Row>,
     size_bytes: usize,
     reply: oneshot::Sender<Result<Vec<Receipt>>>,
+    /// Free again when the rows are written.
+    room: [OwnedSemaphorePermit; 2],
 }
 
 impl Acceptor {
     pub(crate) fn start<B: Backend>(shared: &Arc<Shared<B>>) -> Self {
+        // A job has at least one row, so the rooms bound the channel too.
         let (jobs, queue) = mpsc::channel(shared.limits.accept_queue_rows);
         // Joined by its channel: it ends when the last inbox is dropped.
         drop(shared.store.backend.reactor().spawn(collect(Arc::clone(shared), queue)));
-        Self { jobs }
+        let rows = Room::new(shared.limits.accept_queue_rows);
+        let kibibytes = Room::new(shared.limits.accept_queue_bytes.div_ceil(1024));
+        Self { jobs, rows, kibibytes }
     }
 
     /// Accepts records; one receipt each, in order.
@@ -81,8 +108,9 @@ impl Acceptor {
     }
 
     async fn hand_in(&self, rows: Vec<Row>, size_bytes: usize) -> Result<oneshot::Receiver<Result<Vec<Receipt>>>> {
+        let room = [self.rows.take(rows.len()).await?, self.kibibytes.take(size_bytes.div_ceil(1024)).await?];
         let (reply, replied) = oneshot::channel();
-        let job = Job { rows, size_bytes, reply };
+        let job = Job { rows, size_bytes, reply, room };
         self.jobs.send(job).await.map_err(|_| Error::stopped("the inbox has stopped accepting"))?;
         Ok(replied)
     }
@@ -145,19 +173,19 @@ async fn write_jobs<B: Backend>(shared: &Arc<Shared<B>>, jobs: Vec<Job>) {
     let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
     let mut callers = Vec::with_capacity(jobs.len());
     for job in jobs {
-        callers.push((job.rows.len(), job.reply));
+        callers.push((job.rows.len(), job.reply, job.room));
         rows.extend(job.rows);
     }
     // Callers that have gone away are told all the same; nobody listens then.
     match write(shared, &rows).await {
         Ok(receipts) => {
             let mut receipts = receipts.into_iter();
-            for (count, reply) in callers {
+            for (count, reply, _room) in callers {
                 let _ = reply.send(Ok(receipts.by_ref().take(count).collect()));
             }
         }
         Err(error) => {
-            for (_, reply) in callers {
+            for (_, reply, _room) in callers {
                 let _ = reply.send(Err(error.repeat()));
             }
         }

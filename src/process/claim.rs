@@ -35,11 +35,21 @@ pub(super) struct Claimer<B: Backend> {
 }
 
 /// What a round of claiming led to.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Round {
     pub(super) claimed: usize,
-    /// Some handler got all it asked for: there may be more.
-    pub(super) is_full: bool,
+    next: Next,
+}
+
+/// When another round makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// There may be more, or not everything was looked at.
+    AtOnce,
+    /// Some handler had no slot to ask with: when it has, there may be more.
+    WhenSlotsAreFree,
+    /// Nothing was left behind.
+    WhenWoken,
 }
 
 pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
@@ -94,21 +104,15 @@ impl<B: Backend> Claimer<B> {
         self.round = self.round.wrapping_add(1);
         // When the settler cannot keep up, claiming more would only make the pile of unsettled work higher.
         if self.engine.in_flight.len() >= self.engine.limits.settle_queue_rows {
-            return Ok(Round::default());
+            return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
         let room: Vec<(Arc<Lane<B>>, Slot)> =
             self.engine.lanes.iter().filter_map(|lane| Some((Arc::clone(lane), lane.take_free_slots()?))).collect();
         if room.is_empty() {
-            return Ok(Round::default());
+            return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
         let is_sweep = self.swept_at.is_none_or(|at| at.elapsed() >= SWEEP_EVERY);
-        let mut round = self.claim(room, is_sweep).await?;
-        if round.is_short_of_floor(is_sweep) {
-            // What was committed late, or is due again, may stand below the floor.
-            self.swept_at = None;
-            round.is_full = true;
-        }
-        Ok(round)
+        self.claim(room, is_sweep).await
     }
 
     async fn claim(&mut self, room: Vec<(Arc<Lane<B>>, Slot)>, is_sweep: bool) -> Result<Round> {
@@ -128,7 +132,17 @@ impl<B: Backend> Claimer<B> {
             *floor = delivery.due_at.max(*floor);
         }
         let is_full = asks.iter().any(|ask| count.get(&ask.handler_id).is_some_and(|count| *count >= ask.limit));
-        let round = Round { claimed: claimed.len(), is_full };
+        let next = match is_full {
+            true => Next::AtOnce,
+            // What was committed late, or is due again, may stand below the floor.
+            false if !is_sweep => {
+                self.swept_at = None;
+                Next::AtOnce
+            }
+            false if room.len() < engine.lanes.len() => Next::WhenSlotsAreFree,
+            false => Next::WhenWoken,
+        };
+        let round = Round { claimed: claimed.len(), next };
         let suspects = self.start(room, claimed, sent_at);
         drop(gate);
         if !suspects.is_empty() {
@@ -197,10 +211,11 @@ impl<B: Backend> Claimer<B> {
     /// Waits until another round makes sense.
     async fn pause(&self, round: &Round) {
         let engine = &self.engine;
-        let has_room = || engine.lanes.iter().any(|lane| lane.free_slots() > 0);
-        if !(round.is_full && has_room()) {
+        let has_slots = engine.lanes.iter().any(|lane| lane.free_slots() > 0);
+        if !(round.next == Next::AtOnce && has_slots) {
             tokio::select! {
                 () = engine.wake.notified() => {}
+                () = engine.freed.notified(), if round.next != Next::WhenWoken => {}
                 () = tokio::time::sleep(jittered(engine.limits.poll)) => return,
                 () = engine.stopping() => return,
             }
@@ -212,12 +227,5 @@ impl<B: Backend> Claimer<B> {
                 () = engine.stopping() => {}
             }
         }
-    }
-}
-
-impl Round {
-    /// A claim that began at the floor and came back short has not seen everything.
-    fn is_short_of_floor(&self, is_sweep: bool) -> bool {
-        !is_sweep && !self.is_full
     }
 }

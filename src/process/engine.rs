@@ -28,8 +28,10 @@ pub(crate) struct Engine<B: Backend> {
     pub(crate) in_flight: InFlight,
     /// Outcomes on their way to the settler. Bounded: a full queue holds back the handlers' tasks, and with them the slots.
     pub(crate) outcomes: mpsc::Sender<Settlement>,
-    /// Work may have become due, or a slot free.
+    /// Work may have become due.
     pub(crate) wake: Notify,
+    /// A slot has become free.
+    pub(crate) freed: Notify,
     /// Transactional handlers that may hold a connection.
     pub(crate) transactions: Semaphore,
     /// Where handlers run.
@@ -75,6 +77,7 @@ impl<B: Backend> Engine<B> {
             in_flight: InFlight::default(),
             outcomes,
             wake: Notify::new(),
+            freed: Notify::new(),
             runtime: Handle::current(),
             phase: watch::channel(Phase::Running).0,
             starting: RwLock::new(()),

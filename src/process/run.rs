@@ -35,7 +35,7 @@ pub(super) async fn run<B: Backend>(
     let outcome = outcome(&engine, &lane, &claimed, stopped).await;
     engine.in_flight.returned(claimed.claim);
     drop(slot);
-    engine.wake.notify_one();
+    engine.freed.notify_one();
     let subject =
         Subject { message: claimed.message.as_deref(), handler: lane.key.as_str(), attempt: claimed.claim.attempt };
     match outcome {

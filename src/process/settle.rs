@@ -94,6 +94,8 @@ async fn write<B: Backend>(
 fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[ClaimId]) {
     let lost: HashSet<ClaimId> = lost.iter().copied().collect();
     let messages = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
+    // Claiming may have paused because too much was unsettled.
+    engine.freed.notify_one();
     for (settlement, message) in settlements.iter().zip(&messages) {
         let subject = engine.subject(settlement.claim, message.as_deref());
         if lost.contains(&settlement.claim) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
+mod concurrent_accept;
 mod conformance;
 mod events;
 mod operator_race;
@@ -10,6 +11,10 @@ mod plans;
 mod scene;
 mod support;
 mod tidy;
+mod lost_replies;
+mod scene;
+mod support;
+mod unknown_keys;
 mod walkthrough;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.

@@ -35,6 +35,21 @@ impl Scene {
         Inbox::builder(self.store.clone()).limits(quick())
     }
 
+    /// A store of its own on the same database, as another process would have.
+    pub async fn another_store(&self) -> Store<Postgres> {
+        Store::connect(&store_url(&self.database).await).await.unwrap()
+    }
+
+    /// An inbox of another process: its own store, the same database.
+    pub async fn another_inbox(&self) -> InboxBuilder<Postgres> {
+        Inbox::builder(self.another_store().await).limits(quick())
+    }
+
+    /// How many rows a table or view has, with an optional `WHERE ...`.
+    pub async fn count(&self, rows_of: &str) -> i64 {
+        self.database.query_one_i64(&format!("SELECT count(*) FROM {rows_of}")).await
+    }
+
     /// `message handler state` of every delivery, sorted.
     pub async fn states(&self) -> Vec<String> {
         self.database

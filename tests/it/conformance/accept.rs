@@ -1,0 +1,327 @@
+//! Accepting: a record becomes one message with one delivery for each handler that wants it, however often and in whatever
+//! company it comes.
+
+use std::collections::BTreeSet;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use wharf::{Limits, Receipt, Record};
+
+use crate::scene::{Runs, Scene, quick, record, records};
+
+const CONFLICT: Receipt = Receipt::Quarantined { reason: "conflict" };
+
+fn accepted(deliveries: usize) -> Receipt {
+    Receipt::Accepted { deliveries }
+}
+
+fn duplicate(added: usize) -> Receipt {
+    Receipt::Duplicate { added }
+}
+
+// F20
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_id_from_two_sources_is_two_messages() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe(["orders", "returns"], runs.handler("stock")).build().unwrap();
+
+    // Without a source, the topic is the source.
+    let batch = [
+        record("a"),
+        record("a").source("shop"),
+        record("a").source("market"),
+        Record::new("returns").id("a"),
+        record("a").source("orders"),
+    ];
+    let receipts = inbox.accept_all(batch).await.unwrap();
+
+    assert_eq!(receipts, [accepted(1), accepted(1), accepted(1), accepted(1), duplicate(0)]);
+    inbox.drain().await.unwrap();
+    assert_eq!(runs.ids(), ["a", "a", "a", "a"]);
+}
+
+// F19
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_copies_in_one_batch_are_one_message() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+
+    let receipts = inbox.accept_all(vec![record("a"); 500]).await.unwrap();
+
+    assert_eq!(receipts[0], accepted(1));
+    assert!(receipts[1..].iter().all(|receipt| *receipt == duplicate(0)), "{receipts:?}");
+    scene.settled().await;
+    assert_eq!((runs.count(), scene.count("inbox_message").await, scene.count("inbox_delivery").await), (1, 1, 1));
+    running.shutdown(std::time::Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redelivery_adds_only_the_deliveries_of_handlers_that_did_not_have_it() {
+    let scene = Scene::new().await;
+    let (stock, mail) = (Runs::new(), Runs::new());
+    let first = scene.inbox().subscribe("orders", stock.handler("stock")).build().unwrap();
+    first.accept_all(records(3)).await.unwrap();
+    first.drain().await.unwrap();
+    let second = scene
+        .another_inbox()
+        .await
+        .subscribe("orders", stock.handler("stock"))
+        .subscribe("orders", mail.handler("mail"))
+        .build()
+        .unwrap();
+
+    let receipts = second.accept_all(records(4)).await.unwrap();
+
+    assert_eq!(receipts, [duplicate(1), duplicate(1), duplicate(1), accepted(2)]);
+    second.drain().await.unwrap();
+    assert_eq!((stock.count(), mail.count()), (4, 4));
+    assert_eq!(second.accept_all(records(4)).await.unwrap(), vec![duplicate(0); 4]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_of_a_redelivery_in_one_batch_tell_of_an_added_delivery_once() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let first = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    first.accept(record("a")).await.unwrap();
+    let second = scene.another_inbox().await.subscribe("orders", runs.handler("mail")).build().unwrap();
+
+    let receipts = second.accept_all(vec![record("a"); 5]).await.unwrap();
+
+    let added: usize = receipts.iter().map(|receipt| if *receipt == duplicate(1) { 1 } else { 0 }).sum();
+    assert_eq!((added, scene.count("inbox_delivery").await), (1, 2), "{receipts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_in_one_batch_that_different_handlers_want_reach_them_all() {
+    let scene = Scene::new().await;
+    let (stock, mail) = (Runs::new(), Runs::new());
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", stock.handler("stock"))
+        .subscribe("letters", mail.handler("mail"))
+        .build()
+        .unwrap();
+    let copy = |topic| Record::new(topic).id("a").source("shop").payload("the same");
+
+    let receipts = inbox.accept_all([copy("orders"), copy("letters"), copy("orders")]).await.unwrap();
+
+    assert_eq!((&receipts[0], &receipts[1]), (&accepted(1), &duplicate(1)));
+    inbox.drain().await.unwrap();
+    assert_eq!(scene.states().await, ["a mail done", "a stock done"]);
+}
+
+// F17
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_any_size_is_one_statement() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene
+        .inbox()
+        .limits(Limits { accept_batch_rows: 10_000, ..quick() })
+        .subscribe("orders", runs.handler("stock"))
+        .subscribe("orders", runs.handler("mail"))
+        .subscribe("orders", runs.handler("audit"))
+        .build()
+        .unwrap();
+    for size in [1, 2, 999, 1_000, 1_001, 3_276, 3_277, 10_000] {
+        let batch = (0..size).map(|number| record(&format!("{size}/{number}")));
+
+        let receipts = inbox.accept_all(batch).await.unwrap();
+
+        assert_eq!(receipts, vec![accepted(3); size]);
+        let stored = format!(
+            "SELECT concat_ws(' ', count(DISTINCT m.seq), count(*), count(DISTINCT m.xmin::text))
+             FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq WHERE m.message_id LIKE '{size}/%'"
+        );
+        assert_eq!(scene.database.query_texts(&stored).await, [format!("{size} {} 1", 3 * size)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let limits = Limits { accept_batch_rows: 7, ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("known")).await.unwrap();
+    let kinds = [
+        |number| (record(&format!("new {number}")), accepted(1)),
+        |_| (record("known"), duplicate(0)),
+        |_| (Record::new("elsewhere").id("x"), Receipt::Unwanted),
+        |number| (record("known").payload(format!("other {number}")), CONFLICT),
+        |_| (record(""), Receipt::Quarantined { reason: "empty identity" }),
+    ];
+    // 5 kinds and batches of 7: every kind comes to stand everywhere in a batch.
+    let (batch, expected): (Vec<Record>, Vec<Receipt>) = (0..350).map(|number| kinds[number % 5](number)).unzip();
+
+    assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
+}
+
+// F20
+#[tokio::test(flavor = "multi_thread")]
+async fn another_payload_under_a_known_identity_is_quarantined_once() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let forged = || record("a").payload("forged").position(3, 77).key("k").header("h", "v");
+    inbox.accept(record("a")).await.unwrap();
+
+    assert_eq!(inbox.accept(forged()).await.unwrap(), CONFLICT);
+    assert_eq!(inbox.accept_all([forged(), forged()]).await.unwrap(), [CONFLICT, CONFLICT]);
+
+    let kept = "SELECT concat_ws('|', reason, topic, kafka_partition, kafka_offset, inbox_text(message_id),
+                                 inbox_text(record_key), inbox_text(payload)) FROM inbox_quarantine";
+    assert_eq!(scene.database.query_texts(kept).await, ["conflict|orders|3|77|a|k|forged"]);
+    assert_eq!(scene.database.query_texts("SELECT inbox_text(payload) FROM inbox_message").await, ["payload of a"]);
+    assert_eq!(inbox.accept(record("a")).await.unwrap(), duplicate(0));
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+}
+
+// F20
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_payloads_under_one_id_in_one_batch_the_first_is_the_message() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let batch = [
+        record("z"),
+        record("a").payload("first"),
+        record("a").payload("second"),
+        record("a").payload("first"),
+        Record::new("orders").id("a"),
+        record("b"),
+    ];
+
+    let receipts = inbox.accept_all(batch).await.unwrap();
+
+    assert_eq!(receipts, [accepted(1), accepted(1), CONFLICT, duplicate(0), CONFLICT, accepted(1)]);
+    let stored = "SELECT inbox_text(payload) FROM inbox_message WHERE message_id = 'a'";
+    assert_eq!(scene.database.query_texts(stored).await, ["first"]);
+    assert_eq!(scene.count("inbox_quarantine").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_goes_to_the_handlers_of_its_topic_and_type_only() {
+    let scene = Scene::new().await;
+    let (all, placed, both) = (Runs::new(), Runs::new(), Runs::new());
+    let inbox = scene
+        .inbox()
+        .subscribe(["orders", "returns"], all.handler("all"))
+        .subscribe("orders", placed.handler("placed").event_type("order.placed"))
+        .subscribe("orders", both.handler("both").event_type("order.placed").event_type("order.paid"))
+        .build()
+        .unwrap();
+    let typed = |id: &str, event_type: &str| record(id).header("ce_type", event_type.to_owned());
+
+    let batch = [
+        typed("placed", "order.placed"),
+        typed("paid", "order.paid"),
+        typed("unknown", "order.placed2"),
+        record("untyped"),
+        record("without value").header_without_value("ce_type"),
+        Record::new("returns").id("returned").header("ce_type", "order.placed"),
+        Record::new("Orders").id("case matters"),
+    ];
+    let receipts = inbox.accept_all(batch).await.unwrap();
+
+    let expected = [accepted(3), accepted(2), accepted(1), accepted(1), accepted(1), accepted(1), Receipt::Unwanted];
+    assert_eq!(receipts, expected);
+    inbox.drain().await.unwrap();
+    assert_eq!(all.sorted(), ["paid", "placed", "returned", "unknown", "untyped", "without value"]);
+    assert_eq!(
+        (placed.sorted(), both.sorted()),
+        (vec!["placed".to_owned()], vec!["paid".to_owned(), "placed".to_owned()])
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_handler_wants_is_not_stored_however_bad_it_is() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock").event_type("wanted")).build().unwrap();
+
+    let batch = [record("a"), Record::new("elsewhere").id("b"), Record::new("el\0sewhere"), Record::new("")];
+    let receipts = inbox.accept_all(batch).await.unwrap();
+
+    assert_eq!(receipts, vec![Receipt::Unwanted; 4]);
+    assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (0, 0));
+    assert_eq!(inbox.accept_all([]).await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_callers_with_one_record_each_share_statements() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+
+    let calls = records(600).into_iter().map(|record| inbox.accept(record));
+    let receipts = join_all(calls).await;
+
+    assert!(receipts.into_iter().all(|receipt| receipt.unwrap() == accepted(1)));
+    let transactions = scene.database.query_one_i64("SELECT count(DISTINCT xmin::text) FROM inbox_message").await;
+    assert!(transactions <= 30, "600 records in {transactions} transactions");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_away_does_not_take_its_record_back() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("first")).await.unwrap();
+
+    for number in 0..50 {
+        // Polled once, then dropped.
+        assert!(inbox.accept(record(&number.to_string())).now_or_never().is_none());
+    }
+
+    scene.until("SELECT (count(*) = 51)::int::bigint FROM inbox_message").await;
+    assert_eq!(inbox.drain().await.unwrap(), 51);
+    assert_eq!(runs.sorted().into_iter().collect::<BTreeSet<_>>().len(), 51);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("first")).await.unwrap();
+
+    for number in 0..5 {
+        let batch = (0..60).map(|n| record(&format!("{number} {n}")));
+        assert!(inbox.accept_all(batch).now_or_never().is_none());
+    }
+    drop(inbox);
+
+    scene.until("SELECT (count(*) = 301)::int::bigint FROM inbox_message").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    // The first call registers the handlers, under a lock that we hold.
+    let register = "(hashtextextended('wharf register ' || current_schema(), 0))";
+    let client = scene.database.client().await;
+    client.batch_execute(&format!("SELECT pg_advisory_lock{register}")).await.unwrap();
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("a")).await }
+    });
+    let ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
+    scene.until(&format!("SELECT (count(*) = 1)::int::bigint {ours} AND wait_event = 'advisory'")).await;
+
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    client.batch_execute(&format!("SELECT pg_advisory_unlock{register}")).await.unwrap();
+
+    let open = "AND (state LIKE 'idle in transaction%' OR wait_event = 'advisory')";
+    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {ours} {open}")).await;
+    let other = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+    assert_eq!(other.accept(record("a")).await.unwrap(), accepted(1));
+    assert_eq!(inbox.accept(record("a")).await.unwrap(), duplicate(0));
+}

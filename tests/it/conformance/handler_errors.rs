@@ -1,0 +1,119 @@
+//! Whatever text a handler's error is made of, the outcome is recorded and what is kept is bounded and harmless.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use wharf::{Failure, Message, Raw, RetryPolicy, handler};
+
+use crate::scene::{Runs, Scene, key, record};
+
+fn hostile_texts() -> Vec<String> {
+    vec![
+        "nul \0 inside".to_owned(),
+        "\0".to_owned(),
+        String::new(),
+        "\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m".to_owned(),
+        "\u{ffff}\u{fffe}\u{10ffff}".to_owned(),
+        "\u{202e}txt.exe\u{2066}\u{200f}".to_owned(),
+        "{\"a\": \"\\u0000\", \"b\": \"\\ud800\"}".to_owned(),
+        "{},NULL,\"".to_owned(),
+        "'; DROP TABLE inbox_message; --".to_owned(),
+        "é".repeat(1 << 20),
+        "\r\n".repeat(100_000),
+        "𐍈".repeat(300_000),
+    ]
+}
+
+/// One record for each text; the handler looks its text up by the record's id.
+async fn outcome_of_each(texts: Vec<String>, retry: RetryPolicy, answer: fn(String) -> Result<(), Failure>) -> Scene {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let records: Vec<_> = (0..texts.len()).map(|number| record(&number.to_string())).collect();
+    let failing = runs.answering("stock", move |message| answer(texts[message.id().parse::<usize>().unwrap()].clone()));
+    let inbox = scene.inbox().subscribe("orders", failing.retry(retry)).build().unwrap();
+    inbox.accept_all(records).await.unwrap();
+    inbox.drain().await.unwrap();
+    scene
+}
+
+/// Kept text is at most 2,000 characters and a mark, without control characters and overrides.
+async fn assert_kept_text_is_harmless(scene: &Scene) {
+    let rows = scene.database.query_texts("SELECT concat(last_error, reason) FROM inbox_delivery").await;
+    for text in rows {
+        assert!(text.chars().count() <= 2_020, "{} characters", text.chars().count());
+        let is_harmless =
+            |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c));
+        assert!(text.chars().all(is_harmless), "{:?}", text.chars().find(|c| !is_harmless(*c)));
+    }
+    // The views show them too.
+    scene.count("(SELECT v::text FROM inbox_poisoned v UNION ALL SELECT v::text FROM inbox_status v) t").await;
+}
+
+// F14
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_is_recorded_whatever_the_error_says() {
+    let texts = hostile_texts();
+    let count = i64::try_from(texts.len()).unwrap();
+    for (answer, status) in [
+        ((|text| Err(Failure::retry(text))) as fn(String) -> Result<(), Failure>, 3),
+        (|text| Err(Failure::poison(text)), 3),
+        (|text| Err(Failure::discard(text)), 4),
+        (|text| std::panic::panic_any(text), 3),
+    ] {
+        let scene = outcome_of_each(texts.clone(), RetryPolicy::never(), answer).await;
+
+        assert_eq!(scene.count(&format!("inbox_delivery WHERE status = {status}")).await, count);
+        assert_kept_text_is_harmless(&scene).await;
+    }
+}
+
+// F14
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_error_is_recorded_whatever_it_says() {
+    let texts = hostile_texts();
+    let count = i64::try_from(texts.len()).unwrap();
+
+    let later = |text| Err(Failure::retry_after(Duration::from_secs(3_600), text));
+    let scene = outcome_of_each(texts, RetryPolicy::exponential(), later).await;
+
+    let waiting = "status = 0 AND errors = 1 AND locked_until IS NULL AND due_at > now() AND last_error IS NOT NULL";
+    assert_eq!(scene.count(&format!("inbox_delivery WHERE {waiting}")).await, count);
+    assert_kept_text_is_harmless(&scene).await;
+}
+
+// F14
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_is_recorded_for_errors_of_any_characters() {
+    let mut runner = TestRunner::deterministic();
+    let text = prop::collection::vec(any::<char>(), 0..60).prop_map(String::from_iter);
+    let texts: Vec<String> = (0..300).map(|_| text.new_tree(&mut runner).unwrap().current()).collect();
+
+    let scene = outcome_of_each(texts, RetryPolicy::never(), |text| Err(Failure::poison(text))).await;
+
+    assert_eq!(scene.count("inbox_delivery WHERE status = 3").await, 300);
+    assert_kept_text_is_harmless(&scene).await;
+}
+
+// F14
+#[tokio::test(flavor = "multi_thread")]
+async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
+    let scene = Scene::new().await;
+    let everyone_is_here = std::sync::Arc::new(tokio::sync::Barrier::new(16));
+    // All sixteen answer at once, so that their outcomes leave in one batch.
+    let stock = handler(key("stock"), move |message: Message<Raw>| {
+        let barrier = std::sync::Arc::clone(&everyone_is_here);
+        async move {
+            barrier.wait().await;
+            if message.id() == "7" { Err(Failure::retry("\0".repeat(1 << 20))) } else { Ok(()) }
+        }
+    });
+    let inbox = scene.inbox().subscribe("orders", stock.concurrency(16).retry(RetryPolicy::never())).build().unwrap();
+    inbox.accept_all((0..16).map(|number| record(&number.to_string()))).await.unwrap();
+
+    inbox.run_due().await.unwrap();
+
+    assert_eq!(scene.count("inbox_delivery WHERE status = 2").await, 15);
+    assert_eq!(scene.count("inbox_delivery WHERE status = 3 AND message_seq IS NOT NULL").await, 1);
+}
