@@ -6,14 +6,12 @@
 mod concurrent_accept;
 mod conformance;
 mod events;
+mod lost_replies;
 mod operator_race;
 mod plans;
 mod scene;
 mod support;
 mod tidy;
-mod lost_replies;
-mod scene;
-mod support;
 mod unknown_keys;
 mod walkthrough;
 
