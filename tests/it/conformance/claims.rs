@@ -1,0 +1,248 @@
+//! Who may run a delivery, and when: one processor at a time, within the handler's slots, not before it is due, not while paused.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use wharf::{Failure, Limits, Message, Postgres, Raw, Registration, Store, handler};
+
+use crate::scene::{Runs, Scene, key, quick, record, records};
+use crate::support::events::Events;
+
+/// Deliveries that were not run exactly once.
+const NOT_ONCE: &str = "SELECT count(*) FROM inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR status <> 2";
+
+/// Runs `count` deliveries on four processors, each with a store of its own.
+async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
+    let runs = Runs::new();
+    scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap().accept_all(records(count)).await.unwrap();
+    let limits = Limits { lease: Duration::from_secs(30), ..quick() };
+    let mut running = Vec::new();
+    for _ in 0..4 {
+        let store = Store::connect(&scene.database.url()).await.unwrap();
+        let builder = wharf::Inbox::builder(store).limits(limits.clone());
+        let inbox = builder.subscribe("orders", runs.handler("stock").concurrency(64)).build().unwrap();
+        running.push(inbox.start().await.unwrap());
+    }
+    scene.settled().await;
+    for running in running {
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
+    }
+    runs
+}
+
+// F43
+#[tokio::test(flavor = "multi_thread")]
+async fn four_processors_run_each_of_20000_deliveries_once() {
+    let scene = Scene::new().await;
+    let runs = four_processors_run(&scene, 20_000).await;
+    assert_eq!(runs.count(), 20_000);
+    assert_eq!(runs.ids().into_iter().collect::<HashSet<_>>().len(), 20_000);
+    assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
+}
+
+// F43
+#[tokio::test(flavor = "multi_thread")]
+async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
+    for level in ["repeatable read", "serializable"] {
+        let scene = Scene::new().await;
+        let name = scene.database.name().to_owned();
+        scene.database.execute(&format!("ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")).await;
+        let runs = four_processors_run(&scene, 2_000).await;
+        assert_eq!(runs.count(), 2_000, "{level}");
+        assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0, "{level}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_never_runs_more_deliveries_at_a_time_than_it_allows() {
+    let scene = Scene::new().await;
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counting = handler(key("stock"), {
+        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        move |_: Message<Raw>| {
+            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            async move {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                Ok::<(), Failure>(())
+            }
+        }
+    });
+    let inbox = scene.inbox().subscribe("orders", counting.concurrency(3)).build().unwrap();
+    inbox.accept_all(records(150)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    // Handed over and claimed at the same time.
+    for number in 0..150 {
+        inbox.accept(record(&format!("late-{number}"))).await.unwrap();
+    }
+    scene.settled().await;
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+fn stuck(name: &'static str) -> Registration<Postgres> {
+    handler(key(name), async |_: Message<Raw>| std::future::pending::<Result<(), Failure>>().await)
+}
+
+// Invariant 9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_is_done_while_another_hangs_and_a_third_fails() {
+    let scene = Scene::new().await;
+    let (healthy, failing) = (Runs::new(), Runs::new());
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", stuck("stuck").concurrency(2))
+        .subscribe("orders", failing.answering("failing", |_| Err(Failure::retry("no"))))
+        .subscribe("orders", healthy.handler("healthy").concurrency(4))
+        .build()
+        .unwrap();
+    inbox.accept_all(records(300)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all((0..300).map(|number| record(&format!("late-{number}")))).await.unwrap();
+
+    let done =
+        "SELECT (count(*) = 600)::int::bigint FROM inbox_status WHERE handler_key = 'healthy' AND state = 'done'";
+    scene.until(done).await;
+    failing.reached(600).await;
+    running.shutdown(Duration::ZERO).await.unwrap();
+    let open = "SELECT count(*) FROM inbox_status WHERE handler_key = 'stuck' AND state = 'pending' AND errors = 0";
+    assert_eq!(scene.database.query_one_i64(open).await, 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_handler_is_given_nothing_until_it_is_resumed() {
+    let scene = Scene::new().await;
+    let (paused, other) = (Runs::new(), Runs::new());
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", paused.handler("paused"))
+        .subscribe("orders", other.handler("other"))
+        .build()
+        .unwrap();
+    inbox.accept_all(records(20)).await.unwrap();
+    scene.database.execute("UPDATE inbox_handler SET paused_at = now() WHERE key = 'paused'").await;
+
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all((0..20).map(|number| record(&format!("late-{number}")))).await.unwrap();
+    other.reached(40).await;
+    inbox.accept(record("last")).await.unwrap();
+    other.reached(41).await;
+    assert_eq!(paused.ids(), Vec::<String>::new());
+
+    scene.database.execute("UPDATE inbox_handler SET paused_at = NULL").await;
+    paused.reached(41).await;
+    scene.settled().await;
+    assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F46
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_never_runs_before_it_is_due_by_the_databases_clock() {
+    let scene = Scene::new().await;
+    let client = Arc::new(scene.database.client().await);
+    let early = handler(key("stock"), move |message: Message<Raw>| {
+        let client = Arc::clone(&client);
+        async move {
+            let due = "SELECT clock_timestamp() >= due_at, seq FROM inbox_delivery d
+                       JOIN inbox_message m ON m.seq = d.message_seq WHERE message_id = $1";
+            let row = client.query_one(due, &[&message.id()]).await?;
+            let (is_due, seq): (bool, i64) = (row.get(0), row.get(1));
+            match message.attempt() {
+                _ if !is_due => Err(Failure::poison("early")),
+                1..=3 => Err(Failure::retry_after(Duration::from_millis(seq.unsigned_abs() * 3), "again")),
+                _ => Ok(()),
+            }
+        }
+    });
+    let inbox = scene.inbox().subscribe("orders", early).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(60)).await.unwrap();
+    scene.settled().await;
+    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 4 AND errors = 3";
+    assert_eq!(scene.database.query_one_i64(done).await, 60);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_accepted_while_a_slot_is_free_is_handed_over_without_a_claim() {
+    let events = Events::capture();
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let limits = Limits { poll: Duration::from_secs(60), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("handed.over")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    for number in 1..=100 {
+        inbox.accept(record(&format!("m{number}"))).await.unwrap();
+        scene.settled().await;
+    }
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    let started = |message: &str| events.matching(|e| e.message == message && e.has("handler", "handed.over")).len();
+    // A claim that looks for other work at this very moment has the slots; the rest is handed over.
+    assert_eq!(started("handed over") + started("claimed"), 100);
+    assert!(started("handed over") >= 50, "{} handed over", started("handed over"));
+    assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
+    let scene = Scene::new().await;
+    let (gate, runs) = (Arc::new(Semaphore::new(0)), Runs::new());
+    let held = handler(key("stock"), {
+        let (gate, runs) = (Arc::clone(&gate), runs.clone());
+        move |message: Message<Raw>| {
+            runs.note(&message);
+            let gate = Arc::clone(&gate);
+            async move { gate.acquire().await.map(drop) }
+        }
+    });
+    let limits = Limits { poll: Duration::from_secs(60), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", held.concurrency(2)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    runs.reached(2).await;
+    let held = "SELECT count(*) FROM inbox_delivery WHERE locked_until IS NOT NULL";
+    assert_eq!(scene.database.query_one_i64(held).await, 2);
+    gate.add_permits(10);
+    scene.settled().await;
+    assert_eq!(runs.count(), 10);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// What is claimed while the inbox shuts down must not stay locked until its lease ends, and count as a crash then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_under_way_at_shutdown_is_given_back() {
+    let scene = Scene::new().await;
+    let limits = Limits { poll: Duration::from_millis(5), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", stuck("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let mut client = scene.database.client().await;
+    let lock = client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE inbox_delivery IN EXCLUSIVE MODE").await.unwrap();
+    lock.batch_execute(ONE_DUE).await.unwrap();
+    let waits = "SELECT least(count(*), 1)::bigint FROM pg_stat_activity WHERE datname = current_database()
+                 AND wait_event_type = 'Lock' AND query LIKE '%AS ask (%'";
+    scene.until(waits).await;
+
+    let mut shutdown = Box::pin(running.shutdown(Duration::from_secs(1)));
+    // Polled once: it has begun.
+    tokio::select! {
+        biased;
+        _ = &mut shutdown => panic!("it did not wait for the claim"),
+        () = std::future::ready(()) => {}
+    }
+    lock.commit().await.unwrap();
+    shutdown.await.unwrap();
+
+    let row = "SELECT concat_ws('|', state, errors, crashes, locked_until) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["pending|0|0"]);
+}
+
+const ONE_DUE: &str = "
+    INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('a', 'orders', 'orders', '');
+    INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+    SELECT currval('inbox_message_seq'), id, now() - interval '1 second' FROM inbox_handler";

@@ -1,0 +1,105 @@
+//! Replay gives a delivery that was given up another life, leaves a trace of who did it, and lets no old claim speak.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use wharf::{Failure, Message, Raw, RetryPolicy, handler};
+
+use crate::scene::{Runs, Scene, key, record};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_row() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let failing = runs.answering("stock", |message| match message.attempt() {
+        1..=5 => Err(Failure::retry("no")),
+        _ => Ok(()),
+    });
+    let policy = RetryPolicy::exponential().max_retries(2).delay_by(|_, _| Some(Duration::ZERO));
+    let inbox = scene.inbox().subscribe("orders", failing.retry(policy)).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 3);
+    assert_eq!(scene.states().await, ["a stock poisoned"]);
+
+    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'stock')").await, 1);
+    assert_eq!(scene.states().await, ["a stock pending"]);
+    assert_eq!(inbox.drain().await.unwrap(), 3);
+
+    let row = "SELECT concat_ws('|', state, attempts, errors, reason) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["done|6|2"]);
+    let audit = "SELECT concat_ws('|', action, affected, filter->>'message_id', filter->>'handler_key', actor) FROM inbox_audit";
+    assert_eq!(scene.database.query_texts(audit).await, ["replay|1|a|stock|postgres"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_was_given_up_is_replayed() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept_all([record("done"), record("pending")]).await.unwrap();
+    scene
+        .database
+        .execute(
+            "UPDATE inbox_delivery SET due_at = now() + interval '1 day' WHERE message_seq =
+        (SELECT seq FROM inbox_message WHERE message_id = 'pending')",
+        )
+        .await;
+    inbox.drain().await.unwrap();
+    for (id, handler) in [("done", "stock"), ("pending", "stock"), ("unheard", "stock"), ("done", "nobody")] {
+        let sql = format!("SELECT inbox_replay('{id}', '{handler}')");
+        assert_eq!(scene.database.query_one_i64(&sql).await, 0, "{id} {handler}");
+    }
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    assert_eq!(scene.states().await, ["done stock done", "pending stock pending"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_is_found_by_a_former_key_and_by_its_source() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let hopeless = runs.answering("new", |_| Err(Failure::poison("no"))).formerly("old");
+    let inbox = scene.inbox().subscribe("orders", hopeless).build().unwrap();
+    inbox.accept_all([record("a").source("here"), record("a").source("there")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'old', 'here')").await, 1);
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'new')").await, 2);
+    assert_eq!(inbox.drain().await.unwrap(), 2);
+}
+
+// Invariant 4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_from_before_a_replay_settles_nothing() {
+    let scene = Scene::new().await;
+    let (gate, runs) = (Arc::new(Semaphore::new(0)), Runs::new());
+    let (opened, noted) = (Arc::clone(&gate), runs.clone());
+    let held = handler(key("stock"), move |message: Message<Raw>| {
+        noted.note(&message);
+        let gate = Arc::clone(&opened);
+        async move {
+            gate.acquire().await?.forget();
+            Err::<(), _>(Failure::poison("from the first life"))
+        }
+    });
+    let inbox = scene.inbox().subscribe("orders", held.concurrency(1)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    // Given up by a person while it runs, replayed, and taken by nobody yet.
+    scene
+        .database
+        .execute("UPDATE inbox_delivery SET status = 3, finished_at = now(), locked_until = NULL, locked_by = NULL")
+        .await;
+    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'stock')").await, 1);
+    gate.add_permits(1);
+    runs.reached(2).await;
+
+    let row = "SELECT concat_ws('|', state, attempts, errors, last_error) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["running|2|0"]);
+    gate.add_permits(1);
+    scene.settled().await;
+    assert_eq!(scene.database.query_texts(row).await, ["poisoned|2|1|from the first life"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}

@@ -1,0 +1,68 @@
+//! A person who replays by plain SQL while the machine works breaks nothing: each act and each outcome counts once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+use wharf::{Failure, RetryPolicy};
+
+use crate::scene::{Runs, Scene, records};
+
+const MESSAGES: usize = 200;
+/// How often each delivery gives up before it is done.
+const LIVES: u32 = 4;
+
+// F54
+#[tokio::test(flavor = "multi_thread")]
+async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    // Each life ends poisoned at its first failure; the last is done.
+    let mortal = runs.answering("stock", |message| match message.attempt() {
+        attempt if attempt <= LIVES => Err(Failure::retry("given up")),
+        _ => Ok(()),
+    });
+    let registration = mortal.retry(RetryPolicy::never()).concurrency(8);
+    let inbox = scene.inbox().subscribe("orders", registration).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut operators = Vec::new();
+    for _ in 0..3 {
+        let (client, is_over) = (scene.database.client().await, Arc::clone(&is_over));
+        operators.push(tokio::spawn(async move {
+            let mut replayed = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                // Everything, whatever state it is in, as a careless person would.
+                let replay = "SELECT coalesce(sum(inbox_replay(message_id, 'stock')), 0)::bigint
+                              FROM (SELECT message_id FROM inbox_message ORDER BY random() LIMIT 40) m";
+                match client.query_one(replay, &[]).await {
+                    Ok(row) => replayed += row.get::<_, i64>(0),
+                    // Two people in two orders: one of them is told so, and nothing of theirs was done.
+                    Err(error) => assert_eq!(error.code(), Some(&SqlState::T_R_DEADLOCK_DETECTED), "{error:?}"),
+                }
+            }
+            replayed
+        }));
+    }
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+
+    let all_done = format!("SELECT (count(*) = {MESSAGES})::int::bigint FROM inbox_delivery WHERE status = 2");
+    scene.until(&all_done).await;
+    is_over.store(true, Ordering::SeqCst);
+    let mut replayed = 0;
+    for operator in operators {
+        replayed += operator.await.unwrap();
+    }
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    // Each life took one run and one replay: nothing ran twice, nothing was settled by an old claim.
+    let lives = MESSAGES * LIVES as usize;
+    assert_eq!(usize::try_from(replayed).unwrap(), lives);
+    assert_eq!(runs.count(), lives + MESSAGES);
+    let odd =
+        format!("SELECT count(*) FROM inbox_delivery WHERE attempts <> {} OR errors <> 0 OR crashes <> 0", LIVES + 1);
+    assert_eq!(scene.database.query_one_i64(&odd).await, 0);
+    let audited = "SELECT sum(affected)::bigint FROM inbox_audit WHERE action = 'replay'";
+    assert_eq!(scene.database.query_one_i64(audited).await, replayed);
+}

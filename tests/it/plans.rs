@@ -1,0 +1,150 @@
+//! The cost of a statement is that of its batch, whatever lies in the tables and whatever the planner believes of them.
+//!
+//! Proved on the plans the server itself writes down while a real inbox works beside hundreds of thousands of rows. Pages are
+//! counted, never time.
+
+mod big;
+mod drive;
+mod explained;
+
+use std::time::Duration;
+
+use wharf::{Failure, Limits, Message, Raw, handler};
+
+use crate::scene::{Scene, key, quick, record, records};
+use crate::support::postgres::connect;
+use big::{Big, Statistics};
+use drive::{STATEMENTS, every_statement};
+use explained::reads_by_index;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_reads_a_whole_table_by_stale_statistics_and_custom_plans() {
+    no_statement_reads_a_whole_table("stale_custom", Statistics::Stale, "force_custom_plan").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_reads_a_whole_table_by_stale_statistics_and_generic_plans() {
+    no_statement_reads_a_whole_table("stale_generic", Statistics::Stale, "force_generic_plan").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_reads_a_whole_table_by_fresh_statistics_and_custom_plans() {
+    no_statement_reads_a_whole_table("fresh_custom", Statistics::Fresh, "force_custom_plan").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_reads_a_whole_table_by_fresh_statistics_and_generic_plans() {
+    no_statement_reads_a_whole_table("fresh_generic", Statistics::Fresh, "force_generic_plan").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_reads_a_whole_table_by_statistics_of_an_idle_moment_and_custom_plans() {
+    no_statement_reads_a_whole_table("idle_custom", Statistics::Idle, "force_custom_plan").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_reads_a_whole_table_by_statistics_of_an_idle_moment_and_generic_plans() {
+    no_statement_reads_a_whole_table("idle_generic", Statistics::Idle, "force_generic_plan").await;
+}
+
+async fn no_statement_reads_a_whole_table(name: &str, statistics: Statistics, plan_cache_mode: &str) {
+    let big = Big::full(name).await;
+    big.execute(&format!("ALTER DATABASE {name} SET plan_cache_mode = {plan_cache_mode}")).await;
+    big.learn(statistics).await;
+    let from = big.log_length();
+
+    every_statement(&big, name).await;
+
+    let plans = big.plans(from);
+    for (what, piece) in STATEMENTS {
+        assert!(plans.iter().any(|plan| plan.sql.contains(piece)), "{what} was never executed");
+    }
+    let offences: Vec<String> = plans.iter().flat_map(explained::Plan::offences).collect();
+    let kinds = STATEMENTS.map(|(what, piece)| (what, offences.iter().filter(|text| text.contains(piece)).count()));
+    assert!(offences.is_empty(), "{kinds:?}\n{}", offences[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn poisoned_deliveries_are_listed_by_their_index() {
+    let big = Big::full("poisoned").await;
+    for statistics in [Statistics::Stale, Statistics::Fresh] {
+        big.learn(statistics).await;
+        let explained = big.explain("SELECT * FROM inbox_poisoned").await;
+        assert!(
+            reads_by_index(&explained, "inbox_delivery", "inbox_delivery_poisoned"),
+            "{statistics:?}: {explained:#}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deliveries_of_a_message_are_found_by_its_id() {
+    let big = Big::full("found").await;
+    for statistics in [Statistics::Stale, Statistics::Fresh] {
+        big.learn(statistics).await;
+        let explained = big.explain("SELECT * FROM inbox_status WHERE message_id = 'old-7'").await;
+        assert!(reads_by_index(&explained, "inbox_message", "inbox_message_identity"), "{statistics:?}: {explained:#}");
+        assert!(reads_by_index(&explained, "inbox_delivery", "inbox_delivery_pkey"), "{statistics:?}: {explained:#}");
+    }
+}
+
+// F47
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_does_not_walk_over_what_was_finished_before_while_vacuum_can_remove_nothing() {
+    let big = Big::almost_empty("pinned").await;
+    let inbox = big.inbox(quick(), 100).await;
+    inbox.accept_all(records(6_000)).await.unwrap();
+    let pin = connect(&big.cluster.url(&big.name)).await;
+    pin.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM inbox_delivery").await.unwrap();
+    let from = big.log_length();
+    let running = inbox.start().await.unwrap();
+    big.until("SELECT count(*) = 0 FROM inbox_delivery WHERE finished_at IS NULL").await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    let claims: Vec<_> = big.plans(from).into_iter().filter(|plan| plan.sql.contains(STATEMENTS[4].1)).collect();
+    let mut pages: Vec<u64> = claims.iter().filter(|claim| claim.rows() > 100.0).map(|claim| claim.pages()).collect();
+    let late = pages.split_off(pages.len() * 3 / 4);
+    // Those that look from the beginning, four times a second, do walk over everything; the others begin where the last one ended.
+    let cheapest = late.iter().min().copied().unwrap_or(u64::MAX);
+    // 300 rows at most: six pages each, and the finished ones of the same instant. The 18,000 dead ones behind are 4,500 pages.
+    assert!(cheapest < 3_500, "{late:?} pages at the end, {pages:?} before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_touches_no_more_pages_for_all_that_lies_beside_it() {
+    let mut pages = Vec::new();
+    for big in [Big::almost_empty("pages_empty").await, Big::full("pages_full").await] {
+        big.execute("UPDATE inbox_delivery SET due_at = now() + interval '1 day' WHERE finished_at IS NULL").await;
+        big.execute("VACUUM ANALYZE").await;
+        let inbox = big.inbox(Limits::default(), 16).await;
+        inbox.accept_all(records(16)).await.unwrap();
+        let from = big.log_length();
+        assert_eq!(inbox.run_due().await.unwrap(), 48);
+        let plans = big.plans(from);
+        let claim = plans.iter().find(|plan| plan.sql.contains(STATEMENTS[4].1)).expect("a claim");
+        assert!((claim.rows() - 48.0).abs() < 0.1, "{} rows", claim.rows());
+        pages.push(claim.pages());
+    }
+    // Of the large tables the messages are read by an index of three levels; the small ones are a page.
+    assert!(pages[1] <= pages[0] + 5 * 48, "{pages:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_are_hot_updates() {
+    let scene = Scene::new().await;
+    let stuck = handler(key("stock"), async |_: Message<Raw>| std::future::pending::<Result<(), Failure>>().await);
+    let limits = Limits { lease: Duration::from_secs(600), ..Limits::default() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", stuck.concurrency(2_000)).build().unwrap();
+    inbox.accept_all(records(2_000)).await.unwrap();
+
+    let running = inbox.start().await.unwrap();
+    scene.until("SELECT (count(*) = 2000)::int::bigint FROM inbox_delivery WHERE locked_until IS NOT NULL").await;
+    // The server reports a moment later.
+    let updated = "FROM pg_stat_user_tables WHERE relname = 'inbox_delivery'";
+    inbox.accept(record("more")).await.unwrap();
+    scene.until(&format!("SELECT (n_tup_upd >= 2000)::int::bigint {updated}")).await;
+
+    let cold = scene.database.query_one_i64(&format!("SELECT n_tup_upd - n_tup_hot_upd {updated}")).await;
+    assert!(cold < 200, "{cold} of 2000 claims touched the indexes");
+    drop(running);
+}

@@ -1,0 +1,186 @@
+//! Makes a real inbox execute each of its statements, in large batches where it has them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio_postgres::Client;
+use wharf::{
+    Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Store, handler, tx_handler,
+};
+
+use super::big::Big;
+use crate::scene::{Runs, key, record};
+use crate::support::postgres::connect;
+use crate::support::proxy::{Fault, Proxy};
+
+/// A piece of each statement that no other has.
+pub const STATEMENTS: [(&str, &str); 18] = [
+    ("accept", "nextval('inbox_message_seq')"),
+    ("find known identities", "SELECT known.ord"),
+    ("add missing deliveries", "SELECT DISTINCT w.group_no"),
+    ("quarantine", "INSERT INTO inbox_quarantine"),
+    ("claim", "SET locked_until = now() + $1 * interval '1 millisecond', locked_by = $2"),
+    ("settle done", "AS s (message_seq, handler_id, attempt)\n"),
+    ("settle other", "last_error = coalesce(s.error, d.last_error)"),
+    ("find lost claims", "AS s (message_seq, handler_id, attempt, status)\n"),
+    ("renew", "WITH renewed AS"),
+    ("release handed over", "d.locked_by = $3"),
+    ("settle in a transaction", "WHERE message_seq = $1 AND handler_id = $2 AND attempts = $3"),
+    ("read back", "FOR NO KEY UPDATE SKIP LOCKED) free"),
+    ("enroll", "WITH gone AS (DELETE FROM inbox_processor"),
+    ("keep alive", "OVERRIDING SYSTEM VALUE"),
+    ("look for paused handlers", "SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL"),
+    ("note unknown keys", "SET unknown_since ="),
+    ("poison unknown keys", "reason = 'unknown key'"),
+    ("replay", "SET status = 0, due_at = now()"),
+];
+
+/// Handlers beside the ones that work, so that a claim asks for many.
+const IDLE_HANDLERS: [&str; 12] = ["i1", "i2", "i3", "i4", "i5", "i6", "i7", "i8", "i9", "i10", "i11", "i12"];
+
+/// Executes every statement. `round` keeps the identities of several drives apart.
+pub async fn every_statement(big: &Big, round: &str) {
+    let proxy = Proxy::start(big.cluster.port()).await;
+    let store = Store::connect(&proxy.url(&big.cluster.url(&big.name))).await.unwrap();
+    let limits = Limits {
+        // Long enough that a busy machine lets no claim run out.
+        lease: Duration::from_secs(9),
+        poll: Duration::from_millis(30),
+        unknown_key_grace: Duration::ZERO,
+        ..Limits::default()
+    };
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Runs::new();
+    let thief = Arc::new(connect(&big.cluster.url(&big.name)).await);
+    let inbox = inbox(&store, limits, &gate, &held, thief);
+
+    fill_and_redeliver(&inbox, round).await;
+    let running = inbox.start().await.unwrap();
+    big.until("SELECT count(*) >= 500 FROM inbox_poisoned WHERE reason = 'unknown key'").await;
+    for topic in ["trouble", "robbed"] {
+        inbox.accept_all((0..600).map(|n| of(topic, round, n))).await.unwrap();
+    }
+    hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
+    lose_two_answers(big, &inbox, &proxy, round).await;
+    replay(big).await;
+    big.until(
+        "SELECT count(*) = 0 FROM inbox_delivery d JOIN inbox_handler h ON h.id = d.handler_id
+         WHERE finished_at IS NULL AND due_at <= now() AND h.key <> 'stranger'",
+    )
+    .await;
+    running.shutdown(Duration::from_secs(10)).await.unwrap();
+}
+
+fn inbox(
+    store: &Store<Postgres>,
+    limits: Limits,
+    gate: &Arc<Semaphore>,
+    held: &Runs,
+    thief: Arc<Client>,
+) -> Inbox<Postgres> {
+    let (runs, gate, held) = (Runs::new(), Arc::clone(gate), held.clone());
+    let builder = Inbox::builder(store.clone()).limits(limits);
+    let builder = ["stock", "mail", "audit"]
+        .into_iter()
+        .fold(builder, |builder, name| builder.subscribe("orders", runs.handler(name).concurrency(600)));
+    let builder = IDLE_HANDLERS
+        .into_iter()
+        .fold(builder, |builder: InboxBuilder<Postgres>, name| builder.subscribe("idle", runs.handler(name)));
+    let troubled = runs.answering("troubled", |message| match message.id().len() % 3 {
+        0 => Err(Failure::discard("not ours")),
+        1 => Err(Failure::poison("hopeless")),
+        _ if message.attempt() > 1 => Ok(()),
+        _ => Err(Failure::retry_after(Duration::from_millis(50), "busy")),
+    });
+    let slow = move |message: Message<Raw>| {
+        held.note(&message);
+        let gate = Arc::clone(&gate);
+        async move { gate.acquire().await.map(drop) }
+    };
+    let robbed = move |message: Message<Raw>| {
+        let thief = Arc::clone(&thief);
+        async move { rob(&thief, &message).await }
+    };
+    builder
+        .subscribe("trouble", troubled.concurrency(600))
+        .subscribe("robbed", handler(key("robbed"), robbed).concurrency(600))
+        .subscribe("slow", handler(key("slow"), slow))
+        .subscribe("resting", runs.handler("resting"))
+        .subscribe("tx", tx_handler(key("tx"), nothing))
+        .build()
+        .unwrap()
+}
+
+async fn nothing(_: Message<Raw>, _: &mut diesel_async::AsyncPgConnection) -> Result<(), Failure> {
+    Ok(())
+}
+
+/// Lets the claim of the first five records be lost while the handler runs, as if another processor had taken it.
+async fn rob(thief: &Client, message: &Message<Raw>) -> Result<(), Failure> {
+    let number: usize = message.id().rsplit('-').next().unwrap_or_default().parse()?;
+    if number < 5 && message.attempt() == 1 {
+        let steal = "UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = now() + interval '1 second'
+                     WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = $1)";
+        thief.execute(steal, &[&message.id()]).await?;
+    }
+    Ok(())
+}
+
+fn of(topic: &str, round: &str, number: usize) -> Record {
+    // Ids of three lengths: the troubled handler goes by them.
+    Record::new(topic).id(format!("{topic}-{round}-{}-{number}", "x".repeat(number % 3))).payload("anything")
+}
+
+/// A batch of 1,000 new records for three handlers; 500 known ones that lack a delivery; 20 that are in conflict.
+async fn fill_and_redeliver(inbox: &Inbox<Postgres>, round: &str) {
+    let new = (0..1_000).map(|number| record(&format!("new-{round}-{number}")));
+    let receipts = inbox.accept_all(new).await.unwrap();
+    assert!(receipts.iter().all(|receipt| *receipt == Receipt::Accepted { deliveries: 3 }));
+    let known = (1..=500).map(|number| record(&format!("old-{number}")));
+    let receipts = inbox.accept_all(known).await.unwrap();
+    assert!(receipts.iter().all(|receipt| matches!(receipt, Receipt::Duplicate { .. })));
+    let conflicting = (1..=20).map(|number| record(&format!("old-{number}")).payload(format!("other {round}")));
+    let receipts = inbox.accept_all(conflicting).await.unwrap();
+    assert!(receipts.iter().all(|receipt| *receipt == Receipt::Quarantined { reason: "conflict" }));
+}
+
+async fn hold_a_claim_until_it_is_renewed(
+    big: &Big,
+    inbox: &Inbox<Postgres>,
+    gate: &Semaphore,
+    held: &Runs,
+    round: &str,
+) {
+    inbox.accept(of("slow", round, 0)).await.unwrap();
+    held.reached(1).await;
+    let row = "FROM inbox_delivery d JOIN inbox_handler h ON h.id = d.handler_id
+               WHERE h.key = 'slow' AND finished_at IS NULL";
+    let lock = big.client.query_one(&format!("SELECT locked_until::text {row}"), &[]).await.unwrap();
+    let lock: String = lock.get(0);
+    big.until(&format!("SELECT count(*) = 1 {row} AND locked_until > '{lock}'")).await;
+    gate.add_permits(1);
+}
+
+/// By hand, often enough for a plan that is made for all; under the name by which plans are looked for.
+async fn replay(big: &Big) {
+    big.execute("SET application_name = wharf").await;
+    for number in 190_001..190_010 {
+        big.execute(&format!("SELECT inbox_replay('old-{number}', 'audit')")).await;
+    }
+    big.execute("RESET application_name").await;
+}
+
+/// The answer to an accept, whose hand-over is then released; and the answer to a COMMIT, which is then read back.
+async fn lose_two_answers(big: &Big, inbox: &Inbox<Postgres>, proxy: &Proxy, round: &str) {
+    // Paused, so that no claim takes the delivery before it can be released.
+    big.execute("UPDATE inbox_handler SET paused_at = now() WHERE key = 'resting'").await;
+    let lost = proxy.on_next_statement("nextval('inbox_message_seq')", Fault::LoseReply);
+    inbox.accept(of("resting", round, 0)).await.unwrap();
+    lost.fired().await;
+    big.execute("UPDATE inbox_handler SET paused_at = NULL").await;
+    let lost = proxy.on_next_commit(Fault::LoseReply);
+    inbox.accept(of("tx", round, 0)).await.unwrap();
+    lost.fired().await;
+    inbox.accept(of("tx", round, 1)).await.unwrap();
+}

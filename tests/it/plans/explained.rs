@@ -1,0 +1,92 @@
+//! Reads the plans that `auto_explain` wrote to the server's log, and says which of them would not bear a large table.
+
+use serde_json::Value;
+
+/// The tables that grow without end.
+const TABLES: [&str; 3] = ["inbox_delivery", "inbox_message", "inbox_quarantine"];
+
+/// Rows that one scan of a statement may look at: what is asked for, and what is running or not settled yet. Much less than a table.
+const ROWS_MAX: f64 = 20_000.0;
+
+/// One executed statement.
+pub struct Plan {
+    pub sql: String,
+    root: Value,
+}
+
+/// The plans in `log` of sessions that Wharf opened to `database`. The line prefix ends with the two names.
+pub fn plans(log: &str, database: &str) -> Vec<Plan> {
+    let ours = format!(" {database} wharf LOG:  duration: ");
+    let mut plans = Vec::new();
+    let mut lines = log.lines().peekable();
+    while let Some(line) = lines.next() {
+        if !line.contains(&ours) || !line.ends_with("plan:") {
+            continue;
+        }
+        let mut json = String::new();
+        while let Some(more) = lines.next_if(|line| line.starts_with('\t')) {
+            json.push_str(more);
+        }
+        let explained: Value = serde_json::from_str(&json).expect("auto_explain writes JSON");
+        let sql = explained["Query Text"].as_str().expect("a plan has its statement").to_owned();
+        plans.push(Plan { sql, root: explained["Plan"].clone() });
+    }
+    plans
+}
+
+impl Plan {
+    /// Pages the statement touched, in memory or not.
+    pub fn pages(&self) -> u64 {
+        let pages = |name: &str| self.root[name].as_u64().expect("buffers are logged");
+        pages("Shared Hit Blocks") + pages("Shared Read Blocks")
+    }
+
+    /// Rows the statement returned.
+    pub fn rows(&self) -> f64 {
+        number(&self.root, "Actual Rows")
+    }
+
+    /// Whatever in this plan costs more as the tables grow.
+    pub fn offences(&self) -> Vec<String> {
+        let mut offences = Vec::new();
+        walk(&self.root, &mut |node| {
+            let kind = node["Node Type"].as_str().unwrap_or_default();
+            let table = node["Relation Name"].as_str().unwrap_or_default();
+            if !TABLES.contains(&table) || !kind.ends_with("Scan") {
+                return;
+            }
+            let each = number(node, "Actual Rows")
+                + number(node, "Rows Removed by Filter")
+                + number(node, "Rows Removed by Index Recheck");
+            let seen = each * number(node, "Actual Loops");
+            if kind == "Seq Scan" || seen > ROWS_MAX {
+                offences.push(format!("{kind} on {table} that looks at {seen} rows in\n{}\n{:#}", self.sql, self.root));
+            }
+        });
+        offences
+    }
+}
+
+/// Whether a plan as `EXPLAIN (FORMAT JSON)` gives it reads `table` by `index` and no other way.
+pub fn reads_by_index(explained: &Value, table: &str, index: &str) -> bool {
+    let mut scans = Vec::new();
+    walk(&explained[0]["Plan"], &mut |node| {
+        let is_scan = node["Node Type"].as_str().is_some_and(|kind| kind.ends_with("Scan"));
+        if is_scan && node["Relation Name"] == table {
+            let below = node["Plans"].as_array().cloned().unwrap_or_default();
+            scans.push(node["Index Name"] == index || below.iter().any(|node| node["Index Name"] == index));
+        }
+    });
+    !scans.is_empty() && scans.into_iter().all(|by_index| by_index)
+}
+
+fn walk(node: &Value, visit: &mut impl FnMut(&Value)) {
+    visit(node);
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        walk(child, visit);
+    }
+}
+
+fn number(node: &Value, name: &str) -> f64 {
+    node[name].as_f64().unwrap_or_default()
+}

@@ -1,0 +1,156 @@
+//! The tree's own rules, checked on its files: what a review would have to say again and again is said here once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LINES_MAX: usize = 400;
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// A source file, its path as seen from the root of the tree.
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The text before the unit tests, which stand last.
+    fn code(&self) -> &str {
+        self.text.split("#[cfg(test)]").next().unwrap_or_default()
+    }
+
+    fn is_in(&self, folder: &str) -> bool {
+        self.path.starts_with(folder)
+    }
+}
+
+fn sources(folders: &[&str]) -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders: Vec<PathBuf> =
+        folders.iter().map(|folder| root.join(folder)).filter(|path| path.exists()).collect();
+    let mut sources = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                sources.push(Source { path: path.strip_prefix(root).unwrap().display().to_string(), text });
+            }
+        }
+    }
+    assert!(!sources.is_empty());
+    sources
+}
+
+/// Fails with every place where a line of the sources is `wrong`.
+fn refuse_lines<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str)>, wrong: impl Fn(&str) -> bool) {
+    let mut found = Vec::new();
+    for (path, text) in sources {
+        let lines = text.lines().enumerate().filter(|(_, line)| wrong(line));
+        found.extend(lines.map(|(number, line)| format!("{path}:{}: {}", number + 1, line.trim())));
+    }
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+#[test]
+fn every_file_says_first_what_it_is_for() {
+    let silent: Vec<String> = sources(&["src", "tests", "benches", "examples"])
+        .into_iter()
+        .filter(|source| {
+            !source.text.starts_with("//! ") || source.text.lines().next().is_some_and(|line| line.len() < 20)
+        })
+        .map(|source| source.path)
+        .collect();
+    assert!(silent.is_empty(), "{silent:?}");
+}
+
+#[test]
+fn no_file_is_longer_than_a_sitting() {
+    let long: Vec<(String, usize)> = sources(&["src", "tests", "benches", "examples"])
+        .into_iter()
+        .map(|source| (source.path, source.text.lines().count()))
+        .filter(|(_, lines)| *lines > LINES_MAX)
+        .collect();
+    assert!(long.is_empty(), "{long:?}");
+}
+
+/// A function begins where `fn` stands in its signature and ends at the brace in the same column, as the formatter writes it.
+#[test]
+fn no_function_is_longer_than_a_screen() {
+    let mut long = Vec::new();
+    for source in sources(&["src"]) {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (start, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let is_function = ["fn ", "pub fn ", "async fn ", "const fn "].iter().any(|start| code.starts_with(start))
+                || (code.starts_with("pub") && code.contains(" fn "));
+            if !is_function || code.ends_with(';') || code.ends_with('}') {
+                continue;
+            }
+            let end = format!("{}}}", &line[..line.len() - code.len()]);
+            let length = lines[start..].iter().position(|line| **line == end).map_or(0, |length| length + 1);
+            if length > FUNCTION_LINES_MAX {
+                long.push(format!("{}:{}: {length} lines", source.path, start + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "{long:?}");
+}
+
+#[test]
+fn nothing_in_src_unwraps_or_is_left_to_do() {
+    let sources = sources(&["src"]);
+    let code = sources.iter().map(|source| (source.path.as_str(), source.code()));
+    let forbidden = [".unwrap()", ".unwrap_err()", "todo!(", "unimplemented!(", "dbg!(", "println!(", "eprintln!("];
+    refuse_lines(code, |line| forbidden.iter().any(|word| without_comment(line).contains(word)));
+}
+
+#[test]
+fn sql_stands_in_the_store_and_nowhere_else() {
+    let sources = sources(&["src"]);
+    let outside = sources.iter().filter(|source| !source.is_in("src/store/"));
+    let code = outside.map(|source| (source.path.as_str(), source.code()));
+    let keywords = ["SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM ", "ON CONFLICT"];
+    refuse_lines(code, |line| keywords.iter().any(|word| without_comment(line).contains(word)));
+}
+
+#[test]
+fn diesel_is_named_in_the_store_and_nowhere_else() {
+    let sources = sources(&["src"]);
+    let outside = sources.iter().filter(|source| !source.is_in("src/store/"));
+    let code = outside.map(|source| (source.path.as_str(), source.code()));
+    refuse_lines(code, |line| without_comment(line).contains("diesel"));
+}
+
+// `sql_query` is prepared anew at every call.
+#[test]
+fn no_statement_is_prepared_at_every_call() {
+    let sources = sources(&["src"]);
+    let code = sources.iter().map(|source| (source.path.as_str(), source.code()));
+    refuse_lines(code, |line| without_comment(line).contains("sql_query("));
+}
+
+#[test]
+fn nothing_is_left_for_later_in_a_comment() {
+    let sources = sources(&["src", "tests", "benches", "examples"]);
+    let others = sources.iter().filter(|source| source.path != "tests/it/tidy.rs");
+    let marks = ["TODO", "FIXME", "XXX", "HACK"];
+    refuse_lines(others.map(|source| (source.path.as_str(), source.text.as_str())), |line| {
+        marks.iter().any(|mark| line.contains(mark))
+    });
+}
+
+#[test]
+fn no_file_names_a_place_of_one_machine() {
+    let sources = sources(&["src", "tests", "benches", "examples"]);
+    let others = sources.iter().filter(|source| source.path != "tests/it/tidy.rs");
+    let places = ["/home/", "/root/", "/Users/", "/work/", "C:\\"];
+    refuse_lines(others.map(|source| (source.path.as_str(), source.text.as_str())), |line| {
+        places.iter().any(|place| line.contains(place))
+    });
+}
