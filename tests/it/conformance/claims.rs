@@ -246,3 +246,25 @@ const ONE_DUE: &str = "
     INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('a', 'orders', 'orders', '');
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT currval('inbox_message_seq'), id, now() - interval '1 second' FROM inbox_handler";
+
+// The other half of F26: what counts as a death.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_is_a_crash() {
+    let scene = Scene::new().await;
+    let (runs, others) = (Runs::new(), Runs::new());
+    let other = scene.another_inbox().await.subscribe("others", others.handler("other")).build().unwrap();
+    let running = other.start().await.unwrap();
+    let inbox =
+        scene.inbox().subscribe("orders", runs.answering("stock", |_| Err(Failure::poison("no")))).build().unwrap();
+    inbox.accept_all([record("late"), record("dead")]).await.unwrap();
+    let run_out = "UPDATE inbox_delivery d SET attempts = 1, locked_until = now() - interval '1 s',
+                   locked_by = CASE WHEN m.message_id = 'late' THEN (SELECT max(id) FROM inbox_processor) ELSE -1 END
+                   FROM inbox_message m WHERE m.seq = d.message_seq";
+    scene.database.execute(run_out).await;
+
+    assert_eq!(inbox.drain().await.unwrap(), 2);
+
+    let crashes = "SELECT concat_ws(' ', message_id, attempts, crashes) FROM inbox_poisoned ORDER BY 1";
+    assert_eq!(scene.database.query_texts(crashes).await, ["dead 2 1", "late 2 0"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}

@@ -10,5 +10,5 @@ mod outcomes;
 mod refused;
 mod registration;
 mod rename;
-mod transactional;
 mod replay;
+mod transactional;
