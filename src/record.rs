@@ -43,13 +43,14 @@ impl Record {
         Self { topic: topic.into(), ..Self::default() }
     }
 
-    /// The identity within its source: what makes a second delivery of the same record a duplicate.
+    /// The identity within its source: what makes a second delivery of the same record a duplicate. Default: what the topic's
+    /// [`Identity`](crate::Identity) finds in the record.
     pub fn id(mut self, id: impl Into<Bytes>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// Who gave the id. Default: the topic. Two sources may use the same id for two messages.
+    /// Who gave the id. Default: the CloudEvents source where that is the identity, else the topic. Two sources may use the same id for two messages.
     pub fn source(mut self, source: impl Into<Bytes>) -> Self {
         self.source = Some(source.into());
         self
@@ -94,6 +95,46 @@ impl Record {
     pub fn recorded_at(mut self, at: SystemTime) -> Self {
         self.recorded_at = Some(at);
         self
+    }
+
+    /// The topic.
+    pub fn get_topic(&self) -> &str {
+        &self.topic
+    }
+
+    /// The explicit id, if [`Record::id`] gave one.
+    pub fn get_id(&self) -> Option<&[u8]> {
+        self.id.as_deref()
+    }
+
+    /// The explicit source, if [`Record::source`] gave one.
+    pub fn get_source(&self) -> Option<&[u8]> {
+        self.source.as_deref()
+    }
+
+    /// The key.
+    pub fn get_key(&self) -> Option<&[u8]> {
+        self.key.as_deref()
+    }
+
+    /// The headers: order, duplicates and raw bytes as they came.
+    pub fn get_headers(&self) -> &Headers {
+        &self.headers
+    }
+
+    /// The payload; `None` for a tombstone, which is not the same as an empty payload.
+    pub fn get_payload(&self) -> Option<&[u8]> {
+        self.payload.as_deref()
+    }
+
+    /// Where the record was read from, for records that come from Kafka.
+    pub fn get_position(&self) -> Option<Position> {
+        self.position
+    }
+
+    /// When the producer or the broker stamped the record.
+    pub fn get_recorded_at(&self) -> Option<SystemTime> {
+        self.recorded_at
     }
 
     /// The bytes this record holds on to, for limits on memory.
