@@ -61,6 +61,16 @@ pub(crate) fn quarantined(topic: &str, reason: &str) {
     warn!(target: "wharf::accept", topic = %Shown(topic), reason, "quarantined");
 }
 
+/// It had no identity, and its topic says that where it was is one.
+pub(crate) fn identified_by_position(message: &StoredMessage) {
+    debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "identified by position");
+}
+
+/// It had no identity, and its topic says that it is accepted each time it comes.
+pub(crate) fn undeduplicated(message: &StoredMessage) {
+    debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "undeduplicated");
+}
+
 pub(crate) fn unwanted(topic: &str) {
     debug!(target: "wharf::accept", topic = %Shown(topic), "unwanted");
 }

@@ -6,6 +6,7 @@
 mod builder;
 mod running;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 pub use builder::InboxBuilder;
 pub use running::Running;
 
-use crate::accept::{Acceptor, Receipt};
+use crate::accept::{Acceptor, Receipt, TopicRules};
 use crate::error::{Error, Result};
 use crate::handler::Registration;
 use crate::limits::Limits;
@@ -33,6 +34,8 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) store: Store<B>,
     pub(crate) limits: Limits,
     pub(crate) registrations: Vec<Registration<B>>,
+    /// Every topic that a handler subscribes to.
+    pub(crate) topics: HashMap<String, TopicRules>,
     /// Handlers with their ids, in the order of registration. Empty until the first use.
     lanes: tokio::sync::OnceCell<Arc<[Arc<Lane<B>>]>>,
     /// The engine while the inbox is running. A std lock: nothing awaits while holding it.

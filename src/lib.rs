@@ -49,7 +49,8 @@
 //! # What is guaranteed
 //!
 //! - When [`Inbox::accept`] has returned, the message and a delivery for each of its handlers are durable, or the record is in
-//!   quarantine, whole. A record that comes again is a duplicate, also after a handler was renamed ([`Registration::formerly`]).
+//!   quarantine, whole. A record that comes again, by the [`Identity`] of its topic, is a duplicate, also after a handler was renamed
+//!   ([`Registration::formerly`]).
 //! - Each delivery ends `done`, `discarded` or `poisoned`; poisoned ones are kept for a person. Each handler runs **at least once** for
 //!   what ends done; extra runs are at most the deliveries that were running when a process died.
 //! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
@@ -89,7 +90,7 @@ mod outcome;
 mod sanitize;
 
 // An inbox, and what goes in.
-pub use accept::Receipt;
+pub use accept::{Identity, Receipt};
 pub use inbox::{Inbox, InboxBuilder, Running};
 pub use limits::Limits;
 pub use record::{Headers, Position, Record};

@@ -63,7 +63,7 @@ impl<P> Message<P> {
         &self.stored.id
     }
 
-    /// Who gave the id: the topic, unless the record named another source.
+    /// Who gave the id: the topic, unless the record or its CloudEvents identity named another source.
     pub fn source(&self) -> &str {
         &self.stored.source
     }

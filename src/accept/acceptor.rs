@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Receipt;
+use super::identify::Fallback;
 use super::prepare::{Prepared, prepare};
 use super::write::{Row, write};
 use crate::error::{Error, Result};
@@ -123,8 +124,18 @@ impl Acceptor {
 /// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
 fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
     let topic = record.topic.clone();
-    match prepare(record, &shared.limits, |topic, event_type| shared.wanted_by(topic, event_type)) {
-        Prepared::Message { message, payload_hash, wanted_by, size_bytes } => {
+    let Some(rules) = shared.topics.get(&topic) else {
+        events::unwanted(&topic);
+        return None;
+    };
+    let wanted_by = |event_type: Option<&[u8]>| shared.wanted_by(&topic, event_type);
+    match prepare(record, &shared.limits, rules, wanted_by, rand::random) {
+        Prepared::Message { message, payload_hash, wanted_by, size_bytes, fallback } => {
+            match fallback {
+                None => {}
+                Some(Fallback::Position) => events::identified_by_position(&message),
+                Some(Fallback::Undeduplicated) => events::undeduplicated(&message),
+            }
             Some((Row::Message { message, payload_hash, wanted_by }, size_bytes))
         }
         Prepared::Quarantine(quarantined) => {

@@ -1,13 +1,19 @@
 //! Accepting: identity, fan-out, batch, one statement; then hand-over to handlers that are free.
 //!
-//! `prepare.rs` decides what a record becomes, `acceptor.rs` collects batches, `write.rs` gets a batch into the store whatever the
+//! `identity.rs` is the policy of a topic, `prepare.rs` decides what a record becomes, `acceptor.rs` collects batches, `write.rs` gets a batch into the store whatever the
 //! store and the data do. A record is never dropped: it becomes a message, a quarantine row, or is counted as unwanted.
 
 mod acceptor;
+mod cloud_event;
+mod identify;
+mod identity;
+mod json;
 mod prepare;
 mod write;
 
 pub(crate) use acceptor::Acceptor;
+pub use identity::Identity;
+pub(crate) use prepare::TopicRules;
 
 /// What became of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,15 +5,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+use super::cloud_event::Attributes;
+use super::identify::{Fallback, Identified, Refusal, identify};
+use super::identity::Identity;
 use crate::limits::Limits;
 use crate::message::StoredMessage;
 use crate::record::Record;
 use crate::store::seam::Quarantined;
 
-/// The most characters an id or a source may have.
-const IDENTITY_CHARS_MAX: usize = 200;
-/// The CloudEvents type in Kafka's binary mode.
-const TYPE_HEADER: &str = "ce_type";
+/// What `build()` has settled for a topic that somebody subscribes to.
+#[derive(Debug, Default)]
+pub(crate) struct TopicRules {
+    pub(crate) identity: Identity,
+    /// A handler wants some CloudEvents types only, so the type must be known.
+    pub(crate) is_type_asked_for: bool,
+}
 
 /// A record after the decision.
 pub(super) enum Prepared {
@@ -23,66 +29,57 @@ pub(super) enum Prepared {
         /// Positions of the handlers that want it, in the order of registration.
         wanted_by: Vec<usize>,
         size_bytes: usize,
+        /// What stood in for an identity that was missing.
+        fallback: Option<Fallback>,
     },
     Quarantine(Box<Quarantined>),
     Unwanted,
 }
 
-/// `wanted_by` tells which handlers want a topic and CloudEvents type.
+/// `wanted_by` tells which handlers want a CloudEvents type of the record's topic; `chance` is asked when a random id is needed.
 pub(super) fn prepare(
     record: Record,
     limits: &Limits,
-    wanted_by: impl Fn(&str, Option<&[u8]>) -> Vec<usize>,
+    rules: &TopicRules,
+    wanted_by: impl FnOnce(Option<&[u8]>) -> Vec<usize>,
+    chance: impl FnOnce() -> u128,
 ) -> Prepared {
-    let wanted_by = wanted_by(&record.topic, record.headers.get(TYPE_HEADER));
-    if wanted_by.is_empty() {
-        return Prepared::Unwanted;
-    }
-    match identity_and_size(&record, limits) {
-        Err(reason) => Prepared::Quarantine(Box::new(Quarantined { record, reason, detail: None })),
-        Ok((id, source)) => {
+    match decide(&record, limits, rules, wanted_by, chance) {
+        Err(Refusal { reason, detail }) => Prepared::Quarantine(Box::new(Quarantined { record, reason, detail })),
+        Ok(None) => Prepared::Unwanted,
+        Ok(Some((wanted_by, Identified { id, source, fallback }))) => {
             let size_bytes = record.size_bytes();
             let payload_hash = payload_hash(record.payload.as_ref());
             let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
             let message = StoredMessage { id, source, topic, position, key, headers, payload, recorded_at };
-            Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes }
+            Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }
     }
 }
 
-fn identity_and_size(record: &Record, limits: &Limits) -> Result<(String, String), &'static str> {
-    let id = record.id.as_ref().ok_or("missing identity")?;
-    let id = identity_text(id, ["empty identity", "identity too long", "identity is not text"])?;
-    let source = match &record.source {
-        Some(source) => identity_text(source, ["empty source", "source too long", "source is not text"])?,
-        None => record.topic.clone(),
-    };
+/// The handlers that want a record, and its identity; `None` when nobody wants it.
+fn decide(
+    record: &Record,
+    limits: &Limits,
+    rules: &TopicRules,
+    wanted_by: impl FnOnce(Option<&[u8]>) -> Vec<usize>,
+    chance: impl FnOnce() -> u128,
+) -> Result<Option<(Vec<usize>, Identified)>, Refusal> {
+    let attributes = Attributes::of(record);
+    // A broken event may be of a type that somebody wants: it is kept, not passed over.
+    let event_type = if rules.is_type_asked_for { attributes.event()?.event_type.as_deref() } else { None };
+    let wanted_by = wanted_by(event_type);
+    if wanted_by.is_empty() {
+        return Ok(None);
+    }
     if record.payload.as_ref().is_some_and(|payload| payload.len() > limits.payload_bytes_max) {
-        return Err("payload too large");
+        return Err("payload too large".into());
     }
     if record.headers.size_bytes() > limits.headers_bytes_max {
-        return Err("headers too large");
+        return Err("headers too large".into());
     }
-    Ok((id, source))
-}
-
-/// Text that PostgreSQL can store and an index can hold.
-fn identity_text(bytes: &Bytes, [empty, too_long, not_text]: [&'static str; 3]) -> Result<String, &'static str> {
-    if bytes.is_empty() {
-        return Err(empty);
-    }
-    // Four bytes a character at most: no need to look at megabytes to know that they are too many.
-    if bytes.len() > 4 * IDENTITY_CHARS_MAX {
-        return Err(too_long);
-    }
-    let text = std::str::from_utf8(bytes).map_err(|_| not_text)?;
-    if text.contains('\0') {
-        return Err(not_text);
-    }
-    if text.chars().count() > IDENTITY_CHARS_MAX {
-        return Err(too_long);
-    }
-    Ok(text.to_owned())
+    let identified = identify(&attributes, &rules.identity, chance)?;
+    Ok(Some((wanted_by, identified)))
 }
 
 /// 16 bytes of SHA-256: enough that nobody finds a second payload for a hash. No payload is not the empty payload.
@@ -100,8 +97,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn prepared(record: Record) -> Prepared {
+        prepare(record, &Limits::default(), &TopicRules::default(), |_| vec![0], || 0)
+    }
+
     fn reason(record: Record) -> Option<&'static str> {
-        match prepare(record, &Limits::default(), |_, _| vec![0]) {
+        match prepared(record) {
             Prepared::Quarantine(quarantined) => Some(quarantined.reason),
             Prepared::Message { .. } | Prepared::Unwanted => None,
         }
@@ -121,6 +122,31 @@ mod tests {
     }
 
     #[test]
+    fn handlers_of_a_type_see_it_in_binary_and_in_structured_events_and_miss_no_broken_one() {
+        let rules = TopicRules { is_type_asked_for: true, ..TopicRules::default() };
+        let wants = |event_type: Option<&[u8]>| if event_type == Some(b"placed") { vec![7] } else { Vec::new() };
+        let outcome = |record: Record| match prepare(record.id("a"), &Limits::default(), &rules, wants, || 0) {
+            Prepared::Message { wanted_by, .. } => format!("{wanted_by:?}"),
+            Prepared::Quarantine(quarantined) => quarantined.reason.to_owned(),
+            Prepared::Unwanted => "unwanted".to_owned(),
+        };
+        let structured = |payload: &'static str| {
+            Record::new("t").header("content-type", "application/cloudevents+json; charset=utf-8").payload(payload)
+        };
+        assert_eq!(outcome(Record::new("t").header("ce_type", "placed")), "[7]");
+        assert_eq!(outcome(Record::new("t").header("ce_type", "x").header("ce_type", "placed")), "unwanted");
+        assert_eq!(outcome(structured(r#"{"type": "placed"}"#)), "[7]");
+        assert_eq!(outcome(structured(r#"{"type": "returned"}"#).header("ce_type", "placed")), "unwanted");
+        assert_eq!(outcome(structured("{")), "cloud event is not a JSON object");
+    }
+
+    #[test]
+    fn a_broken_event_with_an_explicit_id_is_stored_when_nobody_asks_for_its_type() {
+        let record = Record::new("t").header("content-type", "application/cloudevents+json").payload("{").id("a");
+        assert_eq!(reason(record), None);
+    }
+
+    #[test]
     fn no_payload_and_empty_payload_are_two_payloads() {
         assert_ne!(payload_hash(None), payload_hash(Some(&Bytes::new())));
     }
@@ -133,7 +159,7 @@ mod tests {
             let mut record = Record::new("t");
             record.id = id.clone().map(Bytes::from);
             record.payload = payload.clone().map(Bytes::from);
-            match prepare(record, &Limits::default(), |_, _| vec![0]) {
+            match prepared(record) {
                 Prepared::Message { message, .. } => {
                     prop_assert_eq!(Some(message.id.as_bytes()), id.as_deref());
                     prop_assert_eq!(message.payload.as_deref(), payload.as_deref());

@@ -68,7 +68,8 @@ impl<B: Backend> Registration<B> {
         self
     }
 
-    /// Only messages of this CloudEvents type (header `ce_type`). Can be called several times. Default: all.
+    /// Only messages of this CloudEvents type: the header `ce_type`, or `type` in the JSON of a structured event
+    /// (`content-type: application/cloudevents+json`). Can be called several times. Default: all.
     pub fn event_type(mut self, event_type: impl Into<String>) -> Self {
         self.event_types.push(event_type.into());
         self

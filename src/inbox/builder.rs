@@ -1,11 +1,11 @@
 //! Builds an inbox and refuses one that could not work, naming every reason at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, RwLock};
 
 use super::{Inbox, Shared};
-use crate::accept::Acceptor;
+use crate::accept::{Acceptor, Identity, TopicRules};
 use crate::error::{Error, Result};
 use crate::handler::{HandlerKey, Registration, Topics};
 use crate::limits::{DURATION_MAX, Limits};
@@ -21,17 +21,27 @@ pub struct InboxBuilder<B: Backend> {
     store: Store<B>,
     limits: Limits,
     registrations: Vec<Registration<B>>,
+    /// Policies as they were given: a topic may stand twice until `build()`.
+    identities: Vec<(Topics, Identity)>,
 }
 
 impl<B: Backend> InboxBuilder<B> {
     pub(super) fn new(store: Store<B>) -> Self {
-        Self { store, limits: Limits::default(), registrations: Vec::new() }
+        Self { store, limits: Limits::default(), registrations: Vec::new(), identities: Vec::new() }
     }
 
     /// Delivers the messages of a topic, or of several (`["orders", "returns"]`), to a handler.
     pub fn subscribe(mut self, topics: impl Into<Topics>, mut registration: Registration<B>) -> Self {
         registration.topics.extend(topics.into().0);
         self.registrations.push(registration);
+        self
+    }
+
+    /// Where the records of a topic, or of several, carry their identity, and what becomes of those that have none. Once a topic.
+    /// Default: [`Identity::cloud_events`], and records without identity are quarantined. An explicit [`Record::id`](crate::Record::id)
+    /// always wins.
+    pub fn identity(mut self, topics: impl Into<Topics>, identity: Identity) -> Self {
+        self.identities.push((topics.into(), identity));
         self
     }
 
@@ -44,7 +54,8 @@ impl<B: Backend> InboxBuilder<B> {
     /// Checks everything and makes the inbox. Touches no database.
     ///
     /// # Errors
-    /// When keys or former keys are not allowed or stand twice, a topic or a limit cannot be used, or there is no handler at all.
+    /// When keys or former keys are not allowed or stand twice, a topic or a limit cannot be used, there is no handler at all, or an
+    /// identity policy cannot work, stands twice or is for a topic that nobody subscribes to.
     /// All problems are named in one error.
     pub fn build(self) -> Result<Inbox<B>> {
         let mut problems = self.limits.problems();
@@ -53,6 +64,8 @@ impl<B: Backend> InboxBuilder<B> {
         }
         problems.extend(self.registrations.iter().flat_map(registration_problems));
         problems.extend(colliding_keys(&self.registrations));
+        let topics = topic_rules(&self.registrations);
+        problems.extend(identity_problems(&topics, &self.identities));
         if !problems.is_empty() {
             return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
         }
@@ -60,6 +73,7 @@ impl<B: Backend> InboxBuilder<B> {
             store: self.store,
             limits: self.limits,
             registrations: self.registrations,
+            topics: with_identities(topics, self.identities),
             lanes: tokio::sync::OnceCell::new(),
             engine: RwLock::new(None),
         });
@@ -94,6 +108,51 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     problems
 }
 
+/// Every topic somebody subscribes to, with the default identity.
+fn topic_rules<B: Backend>(registrations: &[Registration<B>]) -> HashMap<String, TopicRules> {
+    let mut topics: HashMap<String, TopicRules> = HashMap::new();
+    for registration in registrations {
+        for topic in &registration.topics {
+            let rules = topics.entry(topic.clone()).or_default();
+            rules.is_type_asked_for |= !registration.event_types.is_empty();
+        }
+    }
+    topics
+}
+
+fn with_identities(
+    mut topics: HashMap<String, TopicRules>,
+    identities: Vec<(Topics, Identity)>,
+) -> HashMap<String, TopicRules> {
+    for (given_for, identity) in identities {
+        for topic in given_for.0 {
+            topics.entry(topic).or_default().identity = identity.clone();
+        }
+    }
+    topics
+}
+
+fn identity_problems(topics: &HashMap<String, TopicRules>, identities: &[(Topics, Identity)]) -> Vec<String> {
+    let mut policies: BTreeMap<&str, Vec<&Identity>> = BTreeMap::new();
+    for (given_for, identity) in identities {
+        for topic in &given_for.0 {
+            policies.entry(topic).or_default().push(identity);
+        }
+    }
+    let mut problems = Vec::new();
+    for (topic, policies) in policies {
+        if !topics.contains_key(topic) {
+            problems.push(format!("the identity of {topic:?} is given, but nobody subscribes to it"));
+        }
+        if policies.len() > 1 {
+            problems.push(format!("the identity of {topic:?} is given {} times", policies.len()));
+        }
+        let cannot_work = policies.iter().flat_map(|policy| policy.problems(topic));
+        problems.extend(cannot_work.map(|problem| format!("the identity of {topic:?}: {problem}")));
+    }
+    problems
+}
+
 /// Keys and former keys share one namespace: a text that stands twice would make a delivery belong to two handlers.
 fn colliding_keys<B: Backend>(registrations: &[Registration<B>]) -> Vec<String> {
     let mut uses: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -115,6 +174,7 @@ impl<B: Backend> fmt::Debug for InboxBuilder<B> {
         f.debug_struct("InboxBuilder")
             .field("limits", &self.limits)
             .field("handlers", &self.registrations)
+            .field("identities", &self.identities)
             .finish_non_exhaustive()
     }
 }

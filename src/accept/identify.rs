@@ -1,0 +1,232 @@
+//! Says under which identity a record is stored, by the policy of its topic. Pure: chance is an argument; hostile bytes welcome.
+//!
+//! An explicit id always wins. A missing identity is a matter of policy; a bad one never is: a record that says who it is in a way that
+//! cannot be kept is quarantined, never stored under a name that somebody made up.
+
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::cloud_event::Attributes;
+use super::identity::{IDENTITY_CHARS_MAX, Identity, IdentityFn, MissingIdentity, Place};
+use super::json::{self, Found, Scalar};
+use crate::record::{Position, Record};
+
+/// The identity of a record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Identified {
+    pub(super) id: String,
+    pub(super) source: String,
+    pub(super) fallback: Option<Fallback>,
+}
+
+/// What stood in for an identity that was missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fallback {
+    Position,
+    Undeduplicated,
+}
+
+/// Why a record is quarantined. Never holds anything of the record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) reason: &'static str,
+    pub(super) detail: Option<String>,
+}
+
+impl From<&'static str> for Refusal {
+    fn from(reason: &'static str) -> Self {
+        Self { reason, detail: None }
+    }
+}
+
+/// Why a place gave no identity.
+enum Flaw<'p> {
+    /// There is none: the policy decides.
+    Missing(&'static str, &'p Place),
+    /// There is one, and it cannot be used.
+    Bad(&'static str, &'p Place),
+}
+
+/// What a place gave.
+struct Given {
+    id: String,
+    source: Option<String>,
+}
+
+/// The identity of a record. `chance` is asked when a random id is needed.
+pub(super) fn identify(
+    attributes: &Attributes<'_>,
+    policy: &Identity,
+    chance: impl FnOnce() -> u128,
+) -> Result<Identified, Refusal> {
+    let record = attributes.record();
+    let explicit_source = record.source.as_deref().map(source_text).transpose()?;
+    let identified = |id, source: Option<String>, fallback| Identified {
+        id,
+        source: explicit_source.clone().or(source).unwrap_or_else(|| record.topic.clone()),
+        fallback,
+    };
+    if let Some(id) = &record.id {
+        return Ok(identified(id_text(id)?, None, None));
+    }
+    let (reason, place) = match given(attributes, &policy.place) {
+        Ok(Given { id, .. }) if is_reserved(&id, record, policy) => {
+            return Err("identity has the form of a position".into());
+        }
+        Ok(Given { id, source }) => return Ok(identified(id, source, None)),
+        Err(Flaw::Bad(reason, place)) => return Err(refusal(reason, place)),
+        Err(Flaw::Missing(reason, place)) => (reason, place),
+    };
+    match (policy.missing, record.position) {
+        (MissingIdentity::Position, Some(position)) => {
+            let id = id_text(position_id(&record.topic, position).as_bytes())?;
+            Ok(identified(id, None, Some(Fallback::Position)))
+        }
+        (MissingIdentity::Undeduplicated, _) => {
+            Ok(identified(format!("undeduplicated/{:032x}", chance()), None, Some(Fallback::Undeduplicated)))
+        }
+        (MissingIdentity::Position, None) | (MissingIdentity::Quarantine, _) => Err(refusal(reason, place)),
+    }
+}
+
+fn refusal(reason: &'static str, place: &Place) -> Refusal {
+    Refusal { reason, detail: Some(format!("looked for {place}")) }
+}
+
+fn given<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Flaw<'p>> {
+    let record = attributes.record();
+    let bad = |reason| Flaw::Bad(reason, place);
+    let value: Option<Cow<'_, [u8]>> = match place {
+        Place::CloudEvent => return given_by_event(attributes, place),
+        Place::AllOf(parts) => return given_by_all(attributes, parts, place),
+        Place::Header(name) => record.headers.get(name).map(Cow::Borrowed),
+        Place::Key => record.key.as_deref().map(Cow::Borrowed),
+        Place::JsonPointer(pointer) => given_by_payload(record, pointer).map_err(bad)?,
+        Place::Position => record.position.map(|position| position_id(&record.topic, position).into_bytes().into()),
+        Place::Function(function) => given_by_function(record, function).map_err(bad)?,
+    };
+    Ok(Given { id: present(value.as_deref(), place)?, source: None })
+}
+
+/// A value that is there, as an id. An empty one is as good as none.
+fn present<'p>(value: Option<&[u8]>, place: &'p Place) -> Result<String, Flaw<'p>> {
+    match value {
+        None => Err(Flaw::Missing("missing identity", place)),
+        Some([]) => Err(Flaw::Missing("empty identity", place)),
+        Some(value) => id_text(value).map_err(|reason| Flaw::Bad(reason, place)),
+    }
+}
+
+fn given_by_event<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Flaw<'p>> {
+    let event = attributes.event().map_err(|reason| Flaw::Bad(reason, place))?;
+    let id = present(event.id.as_deref(), place)?;
+    match event.source.as_deref() {
+        // Without its source the id could be anybody's.
+        None => Err(Flaw::Missing("missing source", place)),
+        Some([]) => Err(Flaw::Missing("empty source", place)),
+        Some(source) => {
+            let source = source_text(source).map_err(|reason| Flaw::Bad(reason, place))?;
+            Ok(Given { id, source: Some(source) })
+        }
+    }
+}
+
+fn given_by_all<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &'p Place) -> Result<Given, Flaw<'p>> {
+    let mut ids = Vec::with_capacity(parts.len());
+    let mut source = None;
+    let mut missing = None;
+    for part in parts {
+        match given(attributes, &part.place) {
+            Ok(given) => {
+                ids.push(given.id);
+                source = source.or(given.source);
+            }
+            // A bad part after a missing one is still bad: policy must not hide it.
+            Err(flaw @ Flaw::Missing(..)) => missing = missing.or(Some(flaw)),
+            Err(flaw @ Flaw::Bad(..)) => return Err(flaw),
+        }
+    }
+    match missing {
+        Some(flaw) => Err(flaw),
+        None => Ok(Given { id: present(Some(joined(&ids).as_bytes()), place)?, source }),
+    }
+}
+
+/// Parts with `|` between them; `|` and `\` within a part are escaped, so that other parts never give the same text.
+fn joined(parts: &[String]) -> String {
+    let escaped: Vec<String> = parts.iter().map(|part| part.replace('\\', r"\\").replace('|', r"\|")).collect();
+    escaped.join("|")
+}
+
+fn given_by_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, [u8]>>, &'static str> {
+    let Some(payload) = &record.payload else { return Ok(None) };
+    match json::pointed_to(payload, pointer).map_err(|_| "payload is not JSON")? {
+        Found::Nothing => Ok(None),
+        Found::Twice => Err("identity stands twice"),
+        Found::Value(value) => match json::scalar(value) {
+            Scalar::Null => Ok(None),
+            Scalar::Text(text) => Ok(Some(Cow::Owned(text.into_bytes()))),
+            Scalar::Number(number) => Ok(Some(Cow::Borrowed(number.as_bytes()))),
+            Scalar::Other => Err("identity is not text"),
+        },
+    }
+}
+
+/// A panic must not end whoever accepts: the record would come again after every restart.
+fn given_by_function(record: &Record, function: &IdentityFn) -> Result<Option<Cow<'static, [u8]>>, &'static str> {
+    match catch_unwind(AssertUnwindSafe(|| function(record).map(|id| Cow::Owned(Vec::from(id))))) {
+        Ok(id) => Ok(id),
+        Err(panic) => {
+            // What was thrown may panic again when it is dropped.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
+            Err("identity function panicked")
+        }
+    }
+}
+
+fn position_id(topic: &str, position: Position) -> String {
+    format!("{topic}/{}/{}", position.partition, position.offset)
+}
+
+/// Whether an id out of a record could be the position of another, where positions stand in for missing identities: a producer could have
+/// that other record taken for a duplicate.
+fn is_reserved(id: &str, record: &Record, policy: &Identity) -> bool {
+    let names_position = || {
+        let position = id.strip_prefix(record.topic.as_str())?.strip_prefix('/')?;
+        let (partition, offset) = position.split_once('/')?;
+        Some(partition.parse::<i32>().is_ok() && offset.parse::<i64>().is_ok())
+    };
+    policy.missing == MissingIdentity::Position
+        && !matches!(policy.place, Place::Position)
+        && names_position().unwrap_or(false)
+}
+
+fn id_text(bytes: &[u8]) -> Result<String, &'static str> {
+    identity_text(bytes, ["empty identity", "identity too long", "identity is not text"])
+}
+
+fn source_text(bytes: &[u8]) -> Result<String, &'static str> {
+    identity_text(bytes, ["empty source", "source too long", "source is not text"])
+}
+
+/// Text that PostgreSQL can store and an index can hold.
+fn identity_text(bytes: &[u8], [empty, too_long, not_text]: [&'static str; 3]) -> Result<String, &'static str> {
+    if bytes.is_empty() {
+        return Err(empty);
+    }
+    // Four bytes a character at most: no need to look at megabytes to know that they are too many.
+    if bytes.len() > 4 * IDENTITY_CHARS_MAX {
+        return Err(too_long);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| not_text)?;
+    if text.contains('\0') {
+        return Err(not_text);
+    }
+    if text.chars().count() > IDENTITY_CHARS_MAX {
+        return Err(too_long);
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests;
