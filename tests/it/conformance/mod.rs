@@ -6,6 +6,7 @@ mod extremes;
 mod flow;
 mod handler_errors;
 mod hostile;
+mod identity;
 mod outcomes;
 mod refused;
 mod registration;
