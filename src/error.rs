@@ -1,7 +1,7 @@
 //! The one error of the public API: what was being done, to what, and the cause in `source()`.
 //!
 //! Users ask it questions (`is_transient`, `is_configuration`), they never parse its text. No secret and no payload is
-//! ever part of it: database URLs are reduced to host, database and user before they get here.
+//! ever part of it: database URLs are reduced to host, port and database before they get here.
 
 use std::error::Error as StdError;
 use std::fmt;

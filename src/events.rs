@@ -26,14 +26,14 @@ impl fmt::Display for Shown<'_> {
 /// The delivery an event is about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subject<'a> {
-    pub(crate) message: Option<&'a StoredMessage>,
+    pub(crate) message_id: Option<&'a str>,
     pub(crate) handler: &'a str,
     pub(crate) attempt: i32,
 }
 
 impl<'a> Subject<'a> {
     fn id(&self) -> Shown<'a> {
-        Shown(self.message.map_or("(missing)", |message| &message.id))
+        Shown(self.message_id.unwrap_or("(missing)"))
     }
 }
 

@@ -75,11 +75,19 @@ impl<B: Backend> Inbox<B> {
     /// When the database does not answer, its schema is not this build's, or the inbox is running already.
     pub async fn start(&self) -> Result<Running<B>> {
         let loops = self.open(Work::InBackground).await?;
-        *self.shared.engine.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&loops.engine));
+        let mut engine = self.shared.engine.write().unwrap_or_else(PoisonError::into_inner);
+        // Looked at again: another call may have been quicker.
+        if engine.is_some() {
+            return Err(already_running());
+        }
+        *engine = Some(Arc::clone(&loops.engine));
         Ok(Running::new(Arc::clone(&self.shared), loops))
     }
 
     /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran.
+    ///
+    /// Between calls no processor knows the handlers' keys. Where another process runs other handlers of the same inbox, set
+    /// [`Limits::unknown_key_grace`] there to longer than the calls are apart.
     ///
     /// # Errors
     /// When the database does not answer or its schema is not this build's.
@@ -97,17 +105,36 @@ impl<B: Backend> Inbox<B> {
 
     async fn rounds(&self, extent: Extent) -> Result<usize> {
         let loops = self.open(Work::OnDemand).await?;
-        let ran = loops.rounds(extent).await;
-        let ended = loops.end(Duration::ZERO).await;
-        ran.and_then(|ran| ended.map(|()| ran))
+        // On the store's thread, to its end: a caller that goes away in the middle of a claim must not leave it behind. It is told to
+        // stop then.
+        let _stop = StopOnDrop(Arc::clone(&loops.engine));
+        let working = self.shared.store.backend.reactor().spawn(async move {
+            let ran = loops.rounds(extent).await;
+            let ended = loops.end(Duration::ZERO).await;
+            ran.and_then(|ran| ended.map(|()| ran))
+        });
+        working.await.unwrap_or_else(|_| Err(Error::stopped("the store was closed while deliveries were run")))
     }
 
     async fn open(&self, work: Work) -> Result<Loops<B>> {
         if self.shared.engine().is_some() {
-            return Err(Error::configuration("the inbox is running already"));
+            return Err(already_running());
         }
         let lanes = self.shared.lanes().await?;
         Loops::start(self.shared.store.clone(), self.shared.limits.clone(), lanes, work).await
+    }
+}
+
+fn already_running() -> Error {
+    Error::configuration("the inbox is running already")
+}
+
+/// Stops what a caller asked for when it goes away before the end.
+struct StopOnDrop<B: Backend>(Arc<Engine<B>>);
+
+impl<B: Backend> Drop for StopOnDrop<B> {
+    fn drop(&mut self) {
+        self.0.stop_now();
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Message<P> {
 /// The message row, read once and shared by the handlers it is delivered to.
 #[derive(Debug)]
 pub(crate) struct StoredMessage {
-    pub(crate) id: String,
+    /// Shared: events about a delivery outlive its payload.
+    pub(crate) id: Arc<str>,
     pub(crate) source: String,
     pub(crate) topic: String,
     pub(crate) position: Option<Position>,
@@ -40,7 +41,7 @@ impl From<&StoredMessage> for Record {
     fn from(stored: &StoredMessage) -> Self {
         Self {
             topic: stored.topic.clone(),
-            id: Some(stored.id.clone().into()),
+            id: Some(Bytes::copy_from_slice(stored.id.as_bytes())),
             source: Some(stored.source.clone().into()),
             position: stored.position,
             key: stored.key.clone(),

@@ -51,7 +51,7 @@ pub(super) fn prepare(
             let size_bytes = record.size_bytes();
             let payload_hash = payload_hash(record.payload.as_ref());
             let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
-            let message = StoredMessage { id, source, topic, position, key, headers, payload, recorded_at };
+            let message = StoredMessage { id: id.into(), source, topic, position, key, headers, payload, recorded_at };
             Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }
     }

@@ -139,6 +139,11 @@ async fn try_write<B: Backend>(
     rows: &[Row],
     engine: Option<Arc<Engine<B>>>,
 ) -> Result<(Vec<Receipt>, Known)> {
+    // Held from before slots are taken until hand-overs are on the in-flight list: see release_lost_hand_overs and shutdown.
+    let _gate = match &engine {
+        Some(engine) => Some(engine.starting.read().await),
+        None => None,
+    };
     let (messages, mut slots) = new_messages(shared, rows, engine.as_deref());
     let quarantined: Vec<Quarantined> = rows
         .iter()
@@ -152,11 +157,6 @@ async fn try_write<B: Backend>(
         quarantined: &quarantined,
         processor: engine.as_ref().map(|engine| engine.processor),
         lease: shared.limits.lease,
-    };
-    // Held until hand-overs are on the in-flight list: see release_lost_hand_overs.
-    let _gate = match &engine {
-        Some(engine) => Some(engine.starting.read().await),
-        None => None,
     };
     let answers = shared.store.backend.accept(&batch).await?;
     let mut answered = answers.messages.iter().zip(&messages).zip(slots.drain(..));

@@ -45,7 +45,9 @@ where
 /// A transactional handler as a type: its writes through `conn` and the outcome `done` commit together.
 ///
 /// What it does outside that connection (HTTP calls, other databases) is not covered and may happen again. It must not
-/// commit or roll back the transaction itself; nested `conn.transaction(..)` calls become savepoints and are fine.
+/// commit or roll back the transaction itself; nested `conn.transaction(..)` calls become savepoints and are fine. The connection is one of
+/// the engine's: use `SET LOCAL` and transaction-level advisory locks, nothing that stays with the session. A transaction in which no
+/// statement runs for five minutes is ended by the server.
 pub trait TxHandler<P, C>: Send + Sync + 'static {
     /// Handles one message inside the open transaction.
     fn handle(&self, message: Message<P>, conn: &mut C) -> impl Future<Output = Result<(), Failure>> + Send;

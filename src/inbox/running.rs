@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::Shared;
 use crate::error::Result;
+use crate::limits::DURATION_MAX;
 use crate::process::Loops;
 use crate::store::Backend;
 
@@ -33,25 +34,29 @@ impl<B: Backend> Running<B> {
     /// When outcomes could not be written because the database was away. Those deliveries run again when their claims have run out.
     pub async fn shutdown(mut self, grace: Duration) -> Result<()> {
         let Some(loops) = self.loops.take() else { return Ok(()) };
+        let grace = grace.min(DURATION_MAX);
         let deadline = Instant::now() + grace;
         // Hand-over ends here, before anything else: accept goes on as into an inbox that is not running.
-        loops.stop_bringing_in();
-        self.detach();
+        loops.engine.stop_bringing_in();
+        self.detach(&loops);
         // Batches that were already under way have brought in their last deliveries when the gate is free.
         drop(timeout(grace.max(GATE_WAIT_MIN), loops.engine.starting.write()).await);
         loops.end(deadline.saturating_duration_since(Instant::now())).await
     }
 
-    fn detach(&self) {
-        *self.shared.engine.write().unwrap_or_else(PoisonError::into_inner) = None;
+    fn detach(&self, loops: &Loops<B>) {
+        let mut engine = self.shared.engine.write().unwrap_or_else(PoisonError::into_inner);
+        if engine.as_ref().is_some_and(|engine| Arc::ptr_eq(engine, &loops.engine)) {
+            *engine = None;
+        }
     }
 }
 
 impl<B: Backend> Drop for Running<B> {
     fn drop(&mut self) {
         if let Some(loops) = self.loops.take() {
-            loops.stop_bringing_in();
-            self.detach();
+            loops.engine.stop_bringing_in();
+            self.detach(&loops);
             drop(loops);
         }
     }

@@ -58,24 +58,29 @@ enum Next {
 pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut claimer = Claimer::new(Arc::clone(&engine));
     let mut backoff = Backoff::new(engine.limits.backoff_max);
-    let mut has_trouble = false;
+    let mut trouble_since: Option<Instant> = None;
     // The owners of locks that ran out during an outage may be in their longest pause before they can settle.
+    let noticeable = engine.limits.lease / 3;
     let mercy = engine.limits.lease.max(engine.limits.backoff_max * 2);
     while engine.is_running() {
         match claimer.round().await {
             Ok(round) => {
                 backoff.reset();
-                if std::mem::take(&mut has_trouble) {
+                if let Some(since) = trouble_since.take() {
                     events::store_recovered("claim");
-                    claimer.spare_suspects_for(mercy);
+                    if since.elapsed() >= noticeable {
+                        claimer.spare_suspects_for(mercy);
+                    }
                 }
                 claimer.pause(&round).await;
             }
             Err(error) => {
                 events::store_trouble("claim", &error);
-                has_trouble = true;
-                // Before the first claim that succeeds: it would take every lock that ran out meanwhile.
-                claimer.spare_suspects_for(mercy);
+                // Before the first claim that succeeds: it would take every lock that ran out meanwhile. A single broken claim lets
+                // no lock run out, and sparing after each would spare for ever.
+                if trouble_since.get_or_insert_with(Instant::now).elapsed() >= noticeable {
+                    claimer.spare_suspects_for(mercy);
+                }
                 tokio::select! {
                     () = backoff.pause() => {}
                     () = engine.stopping() => {}
@@ -106,7 +111,7 @@ impl<B: Backend> Claimer<B> {
     pub(super) async fn round(&mut self) -> Result<Round> {
         self.round = self.round.wrapping_add(1);
         // When the settler cannot keep up, claiming more would only make the pile of unsettled work higher.
-        if self.engine.in_flight.len() >= self.engine.limits.settle_queue_rows {
+        if self.engine.in_flight.unsettled() >= self.engine.limits.settle_queue_rows {
             return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
         let room: Vec<(Arc<Lane<B>>, Slot)> =
@@ -164,7 +169,7 @@ impl<B: Backend> Claimer<B> {
             // Only what was asked for comes back, so there is a lane, and a slot of it.
             let Some((lane, slots)) = found else { continue };
             let subject = Subject {
-                message: delivery.message.as_deref(),
+                message_id: delivery.message.as_deref().map(|message| &*message.id),
                 handler: lane.key.as_str(),
                 attempt: delivery.claim.attempt,
             };

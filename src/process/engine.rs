@@ -12,7 +12,7 @@ use tokio::sync::{Notify, RwLock, Semaphore, mpsc, watch};
 use super::decide::StopReason;
 use super::in_flight::InFlight;
 use super::lane::{Lane, Slot};
-use super::run;
+use super::run::{self, Held};
 use crate::events::{self, Subject};
 use crate::limits::Limits;
 use crate::message::StoredMessage;
@@ -26,7 +26,7 @@ pub(crate) struct Engine<B: Backend> {
     /// This process in `inbox_processor`, and in every lock it takes.
     pub(crate) processor: i32,
     pub(crate) in_flight: InFlight,
-    /// Outcomes on their way to the settler. Bounded: a full queue holds back the handlers' tasks, and with them the slots.
+    /// Outcomes on their way to the settler. Bounded, as is what may be unsettled: beyond it nothing is claimed or handed over.
     pub(crate) outcomes: mpsc::Sender<Settlement>,
     /// Work may have become due.
     pub(crate) wake: Notify,
@@ -103,13 +103,32 @@ impl<B: Backend> Engine<B> {
         let _ = self.phase.subscribe().wait_for(|current| *current >= phase).await;
     }
 
+    /// Nothing new is started, and what runs is told to stop.
+    pub(crate) fn stop_now(&self) {
+        self.stop_bringing_in();
+        self.in_flight.stop_all(StopReason::Shutdown);
+    }
+
+    /// Nothing new is claimed or handed over from here on.
+    pub(crate) fn stop_bringing_in(&self) {
+        self.phase.send_if_modified(|phase| {
+            let is_running = *phase == Phase::Running;
+            if is_running {
+                *phase = Phase::Stopping;
+            }
+            is_running
+        });
+    }
+
     pub(crate) fn set_solo(&self, is_solo: bool) {
         self.is_solo.store(is_solo, Ordering::Relaxed);
     }
 
     /// A slot for a delivery that is being accepted, when its handler has one free and nothing speaks against starting it.
     pub(crate) fn take_slot(&self, lane: &Arc<Lane<B>>) -> Option<HandOver<B>> {
-        if !self.is_running() || self.is_solo.load(Ordering::Relaxed) {
+        // As in a round of claims: what is not settled must not pile up.
+        let is_behind = self.in_flight.unsettled() >= self.limits.settle_queue_rows;
+        if !self.is_running() || self.is_solo.load(Ordering::Relaxed) || is_behind || lane.is_paused() {
             return None;
         }
         Some(HandOver { lane: Arc::clone(lane), slot: lane.take_slot()? })
@@ -125,9 +144,9 @@ impl<B: Backend> Engine<B> {
     }
 
     /// A claim as the subject of an event.
-    pub(crate) fn subject<'a>(&'a self, claim: ClaimId, message: Option<&'a StoredMessage>) -> Subject<'a> {
+    pub(crate) fn subject<'a>(&'a self, claim: ClaimId, message_id: Option<&'a str>) -> Subject<'a> {
         let handler = self.lane_of(claim.handler_id).map_or("", |lane| lane.key.as_str());
-        Subject { message, handler, attempt: claim.attempt }
+        Subject { message_id, handler, attempt: claim.attempt }
     }
 
     /// Starts a delivery that was inserted as claimed. `lease_starts` is a moment before the statement was sent.
@@ -139,7 +158,7 @@ impl<B: Backend> Engine<B> {
         lease_starts: Instant,
     ) {
         let claim = ClaimId { message_seq, handler_id: lane.ids.current, attempt: 1 };
-        events::handed_over(Subject { message: Some(&message), handler: lane.key.as_str(), attempt: 1 });
+        events::handed_over(Subject { message_id: Some(&message.id), handler: lane.key.as_str(), attempt: 1 });
         let claimed = Claimed { claim, errors: 0, crashes: 0, due_at: Stamp(0), message: Some(message) };
         self.start(&lane, claimed, slot, lease_starts);
     }
@@ -151,7 +170,9 @@ impl<B: Backend> Engine<B> {
         if self.phase() >= Phase::Stopping {
             self.in_flight.stop(claimed.claim, StopReason::Shutdown);
         }
-        let run = run::run(Arc::clone(self), Arc::clone(lane), claimed, slot, stopped);
+        // Made before the task: a runtime that has ended drops the task without ever looking at it.
+        let held = Held::new(Arc::clone(self), claimed.claim);
+        let run = run::run(held, Arc::clone(lane), claimed, slot, stopped);
         // Joined by the in-flight list: shutdown waits until it is empty.
         drop(self.runtime.spawn(run));
     }

@@ -53,12 +53,13 @@ impl<B: Backend> Lane<B> {
         Arc::clone(&self.slots).try_acquire_many_owned(free).ok()
     }
 
-    /// One slot for a delivery that is handed over, unless the handler is paused.
+    /// One slot, if there is one.
     pub(crate) fn take_slot(&self) -> Option<Slot> {
-        if self.is_paused.load(Ordering::Relaxed) {
-            return None;
-        }
         Arc::clone(&self.slots).try_acquire_owned().ok()
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_paused(&self, is_paused: bool) {

@@ -1,6 +1,6 @@
 //! Starts the loops of an engine and ends them in order: no new work, handlers, outcomes, then everything.
 //!
-//! Every task of the engine is started in `start` and joined in `end`. Ending is bounded: a database that is away does not keep a
+//! Every loop of the engine is started in `start` and joined in `end`; handlers' tasks are joined by the in-flight list. Ending is bounded: a database that is away does not keep a
 //! process from exiting, the claims it could not give back run out by themselves.
 
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl<B: Backend> Loops<B> {
         let turns = self.engine.lanes.iter().map(|lane| lane.ids.all.len()).max().unwrap_or(1);
         let mut claimer = Claimer::new(Arc::clone(&self.engine));
         let (mut total, mut empty) = (0, 0);
-        while empty < turns {
+        while empty < turns && self.engine.is_running() {
             claimer.look_anew();
             let claimed = claimer.round().await?.claimed;
             self.engine.in_flight.empty().await;
@@ -95,23 +95,12 @@ impl<B: Backend> Loops<B> {
         Ok(total)
     }
 
-    /// Nothing new is claimed or handed over from here on.
-    pub(crate) fn stop_bringing_in(&self) {
-        self.engine.phase.send_if_modified(|phase| {
-            let is_running = *phase == Phase::Running;
-            if is_running {
-                *phase = Phase::Stopping;
-            }
-            is_running
-        });
-    }
-
     /// Stops claiming at once, lets handlers end within `grace`, gives back the rest, writes all outcomes.
     pub(crate) async fn end(mut self, grace: Duration) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let deadline = Instant::now() + grace;
         let last = deadline + LAST_WORDS;
-        self.stop_bringing_in();
+        engine.stop_bringing_in();
         let _ = timeout_at(deadline, self.quiet()).await;
         engine.phase.send_replace(Phase::Closing);
         engine.in_flight.stop_all(StopReason::Shutdown);

@@ -71,8 +71,8 @@ pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
         for claim in engine.in_flight.ending_before(now + lease / 10 + tick) {
             engine.in_flight.stop(claim, StopReason::LeaseEnding);
         }
-        for (claim, message) in engine.in_flight.overrun(now) {
-            events::overran(engine.subject(claim, message.as_deref()));
+        for (claim, message_id) in engine.in_flight.overrun(now) {
+            events::overran(engine.subject(claim, message_id.as_deref()));
         }
     }
 }

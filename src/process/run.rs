@@ -20,24 +20,23 @@ use crate::events::{self, Subject};
 use crate::handler::{Body, Failure};
 use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
-use crate::store::seam::{Claimed, Settlement};
+use crate::store::seam::{ClaimId, Claimed, Settlement};
 
 pub(super) async fn run<B: Backend>(
-    engine: Arc<Engine<B>>,
+    mut held: Held<B>,
     lane: Arc<Lane<B>>,
     claimed: Claimed,
     slot: Slot,
     stopped: oneshot::Receiver<StopReason>,
 ) {
-    // If this task ends without an outcome (the user's runtime is shutting down under us), the claim leaves the list and the
-    // lease runs out by itself.
-    let held = Held { engine: &engine, claimed: &claimed, is_passed_on: false };
+    let engine = Arc::clone(&held.engine);
     let outcome = outcome(&engine, &lane, &claimed, stopped).await;
+    held.is_answered = true;
     engine.in_flight.returned(claimed.claim);
     drop(slot);
     engine.freed.notify_one();
-    let subject =
-        Subject { message: claimed.message.as_deref(), handler: lane.key.as_str(), attempt: claimed.claim.attempt };
+    let message_id = claimed.message.as_deref().map(|message| &*message.id);
+    let subject = Subject { message_id, handler: lane.key.as_str(), attempt: claimed.claim.attempt };
     match outcome {
         Some(Settled::Now(outcome)) => events::decided(subject, &outcome),
         // Told by the settler, once it is written.
@@ -132,24 +131,33 @@ fn panic_text(panic: Box<dyn Any + Send>) -> String {
     text
 }
 
-/// Takes the claim off the list unless its outcome went to the settler, who then does it.
-struct Held<'a, B: Backend> {
-    engine: &'a Engine<B>,
-    claimed: &'a Claimed,
+/// Takes the claim off the list unless its outcome went to the settler, who then does it. A run that ends without an answer has lost the
+/// runtime it was to run on: its claim runs out by itself, and no more work is brought in, because none could be run.
+pub(super) struct Held<B: Backend> {
+    engine: Arc<Engine<B>>,
+    claim: ClaimId,
+    is_answered: bool,
     is_passed_on: bool,
 }
 
-impl<B: Backend> Held<'_, B> {
+impl<B: Backend> Held<B> {
+    pub(super) fn new(engine: Arc<Engine<B>>, claim: ClaimId) -> Self {
+        Self { engine, claim, is_answered: false, is_passed_on: false }
+    }
+
     async fn pass_on(mut self, outcome: Outcome) {
-        let settlement = Settlement { claim: self.claimed.claim, outcome };
+        let settlement = Settlement { claim: self.claim, outcome };
         self.is_passed_on = self.engine.outcomes.send(settlement).await.is_ok();
     }
 }
 
-impl<B: Backend> Drop for Held<'_, B> {
+impl<B: Backend> Drop for Held<B> {
     fn drop(&mut self) {
+        if !self.is_answered {
+            self.engine.stop_bringing_in();
+        }
         if !self.is_passed_on {
-            self.engine.in_flight.remove(self.claimed.claim);
+            self.engine.in_flight.remove(self.claim);
         }
     }
 }

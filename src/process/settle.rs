@@ -20,34 +20,33 @@ use crate::store::seam::{ClaimId, Settlement};
 /// Runs until the engine is closed or every sender is gone.
 pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes: mpsc::Receiver<Settlement>) {
     let mut backoff = Backoff::new(engine.limits.backoff_max);
-    let mut waiting: Vec<Settlement> = Vec::new();
+    let mut left: Vec<Settlement> = Vec::new();
     let mut has_trouble = false;
     loop {
-        let room = engine.limits.settle_batch_rows.saturating_sub(waiting.len());
-        if waiting.is_empty() {
+        let mut fresh = Vec::new();
+        if left.is_empty() {
             tokio::select! {
-                received = outcomes.recv_many(&mut waiting, room) => if received == 0 { return },
+                received = outcomes.recv_many(&mut fresh, engine.limits.settle_batch_rows) => if received == 0 { return },
                 () = engine.reached(Phase::Closed) => return,
             }
         } else {
-            while waiting.len() < engine.limits.settle_batch_rows {
+            while fresh.len() < engine.limits.settle_batch_rows {
                 let Ok(settlement) = outcomes.try_recv() else { break };
-                waiting.push(settlement);
+                fresh.push(settlement);
             }
         }
-        match write(&engine, std::mem::take(&mut waiting)).await {
+        // What could not be written before stays apart: mixed in, one row that somebody holds would hold up all the others again.
+        match write(&engine, vec![std::mem::take(&mut left), fresh]).await {
             Ok(()) => {
                 if std::mem::take(&mut has_trouble) {
                     events::store_recovered("settle");
                 }
                 backoff.reset();
             }
-            Err((error, left)) => {
-                if !has_trouble || left.len() < 10 {
-                    events::store_trouble("settle", &error);
-                }
+            Err((error, unwritten)) => {
+                events::store_trouble("settle", &error);
                 has_trouble = true;
-                waiting = left;
+                left = unwritten;
                 tokio::select! {
                     () = backoff.pause() => {}
                     () = engine.reached(Phase::Closed) => return,
@@ -57,15 +56,17 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes
     }
 }
 
-/// Writes what it can. What could not be written comes back with the reason.
+/// Writes what it can, the last part first. What could not be written comes back with the reason.
 async fn write<B: Backend>(
     engine: &Arc<Engine<B>>,
-    settlements: Vec<Settlement>,
+    mut parts: Vec<Vec<Settlement>>,
 ) -> Result<(), (Error, Vec<Settlement>)> {
-    let mut parts = vec![settlements];
     let mut left = Vec::new();
     let mut trouble = None;
     while let Some(mut part) = parts.pop() {
+        if part.is_empty() {
+            continue;
+        }
         match engine.store.backend.settle(&part).await {
             Ok(lost) => written(engine, &part, &lost),
             Err(error) => {
@@ -93,11 +94,11 @@ async fn write<B: Backend>(
 
 fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[ClaimId]) {
     let lost: HashSet<ClaimId> = lost.iter().copied().collect();
-    let messages = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
+    let message_ids = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
     // Claiming may have paused because too much was unsettled.
     engine.freed.notify_one();
-    for (settlement, message) in settlements.iter().zip(&messages) {
-        let subject = engine.subject(settlement.claim, message.as_deref());
+    for (settlement, message_id) in settlements.iter().zip(&message_ids) {
+        let subject = engine.subject(settlement.claim, message_id.as_deref());
         if lost.contains(&settlement.claim) {
             events::claim_lost(subject);
             continue;
@@ -114,12 +115,14 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
 /// What is due again before the next poll is not left to the poll.
 fn wake_after<B: Backend>(engine: &Arc<Engine<B>>, after: Duration) {
     if after < engine.limits.poll {
-        let engine = Arc::clone(engine);
-        // Ends by itself within a poll interval; nothing depends on it.
+        // Does not keep the engine; nothing depends on it.
+        let engine = Arc::downgrade(engine);
         drop(tokio::spawn(async move {
             // The database's clock decides; a moment later it is surely due.
             tokio::time::sleep(after + Duration::from_millis(2)).await;
-            engine.wake.notify_one();
+            if let Some(engine) = engine.upgrade() {
+                engine.wake.notify_one();
+            }
         }));
     }
 }

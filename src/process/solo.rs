@@ -46,8 +46,10 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Resu
         () = tokio::time::sleep(engine.limits.solo_wait_max) => {}
         () = engine.stopping() => return Ok(()),
     }
+    // The quiet has an end, whatever the turns take: nobody waits for a dead process longer than that.
+    let until = Instant::now() + engine.limits.solo_wait_max;
     for &handler_id in handler_ids.iter().take(TURNS_MAX) {
-        if !engine.is_running() {
+        if !engine.is_running() || Instant::now() >= until {
             break;
         }
         if let Some(lane) = engine.lane_of(handler_id)
@@ -66,8 +68,8 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, lane: &Arc<Lane<B>>, handler_
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     let Some(delivery) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = delivery.claim;
-    let (message, handler) = (delivery.message.as_deref(), lane.key.as_str());
-    events::claimed(Subject { message, handler, attempt: claim.attempt });
+    let message_id = delivery.message.as_deref().map(|message| &*message.id);
+    events::claimed(Subject { message_id, handler: lane.key.as_str(), attempt: claim.attempt });
     engine.start(lane, delivery, slot, claims.sent_at);
     drop(gate);
     tokio::select! {
@@ -95,7 +97,8 @@ async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed
     }
     engine.store.backend.settle(&poisoned).await?;
     for (delivery, settlement) in guilty.iter().zip(&poisoned) {
-        events::decided(engine.subject(delivery.claim, delivery.message.as_deref()), &settlement.outcome);
+        let message_id = delivery.message.as_deref().map(|message| &*message.id);
+        events::decided(engine.subject(delivery.claim, message_id), &settlement.outcome);
     }
     Ok(waiting)
 }

@@ -35,13 +35,19 @@ pub(super) async fn run<B: Backend>(
     mut stopped: oneshot::Receiver<StopReason>,
 ) -> TxEnd {
     let _permit = tokio::select! {
-        permit = engine.transactions.acquire() => permit,
+        // In this order: what was stopped while it waited does not begin.
+        biased;
         Ok(reason) = &mut stopped => return TxEnd::Answer(Answer::Stopped(reason)),
+        permit = engine.transactions.acquire() => permit,
     };
     let (answer, answered) = oneshot::channel();
     let (timeout, stored) = (lane.timeout, Arc::clone(&message));
     let work: TxWork<B::Connection> = Box::new(move |conn| {
         async move {
+            if let Ok(reason) = stopped.try_recv() {
+                let _ = answer.send(Answer::Stopped(reason));
+                return WorkEnd::RollBack;
+            }
             let handled = watch(handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, stopped).await;
             let end = match &handled {
                 Answer::Finished(Ok(())) => WorkEnd::Commit,
@@ -75,7 +81,11 @@ pub(super) async fn run<B: Backend>(
             }
         }
         Transacted::InDoubt => {
-            events::in_doubt(Subject { message: Some(&message), handler: lane.key.as_str(), attempt: claim.attempt });
+            events::in_doubt(Subject {
+                message_id: Some(&message.id),
+                handler: lane.key.as_str(),
+                attempt: claim.attempt,
+            });
             resolve(engine, claim).await
         }
     }

@@ -30,6 +30,28 @@ pub(super) fn plan(wanted: &[WantedHandler], known: &HashMap<String, i16>) -> Al
     plan
 }
 
+/// Refuses, before anything is written, handlers that would own one id. (What is rolled back gives no id back, and there are 32,767.)
+pub(super) fn refuse_shared_ids(wanted: &[WantedHandler], known: &HashMap<String, i16>) -> Result<()> {
+    let mut owners: BTreeMap<i16, &str> = BTreeMap::new();
+    for handler in wanted {
+        let keys = std::iter::once(&handler.key).chain(&handler.former_keys);
+        for id in keys.filter_map(|key| known.get(key)) {
+            match owners.insert(*id, &handler.key) {
+                Some(other) if other != handler.key => return Err(shared_id(other, &handler.key)),
+                Some(_) | None => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn shared_id(one: &str, other: &str) -> Error {
+    Error::configuration(format!(
+        "handler keys {one} and {other} name the same handler in this database: one was a former key of the other. Use a new key \
+         for one of them"
+    ))
+}
+
 /// The ids of each wanted handler, once all its keys have one.
 ///
 /// # Errors
@@ -47,11 +69,7 @@ pub(super) fn resolve(wanted: &[WantedHandler], known: &HashMap<String, i16>) ->
         }
         for id in &all {
             if let Some(other) = owners.insert(*id, &handler.key) {
-                return Err(Error::configuration(format!(
-                    "handler keys {other} and {} name the same handler in this database: one was a former key of the \
-                     other. Use a new key for one of them",
-                    handler.key
-                )));
+                return Err(shared_id(other, &handler.key));
             }
         }
         let Some(&current) = all.first() else { continue };

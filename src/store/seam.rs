@@ -1,7 +1,7 @@
 //! What the stages may ask of a database: each method is one act of the glossary, bounded by what it is given.
 //!
-//! Internal and unstable. Every method is one transaction; when it returns an error, either nothing happened or (for a lost
-//! connection) it is unknown, and calling it again with the same arguments is always safe.
+//! Internal and unstable. What a method writes, it writes in as few transactions as it takes; when it returns an error, some of it may
+//! have happened, and calling it again with the same arguments is always safe.
 
 // Public in a private module: the bound of a public trait, but nobody outside can name it.
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]

@@ -172,3 +172,49 @@ async fn assert_ends_with_an_error(running: Running<Postgres>) {
     assert!(error.is_transient(), "{error}");
     assert!(error.to_string().contains("1 outcomes unwritten"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grace_without_end_lets_handlers_end() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+
+    within(running.shutdown(Duration::MAX)).await.unwrap();
+
+    assert_eq!(scene.states().await, ["a stock done"]);
+}
+
+#[test]
+fn a_runtime_that_ends_under_its_handlers_leaves_their_work_to_others() {
+    let others = tokio::runtime::Runtime::new().unwrap();
+    let (scene, runs) = others.block_on(async { (Scene::new().await, Runs::new()) });
+    let ending = tokio::runtime::Runtime::new().unwrap();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = ending.block_on(inbox.start()).unwrap();
+    ending.shutdown_background();
+
+    // Accepted and claimed by an engine that can run nothing any more.
+    others.block_on(async {
+        inbox.accept_all(crate::scene::records(50)).await.unwrap();
+        let other = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+        let _running = other.start().await.unwrap();
+        scene.settled().await;
+        assert_eq!(runs.sorted().len(), 50);
+        drop(running);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_that_is_started_twice_at_once_runs_once() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+
+    let (one, other) = tokio::join!(inbox.start(), inbox.start());
+
+    let (running, refused) = if one.is_ok() { (one, other) } else { (other, one) };
+    assert!(refused.unwrap_err().to_string().contains("running already"));
+    running.unwrap().shutdown(Duration::from_secs(5)).await.unwrap();
+    scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_processor").await;
+}

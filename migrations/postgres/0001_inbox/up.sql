@@ -129,9 +129,10 @@ CREATE TABLE inbox_audit (
     reason   text
 );
 
--- Bytes as text where they are text, as hex (\x...) where they are not. Never fails.
+-- Bytes as text where they are text, as hex (\x...) where they are not. Never fails. Not PARALLEL SAFE: catching an exception takes a
+-- subtransaction, which a parallel query cannot have before PostgreSQL 17.
 CREATE FUNCTION inbox_text(bytes bytea) RETURNS text
-LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 BEGIN
     RETURN convert_from(bytes, 'UTF8');
 EXCEPTION WHEN OTHERS THEN
@@ -220,18 +221,22 @@ GROUP BY h.id;
 -- Gives a poisoned or discarded delivery a fresh set of retries, due now. Returns how many were changed: 0 when there is no
 -- such delivery or it is not given up. The attempt number goes on, so that a claim from before the replay stays invalid.
 CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql
+-- The inbox it was made for, whatever the caller's search_path is.
+SET search_path FROM CURRENT AS $$
 DECLARE
     changed bigint;
 BEGIN
     UPDATE inbox_delivery d
     SET status = 0, due_at = now(), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
         locked_until = NULL, locked_by = NULL
-    FROM inbox_message m, inbox_handler_key k
+    FROM inbox_message m, inbox_handler_key k, inbox_handler own, inbox_handler same
     WHERE m.message_id = inbox_replay.message_id
       AND m.source = coalesce(inbox_replay.source, m.source)
       AND k.key = inbox_replay.handler_key
-      AND d.message_seq = m.seq AND d.handler_id = k.handler_id
+      -- Ids that became one handler are one.
+      AND own.id = k.handler_id AND coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+      AND d.message_seq = m.seq AND d.handler_id = same.id
       AND d.status IN (3, 4);
     GET DIAGNOSTICS changed = ROW_COUNT;
     INSERT INTO inbox_audit (action, filter, affected)

@@ -78,6 +78,9 @@ statement! {
         FROM (SELECT u.ord, m.seq FROM unnest($1, $2) WITH ORDINALITY AS u (message_id, source, ord)
               CROSS JOIN LATERAL (SELECT seq FROM inbox_message
                                   WHERE message_id = u.message_id AND source = u.source LIMIT 1) m
+              WHERE (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL
+                AND (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
+                                 THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
               ORDER BY m.seq) known
         CROSS JOIN LATERAL (SELECT known.ord, m.seq, m.payload_hash FROM inbox_message m WHERE m.seq = known.seq
                             FOR NO KEY UPDATE) f")
@@ -238,7 +241,7 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
     Insert {
         count: rank(open.len()) - 1,
         ranks: messages.iter().map(|(rank, _)| *rank).collect(),
-        message_ids: messages.iter().map(|(_, m)| m.message.id.as_str()).collect(),
+        message_ids: messages.iter().map(|(_, m)| &*m.message.id).collect(),
         sources: messages.iter().map(|(_, m)| m.message.source.as_str()).collect(),
         topics: messages.iter().map(|(_, m)| m.message.topic.as_str()).collect(),
         payload_hashes: messages.iter().map(|(_, m)| m.payload_hash.as_slice()).collect(),
@@ -258,7 +261,7 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
 
 fn lock_known<'a>(messages: &[&'a NewMessage]) -> LockKnown<'a> {
     LockKnown {
-        message_ids: messages.iter().map(|m| m.message.id.as_str()).collect(),
+        message_ids: messages.iter().map(|m| &*m.message.id).collect(),
         sources: messages.iter().map(|m| m.message.source.as_str()).collect(),
     }
 }

@@ -51,6 +51,7 @@ pub(super) struct Connector {
     tls: MakeRustlsConnect,
     /// Start-up settings, left out after a pooler has refused them.
     settings: String,
+    open_timeout: Duration,
 }
 
 impl Connector {
@@ -76,7 +77,7 @@ impl Connector {
         }
         let tls = MakeRustlsConnect::new(tls::client_config(&ssl.verification)?);
         let settings = format!("{STARTUP_SETTINGS} -c statement_timeout={}", options.statement_timeout.as_millis());
-        Ok(Self { config, tls, settings })
+        Ok(Self { config, tls, settings, open_timeout: options.connect_timeout })
     }
 
     /// Who is connected to, without any secret.
@@ -119,7 +120,11 @@ impl Connector {
         manager.recycling_method = RecyclingMethod::Fast;
         manager.custom_setup = Box::new(move |_| {
             let connector = connector.clone();
-            let opening = reactor.spawn(async move { connector.open().await });
+            // The driver's own timeout covers the socket only, not a server that never says anything.
+            let opening = reactor.spawn(async move {
+                let opened = tokio::time::timeout(connector.open_timeout, connector.open()).await;
+                opened.unwrap_or_else(|_| Err(ConnectionError::BadConnection("the server does not answer".to_owned())))
+            });
             async move {
                 opening.await.unwrap_or_else(|_| Err(ConnectionError::BadConnection("the store was closed".to_owned())))
             }

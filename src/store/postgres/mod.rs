@@ -32,7 +32,7 @@ use super::seam::{
     Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
 };
 use super::{Backend, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use connect::Connector;
 use transact::Cancelling;
 
@@ -44,6 +44,8 @@ pub struct Postgres {
     connector: Connector,
     target: String,
     pool_size: usize,
+    /// How long an act may take at the very most: the server ends statements earlier.
+    patience: Duration,
     /// Last: the pools' connections are driven by it.
     reactor: Reactor,
 }
@@ -73,6 +75,7 @@ impl Store<Postgres> {
             target: connector.target(),
             connector,
             pool_size: options.pool_size,
+            patience: options.statement_timeout + options.connect_timeout,
             reactor,
         };
         drop(backend.conn().await?);
@@ -80,7 +83,31 @@ impl Store<Postgres> {
     }
 }
 
+/// Runs a statement file's act on a connection, within a time that only a database that will never answer can exceed: a proxy that keeps the
+/// socket alive for a dead server, say. The connection is closed then, never reused, and what became of the act is not known.
+macro_rules! act {
+    ($self:ident, $conn:ident => $act:expr) => {
+        act!($self, &$self.pool, $conn => $act)
+    };
+    ($self:ident, $pool:expr, $conn:ident => $act:expr) => {{
+        let mut $conn = connect::get($pool, &$self.target).await?;
+        let acted = tokio::time::timeout($self.patience, $act).await;
+        match acted {
+            Ok(result) => result,
+            Err(_) => {
+                drop(Object::take($conn));
+                Err($self.no_answer())
+            }
+        }
+    }};
+}
+
 impl Postgres {
+    fn no_answer(&self) -> Error {
+        let patience = humantime::format_duration(self.patience);
+        Error::new(Kind::Connection, format!("no answer from {} within {patience}", self.target))
+    }
+
     async fn conn(&self) -> Result<Object<AsyncPgConnection>> {
         connect::get(&self.pool, &self.target).await
     }
@@ -101,50 +128,54 @@ impl Seam for Postgres {
     type Connection = AsyncPgConnection;
 
     async fn migrate(&self) -> Result<()> {
+        // However long it takes: a migration of a large table is not to be cut off.
         migrate::migrate(&mut *self.conn().await?).await
     }
 
     async fn check_schema(&self) -> Result<()> {
-        migrate::check(&mut *self.conn().await?).await
+        act!(self, conn => migrate::check(&mut conn))
     }
 
     async fn register(&self, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
-        register::register(&mut *self.conn().await?, wanted).await
+        act!(self, conn => register::register(&mut conn, wanted))
     }
 
     async fn accept(&self, batch: &AcceptBatch<'_>) -> Result<Answers> {
-        let mut conn = self.conn().await?;
-        let sent_at = Instant::now();
-        match accept::accept(&mut conn, batch).await {
-            Ok(messages) => Ok(Answers { sent_at, messages }),
-            Err(error) => Err(connect::judge(&mut conn, error).await),
-        }
+        act!(self, conn => async {
+            let sent_at = Instant::now();
+            match accept::accept(&mut conn, batch).await {
+                Ok(messages) => Ok(Answers { sent_at, messages }),
+                Err(error) => Err(connect::judge(&mut conn, error).await),
+            }
+        })
     }
 
     async fn refuses(&self, message: &NewMessage) -> Result<bool> {
-        quarantine::refuses(&mut *self.conn().await?, message).await
+        act!(self, conn => quarantine::refuses(&mut conn, message))
     }
 
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claims> {
-        let mut conn = self.conn().await?;
-        let sent_at = Instant::now();
-        Ok(Claims { sent_at, deliveries: process::claim(&mut conn, request).await? })
+        act!(self, conn => async {
+            let sent_at = Instant::now();
+            Ok(Claims { sent_at, deliveries: process::claim(&mut conn, request).await? })
+        })
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
-        let mut conn = self.conn().await?;
-        match process::settle(&mut conn, settlements).await {
-            Ok(lost) => Ok(lost),
-            Err(error) => Err(connect::judge(&mut conn, error).await),
-        }
+        act!(self, conn => async {
+            match process::settle(&mut conn, settlements).await {
+                Ok(lost) => Ok(lost),
+                Err(error) => Err(connect::judge(&mut conn, error).await),
+            }
+        })
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {
-        process::release_handed_over(&mut *self.conn().await?, deliveries, processor).await
+        act!(self, conn => process::release_handed_over(&mut conn, deliveries, processor))
     }
 
     async fn renew(&self, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
-        process::renew(&mut *connect::get(&self.renewal, &self.target).await?, claims, lease).await
+        act!(self, &self.renewal, conn => process::renew(&mut conn, claims, lease))
     }
 
     async fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
@@ -158,23 +189,23 @@ impl Seam for Postgres {
     }
 
     async fn read_back(&self, claim: ClaimId) -> Result<ReadBack> {
-        transact::read_back(&mut *self.conn().await?, claim).await
+        act!(self, conn => transact::read_back(&mut conn, claim))
     }
 
     async fn enroll(&self, processor: &Enrolment<'_>) -> Result<i32> {
-        upkeep::enroll(&mut *self.conn().await?, processor).await
+        act!(self, conn => upkeep::enroll(&mut conn, processor))
     }
 
     async fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
-        upkeep::keep_alive(&mut *self.conn().await?, id, processor).await
+        act!(self, conn => upkeep::keep_alive(&mut conn, id, processor))
     }
 
     async fn withdraw(&self, id: i32) -> Result<()> {
-        upkeep::withdraw(&mut *self.conn().await?, id).await
+        act!(self, conn => upkeep::withdraw(&mut conn, id))
     }
 
     async fn check_unknown(&self, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
-        upkeep::check_unknown(&mut *self.conn().await?, grace, limit).await
+        act!(self, conn => upkeep::check_unknown(&mut conn, grace, limit))
     }
 
     fn reactor(&self) -> &Handle {

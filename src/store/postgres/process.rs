@@ -190,7 +190,8 @@ statement! {
         FROM unnest($1, $2) AS r (message_seq, handler_id)
         WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id
           AND CASE WHEN d.attempts = 1 AND d.locked_by = $3 AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
-                   THEN true ELSE false END") {
+                   THEN true ELSE false END
+          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
         message_seqs: Vec<i64> => Array<BigInt>,
         handler_ids: Vec<i16> => Array<SmallInt>,
         processor: i32 => Integer,
@@ -362,7 +363,7 @@ fn claimed(row: ClaimRow) -> Claimed {
     ) = row;
     let message = match (id, source, topic) {
         (Some(id), Some(source), Some(topic)) => Some(Arc::new(StoredMessage {
-            id,
+            id: id.into(),
             source,
             topic,
             position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),

@@ -24,6 +24,8 @@ statement! {
         SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
             AS q (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers,
                   payload, record_hash)
+        WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
+                           THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
         ORDER BY record_hash
         ON CONFLICT (record_hash) DO NOTHING") {
         topics: Vec<String> => Array<Text>,

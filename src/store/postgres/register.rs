@@ -84,7 +84,9 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
     let registered = conn
         .transaction(async |conn| {
             Lock {}.load::<(bool,)>(conn).await.and_then(only_row)?;
-            let plan = aliases::plan(wanted, &known_keys(conn, wanted).await?);
+            let known = known_keys(conn, wanted).await?;
+            aliases::refuse_shared_ids(wanted, &known).map_err(Trouble::Refused)?;
+            let plan = aliases::plan(wanted, &known);
             for keys in &plan.new_handlers {
                 NewHandler { keys }.execute(conn).await?;
             }

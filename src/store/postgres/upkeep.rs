@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, SmallInt, Text};
+use diesel::sql_types::{Array, BigInt, Integer, SmallInt, Text};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
@@ -70,7 +70,7 @@ statement! {
     /// Poisons, in bounded steps, what has been unknown for longer than the grace.
     PoisonUnknown("
         WITH expired AS MATERIALIZED (
-            SELECT id, key FROM inbox_handler
+            SELECT id FROM inbox_handler
             WHERE unknown_since <= now() - $1 * interval '1 millisecond'),
         poisoned AS (
             UPDATE inbox_delivery t
@@ -84,9 +84,9 @@ statement! {
                     ORDER BY d.due_at, d.message_seq LIMIT $2
                     FOR NO KEY UPDATE SKIP LOCKED) open))
             RETURNING t.handler_id)
-        SELECT h.key, (SELECT count(*) FROM poisoned p WHERE p.handler_id = h.id), h.id
+        SELECT h.key, (SELECT count(*) FROM poisoned p WHERE p.handler_id = h.id)
         FROM inbox_handler h WHERE h.unknown_since IS NOT NULL")
-    -> (Text, BigInt, Nullable<SmallInt>) {
+    -> (Text, BigInt) {
         grace_ms: i64 => BigInt,
         limit: i32 => Integer,
     }
@@ -122,9 +122,9 @@ pub(super) async fn check_unknown(
     let cannot = || database("cannot look for unknown handler keys");
     NoteUnknown {}.execute(conn).await.map_err(cannot())?;
     let poison = PoisonUnknown { grace_ms: millis(grace), limit: i32::try_from(limit).unwrap_or(i32::MAX) };
-    let rows = poison.load::<(String, i64, Option<i16>)>(conn).await.map_err(cannot())?;
+    let rows = poison.load::<(String, i64)>(conn).await.map_err(cannot())?;
     Ok(rows
         .into_iter()
-        .map(|(key, poisoned, _)| UnknownHandler { key, poisoned: u64::try_from(poisoned).unwrap_or(0) })
+        .map(|(key, poisoned)| UnknownHandler { key, poisoned: u64::try_from(poisoned).unwrap_or(0) })
         .collect())
 }

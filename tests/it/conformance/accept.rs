@@ -325,3 +325,33 @@ async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
     assert_eq!(other.accept(record("a")).await.unwrap(), accepted(1));
     assert_eq!(inbox.accept(record("a")).await.unwrap(), duplicate(0));
 }
+
+// F23: what is acknowledged is durable, also where a role or a database has switched that off.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_acknowledged_is_committed_durably() {
+    let scene = Scene::new().await;
+    scene
+        .database
+        .execute(
+            "CREATE TABLE seen (at_commit text);
+             CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+             CREATE CONSTRAINT TRIGGER see AFTER INSERT ON inbox_delivery DEFERRABLE INITIALLY DEFERRED
+                 FOR EACH ROW EXECUTE FUNCTION see();
+             CREATE CONSTRAINT TRIGGER see AFTER INSERT ON inbox_quarantine DEFERRABLE INITIALLY DEFERRED
+                 FOR EACH ROW EXECUTE FUNCTION see();
+             DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$",
+        )
+        .await;
+    let runs = Runs::new();
+    let first = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+    let both = scene.another_inbox().await;
+    let both = both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
+
+    first.accept(record("new")).await.unwrap();
+    first.accept(record("").payload("quarantined")).await.unwrap();
+    both.accept(record("new")).await.unwrap();
+    both.accept(record("new").payload("conflict")).await.unwrap();
+
+    assert_eq!(scene.database.query_texts("SELECT at_commit FROM seen").await, ["on"; 4]);
+}

@@ -299,3 +299,18 @@ async fn the_views_for_people_show_records_of_any_bytes() {
         assert_eq!(scene.count(&format!("(SELECT v::text FROM {view} v) shown WHERE shown.v <> ''")).await, 101);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_are_shown_in_a_parallel_query_too() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    inbox.accept(Record::new("orders").id("a").payload(vec![0xff, 0])).await.unwrap();
+    let client = scene.database.client().await;
+    let parallel = "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
+                    SET max_parallel_workers_per_gather = 2";
+    client.batch_execute(parallel).await.unwrap();
+
+    let row = client.query_one("SELECT count(*) FROM inbox_message WHERE inbox_text(payload) = '\\xff00'", &[]).await;
+
+    assert_eq!(row.unwrap().get::<_, i64>(0), 1);
+}

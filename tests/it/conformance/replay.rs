@@ -103,3 +103,20 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
     assert_eq!(scene.database.query_texts(row).await, ["poisoned|2|1|from the first life"]);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_of_its_own_inbox_whatever_the_search_path_is() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox =
+        scene.inbox().subscribe("orders", runs.answering("stock", |_| Err(Failure::poison("no")))).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let client = scene.database.client().await;
+    client.batch_execute("CREATE SCHEMA elsewhere; SET search_path = elsewhere").await.unwrap();
+
+    let row = client.query_one("SELECT public.inbox_replay('a', 'stock')", &[]).await.unwrap();
+
+    assert_eq!(row.get::<_, i64>(0), 1);
+    assert_eq!(scene.states().await, ["a stock pending"]);
+}
