@@ -10,6 +10,11 @@
 pub mod child;
 pub mod database;
 pub mod events;
+pub mod kafka;
+pub mod kafka_admin;
+pub mod kafka_records;
+pub mod kafka_transactions;
+pub mod mock_kafka;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod proxy;
@@ -23,6 +28,10 @@ pub mod postgres_binaries;
 pub mod process;
 pub mod url;
 
+mod kafka_binaries;
+mod kafka_producer;
+mod kafka_settings;
+mod kafka_wire;
 mod proxy_connection;
 mod proxy_fault;
 mod proxy_protocol;

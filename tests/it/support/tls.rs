@@ -13,7 +13,8 @@ use super::postgres::ServerTls;
 /// The names a client of the tests' servers may dial.
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// Everything TLS tests need. The certificates are for [`super::postgres::ClusterOptions::tls`].
+/// Everything TLS tests need. The servers' certificates are for [`super::postgres::ClusterOptions::tls`] and
+/// [`super::kafka::KafkaTls`].
 #[derive(Debug)]
 pub struct Certificates {
     /// The authority a client is told to trust, as a file and as text.
@@ -29,6 +30,10 @@ pub struct Certificates {
     pub expired: ServerTls,
     /// For the right host, but by the other authority.
     pub foreign: ServerTls,
+    /// What a client shows to a server that asks, by the authority.
+    pub client: ServerTls,
+    /// What it should not: by the other authority.
+    pub foreign_client: ServerTls,
     /// Holds the files; removed at drop.
     _folder: ServiceFolder,
 }
@@ -45,6 +50,8 @@ impl Certificates {
             wrong_host: authority.issue(&server_params(&["elsewhere.invalid"])),
             expired: authority.issue(&expired(server_params(&SERVER_NAMES))),
             foreign: other.issue(&server_params(&SERVER_NAMES)),
+            client: authority.issue(&client_params()),
+            foreign_client: other.issue(&client_params()),
             authority_pem: authority.pem,
             _folder: folder,
         }
@@ -79,6 +86,13 @@ fn server_params(names: &[&str]) -> CertificateParams {
     let mut params = CertificateParams::new(names.collect::<Vec<_>>()).expect("names a certificate can hold");
     params.distinguished_name.push(DnType::CommonName, "wharf test server");
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params
+}
+
+fn client_params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "wharf test client");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     params
 }
 

@@ -1,0 +1,293 @@
+//! A real Apache Kafka: one broker (KRaft, no ZooKeeper) that a test starts, stops, kills, freezes and starts again.
+//!
+//! It listens on free ports of 127.0.0.1, which it keeps over restarts, as it keeps its data. Topics are never made by
+//! accident. Its process and folder are gone after drop, or when this process is gone.
+//!
+//! Most tests want [`Kafka::shared`] with topics and groups of their own; a broker of its own, three seconds and 300 MB,
+//! is for tests that stop, kill or configure it. What one does with it is in `kafka_admin`, `kafka_records` and
+//! `kafka_transactions`.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use tokio::sync::OnceCell;
+
+use super::folder::ServiceFolder;
+use super::kafka_binaries::{broker_command, cluster_id, make_data_folder};
+use super::kafka_settings::{KafkaPorts, server_properties};
+use super::postgres::ServerTls;
+use super::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, spawn_bound, wait_for_end};
+
+/// The user of the SCRAM listener, and its password.
+pub const SCRAM_USER: &str = "wharf";
+pub const SCRAM_PASSWORD: &str = "a password of the tests";
+
+/// The address of a running broker to use as the shared one. Its topics must be free to make and to delete.
+const BROKERS_VARIABLE: &str = "KAFKA_BROKERS";
+
+/// How often other ports are tried when somebody was faster.
+const PORT_ATTEMPTS: usize = 10;
+
+/// Of one question to a broker that may not be ready to answer it.
+const METADATA_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a broker differs from the default.
+#[derive(Clone, Debug, Default)]
+pub struct KafkaOptions {
+    /// Settings as in `server.properties`. They win over those of the tests.
+    pub settings: Vec<(String, String)>,
+    /// Opens a TLS listener, see [`Kafka::tls_brokers`]. Default: none.
+    pub tls: Option<KafkaTls>,
+    /// Opens a listener with TLS and SCRAM-SHA-256 (`SASL_SSL`), see [`Kafka::scram_brokers`]. It knows [`SCRAM_USER`]
+    /// with [`SCRAM_PASSWORD`]. Default: none.
+    pub scram: Option<KafkaTls>,
+}
+
+/// How a listener speaks TLS.
+#[derive(Clone, Debug)]
+pub struct KafkaTls {
+    pub server: ServerTls,
+    /// Clients must show a certificate by this authority. Default: they need none.
+    pub client_authority_pem: Option<String>,
+}
+
+impl From<ServerTls> for KafkaTls {
+    fn from(server: ServerTls) -> KafkaTls {
+        KafkaTls { server, client_authority_pem: None }
+    }
+}
+
+/// A running (or, by a test's wish, stopped) broker.
+#[derive(Clone, Debug)]
+pub struct Kafka {
+    brokers: String,
+    /// `None` when somebody else started the broker.
+    inner: Option<Arc<Inner>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    ports: KafkaPorts,
+    /// `None` while stopped. A std mutex: only the blocking functions below hold it.
+    process: Mutex<Option<Child>>,
+    /// Declared last: removed after the broker is gone.
+    folder: ServiceFolder,
+}
+
+impl Kafka {
+    /// The broker of this process, started on the first call, or the one `KAFKA_BROKERS` names. Not for a test that
+    /// stops it.
+    pub async fn shared() -> &'static Kafka {
+        // A static is never dropped: ours ends when the process is gone.
+        static SHARED: OnceCell<Kafka> = OnceCell::const_new();
+        let start = || async {
+            match std::env::var(BROKERS_VARIABLE) {
+                Ok(brokers) => Kafka::at(&brokers),
+                Err(_) => Kafka::start().await,
+            }
+        };
+        SHARED.get_or_init(start).await
+    }
+
+    pub async fn start() -> Kafka {
+        Kafka::start_with(KafkaOptions::default()).await
+    }
+
+    pub async fn start_with(options: KafkaOptions) -> Kafka {
+        tokio::task::spawn_blocking(move || start_blocking(&options)).await.expect("Kafka starts")
+    }
+
+    /// A broker that somebody else started, such as the parent of a child process. It cannot be stopped from here.
+    pub fn at(brokers: &str) -> Kafka {
+        Kafka { brokers: brokers.to_owned(), inner: None }
+    }
+
+    /// The plain listener, for `bootstrap.servers`.
+    pub fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
+    /// The TLS listener.
+    pub fn tls_brokers(&self) -> String {
+        address(self.ours().ports.tls.expect("started with KafkaOptions::tls"))
+    }
+
+    /// The listener with TLS and SCRAM.
+    pub fn scram_brokers(&self) -> String {
+        address(self.ours().ports.scram.expect("started with KafkaOptions::scram"))
+    }
+
+    /// Stops the broker as an orderly operator would: partitions are given up, files are closed.
+    pub async fn stop(&self) {
+        self.blocking(|inner| inner.end(Signal::SIGTERM)).await;
+    }
+
+    /// Kills the broker, as a power cut would.
+    pub async fn kill(&self) {
+        self.blocking(|inner| inner.end(Signal::SIGKILL)).await;
+    }
+
+    /// Starts the stopped or killed broker again, on the same ports and data.
+    pub async fn start_again(&self) {
+        self.blocking(Inner::start_again).await;
+    }
+
+    /// The broker stands still: its connections stay open, but no byte moves.
+    pub async fn freeze(&self) {
+        self.blocking(|inner| inner.signal(Signal::SIGSTOP)).await;
+    }
+
+    /// It goes on as if nothing had happened. Having missed its own heartbeats, it may be without leaders for a second.
+    pub async fn thaw(&self) {
+        self.blocking(|inner| inner.signal(Signal::SIGCONT)).await;
+    }
+
+    /// The broker's own log (warnings and errors), for a failing test to print.
+    pub fn log(&self) -> String {
+        self.ours().log()
+    }
+
+    /// The settings of a client of the tests, which finds the broker again quickly.
+    pub fn client_config(&self) -> ClientConfig {
+        client_config(&self.brokers)
+    }
+
+    fn ours(&self) -> &Arc<Inner> {
+        self.inner
+            .as_ref()
+            .unwrap_or_else(|| panic!("the broker is not ours: a test that stops it needs one of its own"))
+    }
+
+    async fn blocking(&self, work: impl FnOnce(&Inner) + Send + 'static) {
+        let inner = Arc::clone(self.ours());
+        tokio::task::spawn_blocking(move || work(&inner)).await.expect("Kafka does as it is told");
+    }
+}
+
+fn start_blocking(options: &KafkaOptions) -> Kafka {
+    for _ in 0..PORT_ATTEMPTS {
+        let mut inner = Inner::prepare(options);
+        match inner.launch() {
+            Ok(child) => {
+                inner.process = Mutex::new(Some(child));
+                return Kafka { brokers: address(inner.ports.plain), inner: Some(Arc::new(inner)) };
+            }
+            Err(log) if log.contains("Address already in use") => {}
+            Err(log) => panic!("Kafka did not start:\n{log}"),
+        }
+    }
+    panic!("Kafka found no free ports in {PORT_ATTEMPTS} attempts");
+}
+
+const SETTINGS_FILE: &str = "server.properties";
+
+fn address(port: u16) -> String {
+    format!("127.0.0.1:{port}")
+}
+
+fn client_config(brokers: &str) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config
+        .set("bootstrap.servers", brokers)
+        .set("reconnect.backoff.ms", "20")
+        .set("reconnect.backoff.max.ms", "200")
+        .set("retry.backoff.ms", "20");
+    config
+}
+
+impl Inner {
+    fn prepare(options: &KafkaOptions) -> Inner {
+        let folder = ServiceFolder::create("kafka");
+        let data = folder.path().join("data");
+        make_data_folder(&data, folder.path());
+        let ports = KafkaPorts::choose(options);
+        folder.write(SETTINGS_FILE, &server_properties(options, ports, &data, &folder));
+        Inner { ports, process: Mutex::new(None), folder }
+    }
+
+    fn start_again(&self) {
+        let mut process = self.process.lock().expect("no Kafka action panicked");
+        assert!(process.is_none(), "Kafka is running already");
+        *process = Some(self.launch().unwrap_or_else(|log| panic!("Kafka did not start again:\n{log}")));
+    }
+
+    /// Starts the broker and waits until it leads all its partitions. The error is its log.
+    fn launch(&self) -> Result<Child, String> {
+        let log_from = self.log().len();
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("our own folder");
+        let mut command = broker_command(self.folder.path(), &self.folder.path().join(SETTINGS_FILE));
+        command.stdout(log.try_clone().expect("a file can be cloned")).stderr(log);
+        let mut child = spawn_bound(command).map_err(|error| error.to_string())?;
+        let deadline = Instant::now() + PROCESS_DEADLINE;
+        while !is_ready(self.ports.plain) {
+            if child.try_wait().expect("a child can be waited for").is_some() {
+                return Err(self.log().split_off(log_from));
+            }
+            if Instant::now() >= deadline {
+                // Nobody else knows of it yet.
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("Kafka is not ready in time:\n{}", self.log());
+            }
+            std::thread::sleep(PROCESS_POLL);
+        }
+        Ok(child)
+    }
+
+    fn end(&self, signal: Signal) {
+        let mut process = self.process.lock().expect("no Kafka action panicked");
+        let mut child = process.take().expect("Kafka is stopped already");
+        send_signal(&child, signal);
+        wait_for_end(&mut child, "Kafka");
+    }
+
+    fn signal(&self, signal: Signal) {
+        let process = self.process.lock().expect("no Kafka action panicked");
+        send_signal(process.as_ref().expect("Kafka is stopped"), signal);
+    }
+
+    fn log(&self) -> String {
+        let content = fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&content).into_owned()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("server.log")
+    }
+}
+
+/// Whether our broker answers, and every partition it knows has a leader.
+fn is_ready(port: u16) -> bool {
+    // A client is dear, and logs each refusal.
+    if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        return false;
+    }
+    let client: BaseConsumer = client_config(&address(port)).create().expect("a client");
+    let Ok(metadata) = client.fetch_metadata(None, METADATA_PATIENCE) else { return false };
+    // Somebody else's, if they were faster to take the port.
+    if client.client().fetch_cluster_id(METADATA_PATIENCE).as_deref() != Some(cluster_id()) {
+        return false;
+    }
+    let mut leaders = metadata.topics().iter().flat_map(|topic| topic.partitions()).map(|partition| partition.leader());
+    !metadata.brokers().is_empty() && leaders.all(|leader| leader >= 0)
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Also while a failing test unwinds, so without any panic of our own. Nobody needs the data any more.
+        let Ok(process) = self.process.get_mut() else {
+            return;
+        };
+        if let Some(mut child) = process.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

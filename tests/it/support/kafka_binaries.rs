@@ -1,0 +1,134 @@
+//! Finds the Kafka to test against, and makes the data folder every broker starts from.
+//!
+//! Formatting takes a second, most of it the start of Java, and so is done once a test process: its result is copied
+//! for each broker. The SCRAM user is made here, because a broker that asks for passwords must know one from the start.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use nix::sys::signal::Signal;
+use rand::distr::{Alphanumeric, SampleString};
+
+use super::cache;
+use super::folder::ServiceFolder;
+use super::kafka::{SCRAM_PASSWORD, SCRAM_USER};
+use super::process::{run_to_end, service_server, service_tool};
+
+/// A folder with Kafka's `libs`, to test another version than the one the set-up script fetches.
+const FOLDER_VARIABLE: &str = "WHARF_TEST_KAFKA";
+
+/// The file that says which version the set-up script fetches.
+const ENVIRONMENT: &str = include_str!("../../../scripts/environment.sh");
+
+/// The only broker's, which the data folder is marked with.
+pub const NODE_ID: u16 = 1;
+
+/// A broker is small and short-lived: what the better compiler and collector gain, their threads cost.
+const JVM_OPTIONS: [&str; 6] = [
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    // It would be left behind in the system's temporary folder by a killed broker.
+    "-XX:-UsePerfData",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+];
+
+/// A broker for [`super::process::spawn_bound`], which lives in `folder` and reads its settings from a file there.
+pub fn broker_command(folder: &Path, settings: &Path) -> Command {
+    // SIGKILL: after our end nobody needs its data.
+    let mut command = service_server(java(), folder, Signal::SIGKILL);
+    add_java_arguments(&mut command, folder);
+    command.arg("kafka.Kafka").arg(settings);
+    command
+}
+
+/// What the brokers of this process say who they are, so that none of another process is taken for ours.
+pub fn cluster_id() -> &'static str {
+    // Kafka wants 16 bytes in base64: 22 characters, of which the last says but two bits.
+    static ID: LazyLock<String> = LazyLock::new(|| Alphanumeric.sample_string(&mut rand::rng(), 21) + "A");
+    &ID
+}
+
+/// Fills `target` with a formatted, never used data folder.
+pub fn make_data_folder(target: &Path, within: &Path) {
+    static TEMPLATE: LazyLock<ServiceFolder> = LazyLock::new(format_data_folder);
+    let mut copy = service_tool(Path::new("cp"), within);
+    copy.args(["-a", "--reflink=auto"]).arg(TEMPLATE.path().join("data")).arg(target);
+    run_to_end(copy);
+}
+
+fn format_data_folder() -> ServiceFolder {
+    let folder = ServiceFolder::create("kafka-format");
+    // No port of these settings goes into the data.
+    let settings = format!(
+        "process.roles=broker,controller\n\
+         node.id={NODE_ID}\n\
+         controller.quorum.voters={NODE_ID}@127.0.0.1:1\n\
+         listeners=PLAINTEXT://127.0.0.1:2,CONTROLLER://127.0.0.1:1\n\
+         controller.listener.names=CONTROLLER\n\
+         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
+         log.dirs={}\n",
+        folder.path().join("data").display(),
+    );
+    let settings = folder.write("format.properties", &settings);
+    let mut format = service_tool(java(), folder.path());
+    add_java_arguments(&mut format, folder.path());
+    format
+        .args(["kafka.tools.StorageTool", "format", "--cluster-id", cluster_id(), "--config"])
+        .arg(settings)
+        .args(["--add-scram", &format!("SCRAM-SHA-256=[name={SCRAM_USER},password={SCRAM_PASSWORD}]")]);
+    run_to_end(format);
+    folder
+}
+
+fn add_java_arguments(command: &mut Command, folder: &Path) {
+    let mut temporary = std::ffi::OsString::from("-Djava.io.tmpdir=");
+    temporary.push(folder);
+    command.args(JVM_OPTIONS).arg(temporary).arg("-cp").arg(libraries().join("*"));
+}
+
+/// The folder of Kafka's jars. Panics with instructions if there is none.
+fn libraries() -> &'static Path {
+    static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
+        let named = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
+        let folder = named.unwrap_or_else(|| cache::folder().join(format!("kafka-{}", version())));
+        let libraries = folder.join("libs");
+        assert!(
+            libraries.is_dir(),
+            "no Kafka in {}. Run scripts/setup, or set {FOLDER_VARIABLE} to the folder that holds Kafka's `libs`, or \
+             KAFKA_BROKERS to the address of a running broker",
+            folder.display(),
+        );
+        libraries
+    });
+    &LIBRARIES
+}
+
+fn version() -> &'static str {
+    ENVIRONMENT.lines().find_map(|line| line.strip_prefix("kafka_version=")).expect("the script names a version")
+}
+
+fn java() -> &'static Path {
+    static JAVA: LazyLock<PathBuf> = LazyLock::new(|| {
+        let home = std::env::var_os("JAVA_HOME").map(|home| PathBuf::from(home).join("bin/java"));
+        let java = home.filter(|java| java.is_file()).unwrap_or_else(|| PathBuf::from("java"));
+        let answer = Command::new(&java).args(["-XX:-UsePerfData", "-version"]).output();
+        assert!(
+            answer.is_ok_and(|output| output.status.success()),
+            "no Java to run Kafka with. Run scripts/setup, or set JAVA_HOME to a Java 17 or newer",
+        );
+        java
+    });
+    &JAVA
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_compose_file_has_the_kafka_of_the_tests() {
+        let compose = include_str!("../../../docker-compose.yml");
+        assert!(compose.contains(&format!("image: apache/kafka:{}\n", super::version())));
+    }
+}

@@ -1,0 +1,111 @@
+//! Records a test writes to a broker, odd ones included.
+//!
+//! A record is on the broker when the call that writes it returns. They are written by librdkafka, one after the other
+//! in the order given; only those whose header names are no UTF-8, which its Rust interface has no way to say, go over a
+//! connection of ours.
+
+use super::kafka::Kafka;
+use super::kafka_producer::{Producing, idempotent_config, producer_config};
+use super::kafka_wire;
+
+/// A record as bytes: `None` and empty are different things.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TestRecord {
+    pub key: Option<Vec<u8>>,
+    pub payload: Option<Vec<u8>>,
+    pub headers: Vec<TestHeader>,
+    /// Milliseconds since 1970. Default: now.
+    pub timestamp_ms: Option<i64>,
+}
+
+/// Names may repeat, and need not be text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestHeader {
+    pub name: Vec<u8>,
+    pub value: Option<Vec<u8>>,
+}
+
+impl TestRecord {
+    /// A record without key and headers.
+    pub fn new(payload: impl Into<Vec<u8>>) -> TestRecord {
+        TestRecord { payload: Some(payload.into()), ..TestRecord::default() }
+    }
+
+    pub fn keyed(key: impl Into<Vec<u8>>, payload: impl Into<Vec<u8>>) -> TestRecord {
+        TestRecord { key: Some(key.into()), ..TestRecord::new(payload) }
+    }
+
+    /// A record without payload: for a compacted topic, the deletion of the key.
+    pub fn tombstone(key: impl Into<Vec<u8>>) -> TestRecord {
+        TestRecord { key: Some(key.into()), ..TestRecord::default() }
+    }
+
+    #[must_use]
+    pub fn with_header(mut self, name: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> TestRecord {
+        self.headers.push(TestHeader { name: name.into(), value: Some(value.into()) });
+        self
+    }
+
+    #[must_use]
+    pub fn with_null_header(mut self, name: impl Into<Vec<u8>>) -> TestRecord {
+        self.headers.push(TestHeader { name: name.into(), value: None });
+        self
+    }
+
+    #[must_use]
+    pub fn at(mut self, timestamp_ms: i64) -> TestRecord {
+        self.timestamp_ms = Some(timestamp_ms);
+        self
+    }
+
+    fn can_be_said_to_librdkafka(&self) -> bool {
+        self.headers.iter().all(|header| std::str::from_utf8(&header.name).is_ok())
+    }
+}
+
+impl Kafka {
+    /// Writes records to a partition and returns the offset of the first; the others follow it.
+    pub async fn produce(&self, topic: &str, partition: i32, records: &[TestRecord]) -> i64 {
+        let (topic, records) = (topic.to_owned(), records.to_vec());
+        if !records.iter().all(TestRecord::can_be_said_to_librdkafka) {
+            let brokers = self.brokers().to_owned();
+            let write = move || kafka_wire::produce(&brokers, &topic, partition, &records);
+            return tokio::task::spawn_blocking(write).await.expect("the records are written");
+        }
+        let config = producer_config(self);
+        let write = move || {
+            let producing = Producing::create(&config);
+            for record in &records {
+                producing.send(&topic, partition, record);
+            }
+            producing.finish()
+        };
+        tokio::task::spawn_blocking(write).await.expect("the records are written")
+    }
+
+    /// Writes many records quickly: those numbered 0 to `count` - 1, each to the partition of its number modulo
+    /// `partitions`.
+    pub async fn produce_many(
+        &self,
+        topic: &str,
+        partitions: i32,
+        count: usize,
+        record: impl Fn(usize) -> TestRecord + Send + 'static,
+    ) {
+        let mut config = idempotent_config(self);
+        config.set("linger.ms", "20").set("queue.buffering.max.messages", "200000");
+        let topic = topic.to_owned();
+        let partitions = usize::try_from(partitions).expect("a positive number");
+        let write = move || {
+            let producing = Producing::create(&config);
+            for number in 0..count {
+                let partition = i32::try_from(number % partitions).expect("below the number of partitions");
+                producing.send(&topic, partition, &record(number));
+            }
+            if count > 0 {
+                producing.finish();
+            }
+        };
+        tokio::task::spawn_blocking(write).await.expect("the records are written");
+    }
+}

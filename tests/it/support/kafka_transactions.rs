@@ -1,0 +1,71 @@
+//! A producer that writes in transactions, as far as a test wants to go with them.
+//!
+//! Dropped without commit or abort, it leaves its transaction open on the broker, as a producer that died: a reader of
+//! committed records stops before it until the transaction times out, or a producer with the same id begins anew.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::kafka::Kafka;
+use super::kafka_admin::KAFKA_DEADLINE;
+use super::kafka_producer::{Producing, idempotent_config};
+use super::kafka_records::TestRecord;
+
+/// A producer with a transactional id, which fenced off all others of that id when it was made.
+pub struct TransactionalProducer {
+    producing: Arc<Producing>,
+}
+
+impl Kafka {
+    /// Makes a producer whose transactions time out after a minute.
+    pub async fn transactional_producer(&self, id: &str) -> TransactionalProducer {
+        self.transactional_producer_with_timeout(id, Duration::from_secs(60)).await
+    }
+
+    /// As [`Kafka::transactional_producer`]. The broker looks for what has timed out every ten seconds.
+    pub async fn transactional_producer_with_timeout(&self, id: &str, timeout: Duration) -> TransactionalProducer {
+        let mut config = idempotent_config(self);
+        // A record may not live longer than its transaction.
+        let timeout_ms = timeout.as_millis().to_string();
+        config.set("transactional.id", id).set("transaction.timeout.ms", &timeout_ms);
+        config.set("message.timeout.ms", timeout.min(KAFKA_DEADLINE).as_millis().to_string());
+        let create = move || Arc::new(Producing::create(&config));
+        let producing = tokio::task::spawn_blocking(create).await.expect("a producer");
+        let transactional = TransactionalProducer { producing };
+        transactional.blocking(Producing::init_transactions).await;
+        transactional
+    }
+}
+
+impl TransactionalProducer {
+    pub async fn begin(&self) {
+        self.blocking(Producing::begin_transaction).await;
+    }
+
+    /// Writes records within the transaction and returns the offset of the first; the others follow it.
+    pub async fn produce(&self, topic: &str, partition: i32, records: &[TestRecord]) -> i64 {
+        let (topic, records) = (topic.to_owned(), records.to_vec());
+        self.blocking(move |producing| {
+            for record in &records {
+                producing.send(&topic, partition, record);
+            }
+            producing.finish()
+        })
+        .await
+    }
+
+    /// The marker that is written takes one offset in each partition of the transaction.
+    pub async fn commit(&self) {
+        self.blocking(Producing::commit_transaction).await;
+    }
+
+    /// The records keep their offsets, and a reader of committed records never sees them.
+    pub async fn abort(&self) {
+        self.blocking(Producing::abort_transaction).await;
+    }
+
+    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce(&Producing) -> T + Send + 'static) -> T {
+        let producing = Arc::clone(&self.producing);
+        tokio::task::spawn_blocking(move || work(&producing)).await.expect("the transaction goes on")
+    }
+}
