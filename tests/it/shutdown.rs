@@ -180,6 +180,7 @@ async fn a_grace_without_end_lets_handlers_end() {
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
 
     within(running.shutdown(Duration::MAX)).await.unwrap();
 

@@ -346,7 +346,8 @@ async fn whatever_is_acknowledged_is_committed_durably() {
     let runs = Runs::new();
     let first = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
     let both = scene.another_inbox().await;
-    let both = both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
+    let both =
+        both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
 
     first.accept(record("new")).await.unwrap();
     first.accept(record("").payload("quarantined")).await.unwrap();
