@@ -48,6 +48,8 @@ pub struct Limits {
     pub payload_bytes_max: usize,
     /// The largest sum of header names and values that becomes a message. Default: 4 MiB.
     pub headers_bytes_max: usize,
+    /// Deliveries of one handler claimed in one statement, however many slots are free. Default: 500. The next claim follows at once.
+    pub claim_batch_rows: usize,
     /// Outcomes written in one statement. Default: 500.
     pub settle_batch_rows: usize,
     /// Outcomes waiting to be written before no more work is claimed. Default: 10,000.
@@ -75,6 +77,7 @@ impl Default for Limits {
             accept_patience: Duration::from_secs(30),
             payload_bytes_max: 32 << 20,
             headers_bytes_max: 4 << 20,
+            claim_batch_rows: 500,
             settle_batch_rows: 500,
             settle_queue_rows: 10_000,
             error_chars_max: 2_000,
@@ -110,6 +113,7 @@ impl Limits {
             "accept_patience" => self.accept_patience = duration(name, text)?,
             "payload_bytes_max" => self.payload_bytes_max = number(name, text)?,
             "headers_bytes_max" => self.headers_bytes_max = number(name, text)?,
+            "claim_batch_rows" => self.claim_batch_rows = number(name, text)?,
             "settle_batch_rows" => self.settle_batch_rows = number(name, text)?,
             "settle_queue_rows" => self.settle_queue_rows = number(name, text)?,
             "error_chars_max" => self.error_chars_max = number(name, text)?,
@@ -148,6 +152,7 @@ impl Limits {
         // 256 MiB keeps a statement far below what the protocol and a bytea can carry (1 GiB), doubled by encoding.
         refuse(self.payload_bytes_max > 256 << 20, "payload_bytes_max is at most 268435456");
         refuse(self.headers_bytes_max > 256 << 20, "headers_bytes_max is at most 268435456");
+        refuse(!(1..=10_000).contains(&self.claim_batch_rows), "claim_batch_rows is 1 to 10000");
         refuse(!(1..=500).contains(&self.settle_batch_rows), "settle_batch_rows is 1 to 500");
         refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
         refuse(self.backoff_max.is_zero(), "backoff_max is not zero");

@@ -57,19 +57,21 @@ pub async fn inbox(url: &str) -> Inbox<Postgres> {
         HANDLED.fetch_add(1, Ordering::Relaxed);
         async { Ok::<(), Failure>(()) }
     });
-    Inbox::builder(store).limits(limits).subscribe("bench", no_op.concurrency(2 * BATCH_ROWS)).build().unwrap()
+    Inbox::builder(store).limits(limits).subscribe("bench", no_op.concurrency(8 * BATCH_ROWS)).build().unwrap()
 }
 
-/// Accepts all messages in batches from as many tasks as the baseline has connections; returns the seconds.
+/// Accepts all messages in batches, from twice as many tasks as there are statements under way, so that a next batch is always there;
+/// returns the seconds.
 pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) -> f64 {
     // Registration happens on first use and is not what is measured.
     inbox.accept_all([]).await.unwrap();
     let started_at = Instant::now();
-    let tasks: Vec<_> = (0..CONNECTIONS)
+    const CALLERS: usize = 2 * CONNECTIONS;
+    let tasks: Vec<_> = (0..CALLERS)
         .map(|share| {
             let inbox = inbox.clone();
             tokio::spawn(async move {
-                let numbers: Vec<usize> = (0..scale.messages).filter(|number| number % CONNECTIONS == share).collect();
+                let numbers: Vec<usize> = (0..scale.messages).filter(|number| number % CALLERS == share).collect();
                 for batch in numbers.chunks(BATCH_ROWS) {
                     inbox.accept_all(batch.iter().map(|number| record(*number))).await.unwrap();
                 }

@@ -114,8 +114,13 @@ impl<B: Backend> Claimer<B> {
         if self.engine.in_flight.unsettled() >= self.engine.limits.settle_queue_rows {
             return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
-        let room: Vec<(Arc<Lane<B>>, Slot)> =
-            self.engine.lanes.iter().filter_map(|lane| Some((Arc::clone(lane), lane.take_free_slots()?))).collect();
+        let claim_rows = self.engine.limits.claim_batch_rows;
+        let room: Vec<(Arc<Lane<B>>, Slot)> = self
+            .engine
+            .lanes
+            .iter()
+            .filter_map(|lane| Some((Arc::clone(lane), lane.take_free_slots(claim_rows)?)))
+            .collect();
         if room.is_empty() {
             return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
@@ -230,10 +235,12 @@ impl<B: Backend> Claimer<B> {
             }
         }
         // Let slots come together while handlers are returning one by one.
-        if !engine.lanes.iter().any(|lane| lane.free_slots() * 4 >= lane.concurrency) {
+        let collected_by = tokio::time::Instant::now() + COLLECT;
+        while !engine.lanes.iter().any(|lane| lane.free_slots() * 4 >= lane.concurrency) {
             tokio::select! {
-                () = tokio::time::sleep(COLLECT) => {}
-                () = engine.stopping() => {}
+                () = engine.freed.notified() => {}
+                () = tokio::time::sleep_until(collected_by) => return,
+                () = engine.stopping() => return,
             }
         }
     }

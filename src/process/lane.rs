@@ -44,9 +44,9 @@ impl<B: Backend> Lane<B> {
         self.slots.available_permits()
     }
 
-    /// All slots that are free now, as one permit to split.
-    pub(crate) fn take_free_slots(&self) -> Option<Slot> {
-        let free = u32::try_from(self.free_slots()).unwrap_or(u32::MAX);
+    /// The slots that are free now, at most `max`, as one permit to split. The others stay free for what is handed over meanwhile.
+    pub(crate) fn take_free_slots(&self, max: usize) -> Option<Slot> {
+        let free = u32::try_from(self.free_slots().min(max)).unwrap_or(u32::MAX);
         if free == 0 {
             return None;
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use super::engine::{Engine, Phase};
 use crate::backoff::Backoff;
@@ -17,50 +18,65 @@ use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Settlement};
 
+/// Batches being written at a time. The second begins only when it is full, so that outcomes still come together.
+const WRITES_MAX: usize = 2;
+
 /// Runs until the engine is closed or every sender is gone.
 pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes: mpsc::Receiver<Settlement>) {
+    let batch_rows = engine.limits.settle_batch_rows;
     let mut backoff = Backoff::new(engine.limits.backoff_max);
-    let mut left: Vec<Settlement> = Vec::new();
-    let mut has_trouble = false;
+    let mut writes: JoinSet<Result<(), Unwritten>> = JoinSet::new();
+    let (mut fresh, mut left) = (Vec::new(), Vec::new());
+    let (mut has_trouble, mut is_last) = (false, false);
     loop {
-        let mut fresh = Vec::new();
-        if left.is_empty() {
-            tokio::select! {
-                received = outcomes.recv_many(&mut fresh, engine.limits.settle_batch_rows) => if received == 0 { return },
-                () = engine.reached(Phase::Closed) => return,
-            }
-        } else {
-            while fresh.len() < engine.limits.settle_batch_rows {
-                let Ok(settlement) = outcomes.try_recv() else { break };
-                fresh.push(settlement);
-            }
+        let is_due = match writes.len() {
+            0 => !(fresh.is_empty() && left.is_empty()),
+            under_way => under_way < WRITES_MAX && fresh.len() >= batch_rows,
+        };
+        if is_due {
+            // What could not be written before stays apart: mixed in, one row that somebody holds would hold up the others again.
+            let parts = vec![std::mem::take(&mut left), std::mem::take(&mut fresh)];
+            writes.spawn(write(Arc::clone(&engine), parts));
+            continue;
         }
-        // What could not be written before stays apart: mixed in, one row that somebody holds would hold up all the others again.
-        match write(&engine, vec![std::mem::take(&mut left), fresh]).await {
-            Ok(()) => {
-                if std::mem::take(&mut has_trouble) {
-                    events::store_recovered("settle");
+        if is_last && writes.is_empty() {
+            return;
+        }
+        let room = batch_rows.saturating_sub(fresh.len());
+        tokio::select! {
+            received = outcomes.recv_many(&mut fresh, room), if room > 0 && !is_last => is_last = received == 0,
+            Some(written) = writes.join_next() => match written {
+                Ok(Ok(())) => {
+                    if std::mem::take(&mut has_trouble) {
+                        events::store_recovered("settle");
+                    }
+                    backoff.reset();
                 }
-                backoff.reset();
-            }
-            Err((error, unwritten)) => {
-                events::store_trouble("settle", &error);
-                has_trouble = true;
-                left = unwritten;
-                tokio::select! {
-                    () = backoff.pause() => {}
-                    () = engine.reached(Phase::Closed) => return,
+                Ok(Err(Unwritten { error, settlements })) => {
+                    events::store_trouble("settle", &error);
+                    has_trouble = true;
+                    left.extend(settlements);
+                    tokio::select! {
+                        () = backoff.pause() => {}
+                        () = engine.reached(Phase::Closed) => return,
+                    }
                 }
-            }
+                // Only a panic of ours or the end of the reactor.
+                Err(_) => return,
+            },
+            () = engine.reached(Phase::Closed) => return,
         }
     }
 }
 
+/// What could not be written, and why.
+struct Unwritten {
+    error: Error,
+    settlements: Vec<Settlement>,
+}
+
 /// Writes what it can, the last part first. What could not be written comes back with the reason.
-async fn write<B: Backend>(
-    engine: &Arc<Engine<B>>,
-    mut parts: Vec<Vec<Settlement>>,
-) -> Result<(), (Error, Vec<Settlement>)> {
+async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
     let mut left = Vec::new();
     let mut trouble = None;
     while let Some(mut part) = parts.pop() {
@@ -68,7 +84,7 @@ async fn write<B: Backend>(
             continue;
         }
         match engine.store.backend.settle(&part).await {
-            Ok(lost) => written(engine, &part, &lost),
+            Ok(lost) => written(&engine, &part, &lost),
             Err(error) => {
                 // The server refused the batch, perhaps because of a single row: find out which. With the connection gone there is
                 // nothing to find out.
@@ -88,7 +104,7 @@ async fn write<B: Backend>(
     }
     match trouble {
         None => Ok(()),
-        Some(error) => Err((error, left)),
+        Some(error) => Err(Unwritten { error, settlements: left }),
     }
 }
 

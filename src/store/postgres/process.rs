@@ -43,7 +43,8 @@ statement! {
                                            THEN 0 ELSE 1 END
             WHERE t.ctid = ANY (ARRAY(
                 SELECT due.tid
-                FROM unnest($3, $4, $5) AS ask (handler_id, wanted, floor)
+                FROM (SELECT * FROM unnest($3, $4, $5) AS a (handler_id, wanted, floor)
+                      WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id)) ask
                 CROSS JOIN LATERAL (
                     SELECT d.ctid AS tid FROM inbox_delivery d
                     WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
@@ -51,7 +52,6 @@ statement! {
                       AND CASE WHEN $6 THEN d.locked_until IS NULL OR d.locked_until <= now()
                                ELSE d.locked_until IS NULL AND d.crashes < $7 END
                       AND d.attempts < 2147483647
-                      AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = ask.handler_id)
                     ORDER BY d.due_at, d.message_seq
                     LIMIT ask.wanted
                     FOR NO KEY UPDATE SKIP LOCKED) due))
@@ -172,9 +172,10 @@ statement! {
         UNION ALL
         SELECT r.message_seq, r.handler_id, r.attempt, false
         FROM unnest($2, $3, $4) AS r (message_seq, handler_id, attempt)
-        WHERE (SELECT true FROM inbox_delivery d
-               WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id AND d.attempts = r.attempt
-                 AND d.locked_until IS NOT NULL AND d.finished_at IS NULL) IS NOT TRUE")
+        WHERE (SELECT CASE WHEN d.attempts = r.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                           THEN true ELSE false END
+               FROM inbox_delivery d
+               WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id) IS NOT TRUE")
     -> (BigInt, SmallInt, Integer, Bool) {
         lease_ms: i64 => BigInt,
         message_seqs: Vec<i64> => Array<BigInt>,

@@ -20,7 +20,8 @@ statement! {
     SettleInTransaction("
         UPDATE inbox_delivery
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-        WHERE message_seq = $1 AND handler_id = $2 AND attempts = $3 AND locked_until IS NOT NULL AND finished_at IS NULL
+        WHERE message_seq = $1 AND handler_id = $2
+          AND CASE WHEN attempts = $3 AND locked_until IS NOT NULL AND finished_at IS NULL THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
         message_seq: i64 => BigInt,
         handler_id: i16 => SmallInt,

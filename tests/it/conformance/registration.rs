@@ -156,6 +156,7 @@ async fn the_smallest_limits_that_are_allowed_work() {
         accept_patience: Duration::ZERO,
         payload_bytes_max: 100,
         headers_bytes_max: 0,
+        claim_batch_rows: 1,
         settle_batch_rows: 1,
         settle_queue_rows: 1,
         error_chars_max: 0,
