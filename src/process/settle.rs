@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::engine::{Engine, Phase};
 use crate::backoff::Backoff;
@@ -21,6 +22,9 @@ use crate::store::seam::{ClaimId, Settlement};
 /// Batches being written at a time. The second begins only when it is full, so that outcomes still come together.
 const WRITES_MAX: usize = 2;
 
+/// How long outcomes wait for others that are on their way, while handlers are running: a batch for each handful would cost a commit each.
+const LINGER: Duration = Duration::from_millis(1);
+
 /// Runs until the engine is closed or every sender is gone.
 pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes: mpsc::Receiver<Settlement>) {
     let batch_rows = engine.limits.settle_batch_rows;
@@ -28,9 +32,14 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes
     let mut writes: JoinSet<Result<(), Unwritten>> = JoinSet::new();
     let (mut fresh, mut left) = (Vec::new(), Vec::new());
     let (mut has_trouble, mut is_last) = (false, false);
+    let mut linger_until = Instant::now();
     loop {
+        let lingers = left.is_empty()
+            && fresh.len() < batch_rows
+            && engine.in_flight.len() > fresh.len()
+            && Instant::now() < linger_until;
         let is_due = match writes.len() {
-            0 => !(fresh.is_empty() && left.is_empty()),
+            0 => !lingers && fresh.len() + left.len() > 0,
             under_way => under_way < WRITES_MAX && fresh.len() >= batch_rows,
         };
         if is_due {
@@ -44,7 +53,14 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes
         }
         let room = batch_rows.saturating_sub(fresh.len());
         tokio::select! {
-            received = outcomes.recv_many(&mut fresh, room), if room > 0 && !is_last => is_last = received == 0,
+            received = outcomes.recv_many(&mut fresh, room), if room > 0 && !is_last => {
+                is_last = received == 0;
+                // The first ones of a batch set the time.
+                if fresh.len() == received {
+                    linger_until = Instant::now() + LINGER;
+                }
+            }
+            () = tokio::time::sleep_until(linger_until), if lingers && !fresh.is_empty() => {}
             Some(written) = writes.join_next() => match written {
                 Ok(Ok(())) => {
                     if std::mem::take(&mut has_trouble) {
