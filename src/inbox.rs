@@ -84,7 +84,8 @@ impl<B: Backend> Inbox<B> {
         Ok(Running::new(Arc::clone(&self.shared), loops))
     }
 
-    /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran.
+    /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran, at most as
+    /// many of a handler as it has slots and one claim takes ([`Limits::claim_batch_rows`]).
     ///
     /// Between calls no processor knows the handlers' keys. Where another process runs other handlers of the same inbox, set
     /// [`Limits::unknown_key_grace`] there to longer than the calls are apart.

@@ -225,7 +225,7 @@ async fn a_claim_under_way_at_shutdown_is_given_back() {
     lock.batch_execute("LOCK TABLE inbox_delivery IN EXCLUSIVE MODE").await.unwrap();
     lock.batch_execute(ONE_DUE).await.unwrap();
     let waits = "SELECT least(count(*), 1)::bigint FROM pg_stat_activity WHERE datname = current_database()
-                 AND wait_event_type = 'Lock' AND query LIKE '%AS ask (%'";
+                 AND wait_event_type = 'Lock' AND query LIKE '%WITH claimed AS%'";
     scene.until(waits).await;
 
     let mut shutdown = Box::pin(running.shutdown(Duration::from_secs(1)));

@@ -96,7 +96,7 @@ async fn what_failed_together_does_not_come_back_together() {
     // The tenth failure: 1,024 s, of which the upper half is drawn from.
     scene.database.execute("UPDATE inbox_delivery SET errors = 9").await;
     let start = scene.database.query_texts("SELECT now()::text").await.remove(0);
-    assert_eq!(inbox.run_due().await.unwrap(), 2_000);
+    assert_eq!(inbox.drain().await.unwrap(), 2_000);
 
     let elapsed = format!("extract(epoch FROM due_at - '{start}'::timestamptz)");
     // The settling itself took a moment, which is added to the upper end.
