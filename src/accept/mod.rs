@@ -1,7 +1,7 @@
 //! Accepting: identity, fan-out, batch, one statement; then hand-over to handlers that are free.
 //!
-//! `identity.rs` is the policy of a topic, `prepare.rs` decides what a record becomes, `acceptor.rs` collects batches, `write.rs` gets a batch into the store whatever the
-//! store and the data do. A record is never dropped: it becomes a message, a quarantine row, or is counted as unwanted.
+//! `identity.rs` is the policy of a topic, `prepare.rs` decides what a record becomes, `acceptor.rs` collects batches, `write.rs` gets a
+//! batch into the store whatever the store and the data do. A record is never dropped: it becomes a message, a quarantine row, or is counted as unwanted.
 
 mod acceptor;
 mod cloud_event;

@@ -1,4 +1,4 @@
-//! Claims due deliveries: one statement for all handlers, exactly as many as there are free slots.
+//! Claims due deliveries: one statement for all handlers, as many as there are free slots, at most a batch of each.
 //!
 //! Slots are taken before the statement is sent, so what comes back can start at once. Under load the next claim follows as soon as
 //! slots are free; idle, it is a poll. What must not crash once more goes to `solo.rs`.
@@ -12,7 +12,7 @@ use super::lane::{Lane, Slot};
 use super::solo;
 use crate::backoff::{Backoff, jittered};
 use crate::error::Result;
-use crate::events::{self, Subject};
+use crate::events;
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
 
@@ -59,8 +59,8 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut claimer = Claimer::new(Arc::clone(&engine));
     let mut backoff = Backoff::new(engine.limits.backoff_max);
     let mut trouble_since: Option<Instant> = None;
-    // The owners of locks that ran out during an outage may be in their longest pause before they can settle.
     let noticeable = engine.limits.lease / 3;
+    // The owners of locks that ran out during an outage may be in their longest pause before they can settle.
     let mercy = engine.limits.lease.max(engine.limits.backoff_max * 2);
     while engine.is_running() {
         match claimer.round().await {
@@ -173,11 +173,7 @@ impl<B: Backend> Claimer<B> {
             let found = room.iter_mut().find(|(lane, _)| lane.ids.all.contains(&handler_id));
             // Only what was asked for comes back, so there is a lane, and a slot of it.
             let Some((lane, slots)) = found else { continue };
-            let subject = Subject {
-                message_id: delivery.message.as_deref().map(|message| &*message.id),
-                handler: lane.key.as_str(),
-                attempt: delivery.claim.attempt,
-            };
+            let subject = self.engine.subject_of(&delivery);
             match delivery.crashes {
                 0 => events::claimed(subject),
                 crashes => events::reclaimed(subject, crashes),

@@ -149,6 +149,11 @@ impl<B: Backend> Engine<B> {
         Subject { message_id, handler, attempt: claim.attempt }
     }
 
+    /// A claimed delivery as the subject of an event.
+    pub(crate) fn subject_of<'a>(&'a self, claimed: &'a Claimed) -> Subject<'a> {
+        self.subject(claimed.claim, claimed.message.as_deref().map(|message| &*message.id))
+    }
+
     /// Starts a delivery that was inserted as claimed. `lease_starts` is a moment before the statement was sent.
     pub(crate) fn start_handed_over(
         self: &Arc<Self>,

@@ -1,7 +1,7 @@
 //! Starts the loops of an engine and ends them in order: no new work, handlers, outcomes, then everything.
 //!
-//! Every loop of the engine is started in `start` and joined in `end`; handlers' tasks are joined by the in-flight list. Ending is bounded: a database that is away does not keep a
-//! process from exiting, the claims it could not give back run out by themselves.
+//! Every loop of the engine is started in `start` and joined in `end`; handlers' tasks are joined by the in-flight list. Ending is
+//! bounded: a database that is away does not keep a process from exiting, the claims it could not give back run out by themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,12 +53,10 @@ pub(crate) struct Loops<B: Backend> {
 impl<B: Backend> Loops<B> {
     pub(crate) async fn start(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, work: Work) -> Result<Self> {
         let name: Arc<str> = processor_name().into();
-        let ids: Vec<i16> = lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect();
-        let enrolment = Enrolment { name: &name, handler_ids: &ids, ttl: alive_for(&limits) };
+        let enrolment = Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits) };
         let processor = store.backend.enroll(&enrolment).await?;
         let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));
-        debug_assert_eq!(ids, handler_ids(&engine));
         let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
         let reactor = engine.store.backend.reactor().clone();
         settling.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);

@@ -16,7 +16,7 @@ use super::decide::{Answer, Circumstances, StopReason, decide};
 use super::engine::Engine;
 use super::lane::{Lane, Slot};
 use super::transact::{self, TxEnd};
-use crate::events::{self, Subject};
+use crate::events;
 use crate::handler::{Body, Failure};
 use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
@@ -35,8 +35,7 @@ pub(super) async fn run<B: Backend>(
     engine.in_flight.returned(claimed.claim);
     drop(slot);
     engine.freed.notify_one();
-    let message_id = claimed.message.as_deref().map(|message| &*message.id);
-    let subject = Subject { message_id, handler: lane.key.as_str(), attempt: claimed.claim.attempt };
+    let subject = engine.subject_of(&claimed);
     match outcome {
         Some(Settled::Now(outcome)) => events::decided(subject, &outcome),
         // Told by the settler, once it is written.

@@ -13,7 +13,7 @@ use super::claim::Claimer;
 use super::engine::Engine;
 use super::lane::{Lane, Slot};
 use crate::error::Result;
-use crate::events::{self, Subject};
+use crate::events;
 use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Settlement};
@@ -68,8 +68,7 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, lane: &Arc<Lane<B>>, handler_
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     let Some(delivery) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = delivery.claim;
-    let message_id = delivery.message.as_deref().map(|message| &*message.id);
-    events::claimed(Subject { message_id, handler: lane.key.as_str(), attempt: claim.attempt });
+    events::claimed(engine.subject_of(&delivery));
     engine.start(lane, delivery, slot, claims.sent_at);
     drop(gate);
     tokio::select! {
@@ -97,8 +96,7 @@ async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed
     }
     engine.store.backend.settle(&poisoned).await?;
     for (delivery, settlement) in guilty.iter().zip(&poisoned) {
-        let message_id = delivery.message.as_deref().map(|message| &*message.id);
-        events::decided(engine.subject(delivery.claim, message_id), &settlement.outcome);
+        events::decided(engine.subject_of(delivery), &settlement.outcome);
     }
     Ok(waiting)
 }

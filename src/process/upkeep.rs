@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
+use super::lane::Lane;
 use crate::backoff::jittered;
 use crate::events;
 use crate::limits::Limits;
@@ -38,12 +39,12 @@ pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<st
 }
 
 /// All ids this process has handlers for.
-pub(super) fn handler_ids<B: Backend>(engine: &Engine<B>) -> Vec<i16> {
-    engine.lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect()
+pub(super) fn handler_ids<B: Backend>(lanes: &[Arc<Lane<B>>]) -> Vec<i16> {
+    lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect()
 }
 
 async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str) {
-    let handler_ids = handler_ids(engine);
+    let handler_ids = handler_ids(&engine.lanes);
     let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits) };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {

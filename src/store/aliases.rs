@@ -37,7 +37,13 @@ pub(super) fn refuse_shared_ids(wanted: &[WantedHandler], known: &HashMap<String
         let keys = std::iter::once(&handler.key).chain(&handler.former_keys);
         for id in keys.filter_map(|key| known.get(key)) {
             match owners.insert(*id, &handler.key) {
-                Some(other) if other != handler.key => return Err(shared_id(other, &handler.key)),
+                Some(other) if other != handler.key => {
+                    return Err(Error::configuration(format!(
+                        "handler keys {other} and {} name the same handler in this database: one was a former key of the \
+                         other. Use a new key for one of them",
+                        handler.key
+                    )));
+                }
                 Some(_) | None => {}
             }
         }
@@ -45,19 +51,12 @@ pub(super) fn refuse_shared_ids(wanted: &[WantedHandler], known: &HashMap<String
     Ok(())
 }
 
-fn shared_id(one: &str, other: &str) -> Error {
-    Error::configuration(format!(
-        "handler keys {one} and {other} name the same handler in this database: one was a former key of the other. Use a new key \
-         for one of them"
-    ))
-}
-
 /// The ids of each wanted handler, once all its keys have one.
 ///
 /// # Errors
 /// When two handlers would own the same id: one was once known by a key that the other now uses.
 pub(super) fn resolve(wanted: &[WantedHandler], known: &HashMap<String, i16>) -> Result<Vec<HandlerIds>> {
-    let mut owners: BTreeMap<i16, &str> = BTreeMap::new();
+    refuse_shared_ids(wanted, known)?;
     let mut resolved = Vec::with_capacity(wanted.len());
     for handler in wanted {
         let mut all: Vec<i16> = Vec::new();
@@ -65,11 +64,6 @@ pub(super) fn resolve(wanted: &[WantedHandler], known: &HashMap<String, i16>) ->
             let id = *known.get(key).ok_or_else(|| Error::configuration(format!("handler key {key} has no id")))?;
             if !all.contains(&id) {
                 all.push(id);
-            }
-        }
-        for id in &all {
-            if let Some(other) = owners.insert(*id, &handler.key) {
-                return Err(shared_id(other, &handler.key));
             }
         }
         let Some(&current) = all.first() else { continue };
