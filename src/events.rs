@@ -75,6 +75,80 @@ pub(crate) fn unwanted(topic: &str) {
     debug!(target: "wharf::accept", topic = %Shown(topic), "unwanted");
 }
 
+// kafka
+
+#[cfg(feature = "kafka")]
+pub(crate) mod kafka {
+    //! What happens between Kafka and the desk.
+
+    use std::fmt::Display;
+
+    use tracing::{debug, error, info, warn};
+
+    use super::{ERROR_CHARS_MAX, Shown};
+    use crate::sanitize;
+
+    pub(crate) fn partitions_assigned(partitions: usize) {
+        info!(target: "wharf::kafka", partitions, "partitions assigned");
+    }
+
+    pub(crate) fn partitions_revoked(partitions: usize) {
+        info!(target: "wharf::kafka", partitions, "partitions revoked");
+    }
+
+    /// The partition is read from here on.
+    pub(crate) fn partition_begun(topic: &str, partition: i32, offset: i64) {
+        info!(target: "wharf::kafka", topic, partition, offset, "partition begun");
+    }
+
+    /// Records that were never read are no longer there.
+    pub(crate) fn gap(topic: &str, partition: i32, from_offset: i64, to_offset: i64) {
+        error!(target: "wharf::kafka", topic, partition, from_offset, to_offset, "gap");
+    }
+
+    /// The log ends before the ledger. A person has to say what is right: remove the partition's row from `inbox_ledger` to read the topic
+    /// from its beginning.
+    pub(crate) fn partition_stopped(topic: &str, partition: i32, ledger: i64, high_watermark: i64) {
+        error!(
+            target: "wharf::kafka", topic, partition, ledger, high_watermark,
+            "partition stopped: the topic was made anew or lost its end; delete its rows from inbox_ledger to read it from the beginning"
+        );
+    }
+
+    /// The database no longer has what it had: it is refilled from Kafka.
+    pub(crate) fn ledger_behind(topic: &str, partition: i32) {
+        error!(target: "wharf::kafka", topic, partition, "ledger behind: the database lost what was stored, reading it again");
+    }
+
+    /// A record came that was not the next one: the position is found anew.
+    pub(crate) fn out_of_place(topic: &str, partition: i32, offset: i64) {
+        warn!(target: "wharf::kafka", topic, partition, offset, "record out of place");
+    }
+
+    pub(crate) fn intake(is_open: bool) {
+        if is_open {
+            info!(target: "wharf::kafka", "intake open");
+        } else {
+            warn!(target: "wharf::kafka", "intake closed: waiting for the database or the handlers");
+        }
+    }
+
+    pub(crate) fn trouble(doing: &'static str, error: &impl Display) {
+        let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
+        warn!(target: "wharf::kafka", doing, error = %Shown(&error), "kafka trouble");
+    }
+
+    /// A line of librdkafka's own log, by syslog's levels.
+    pub(crate) fn log(level: i32, line: &str) {
+        let line = sanitize::text(line, ERROR_CHARS_MAX);
+        match level {
+            ..=4 => warn!(target: "wharf::kafka", line = %Shown(&line), "librdkafka"),
+            5..=6 => info!(target: "wharf::kafka", line = %Shown(&line), "librdkafka"),
+            _ => debug!(target: "wharf::kafka", line = %Shown(&line), "librdkafka"),
+        }
+    }
+}
+
 // process
 
 pub(crate) fn claimed(subject: Subject<'_>) {

@@ -17,6 +17,8 @@ pub use running::Running;
 use crate::accept::{Acceptor, Receipt, TopicRules};
 use crate::error::{Error, Result};
 use crate::handler::Registration;
+#[cfg(feature = "kafka")]
+use crate::kafka::{Ingest, Kafka};
 use crate::limits::Limits;
 use crate::process::{Engine, Extent, Lane, Loops, Work};
 use crate::record::Record;
@@ -84,6 +86,21 @@ impl<B: Backend> Inbox<B> {
         Ok(Running::new(Arc::clone(&self.shared), loops))
     }
 
+    /// Starts processing in the background and consuming from Kafka: the topics that handlers subscribe to. Kafka need not be there yet.
+    ///
+    /// An offset is committed only after its record is a message, a quarantine row or unwanted by every handler. Where reading begins is
+    /// decided by the ledger in the database, not by the group's offset; without a ledger, the group goes on where it was, and a new
+    /// group begins at the earliest record.
+    ///
+    /// # Errors
+    /// As [`Inbox::start`]; and when settings of Kafka cannot be used, all of them named.
+    #[cfg(feature = "kafka")]
+    pub async fn start_from(&self, kafka: Kafka) -> Result<Running<B>> {
+        let prepared = Ingest::prepare(&self.shared, &kafka)?;
+        let running = self.start().await?;
+        Ok(running.with(prepared.start()?))
+    }
+
     /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran, at most as
     /// many of a handler as it has slots and one claim takes ([`Limits::claim_batch_rows`]).
     ///
@@ -141,7 +158,7 @@ impl<B: Backend> Drop for StopOnDrop<B> {
 
 impl<B: Backend> Shared<B> {
     /// The handlers with their ids; registers them on first use.
-    async fn lanes(self: &Arc<Self>) -> Result<Arc<[Arc<Lane<B>>]>> {
+    pub(crate) async fn lanes(self: &Arc<Self>) -> Result<Arc<[Arc<Lane<B>>]>> {
         let registering = async || {
             let shared = Arc::clone(self);
             // On the store's thread: a caller that goes away must not leave the registration's transaction, and its lock, open.

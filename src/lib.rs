@@ -78,6 +78,8 @@
 mod accept;
 mod handler;
 mod inbox;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod message;
 mod process;
 mod record;
@@ -95,6 +97,12 @@ pub use accept::{Identity, Receipt};
 pub use inbox::{Inbox, InboxBuilder, Running};
 pub use limits::Limits;
 pub use record::{Headers, Position, Record};
+
+// Where records come from.
+#[cfg(feature = "kafka")]
+pub use kafka::{Audit, Finding, Kafka, PartitionAudit};
+#[cfg(feature = "kafka")]
+pub use store::seam::Gap;
 
 // Handlers, and what they are given.
 pub use handler::{

@@ -37,9 +37,11 @@ pub struct Limits {
     pub accept_batch_rows: usize,
     /// Bytes in one accept statement; a single larger record goes alone. Default: 4 MiB.
     pub accept_batch_bytes: usize,
-    /// Records waiting to be accepted by [`Inbox::accept`](crate::Inbox::accept) before callers wait. Default: 10,000.
+    /// Records waiting to be accepted by [`Inbox::accept`](crate::Inbox::accept) before callers wait; likewise records read from Kafka
+    /// before its partitions are paused. Default: 10,000.
     pub accept_queue_rows: usize,
-    /// Bytes of records waiting to be accepted before callers wait; a single larger record waits alone. Default: 64 MiB.
+    /// Bytes of records waiting to be accepted before callers wait, or Kafka's partitions are paused; a single larger record waits alone.
+    /// Default: 64 MiB.
     pub accept_queue_bytes: usize,
     /// How long [`Inbox::accept`](crate::Inbox::accept) goes on trying while the database is away before it returns a
     /// transient error. Default: 30 s.
@@ -58,6 +60,12 @@ pub struct Limits {
     pub error_chars_max: usize,
     /// The longest pause between two tries while the database is away. Default: 5 s, jittered.
     pub backoff_max: Duration,
+    /// Open deliveries of the inbox's handlers from which on no more records are read from Kafka, until there are fewer. Looked at every
+    /// second. Default: none.
+    pub backlog_rows_max: Option<usize>,
+    /// Age of the oldest open delivery beyond which no more records are read from Kafka, until it is done. Looked at every second.
+    /// Default: none.
+    pub backlog_age_max: Option<Duration>,
     /// How long a delivery that has to run alone waits for the others of its process to end, and they for it, before they
     /// run side by side after all. Default: 30 s.
     pub solo_wait_max: Duration,
@@ -82,6 +90,8 @@ impl Default for Limits {
             settle_queue_rows: 10_000,
             error_chars_max: 2_000,
             backoff_max: Duration::from_secs(5),
+            backlog_rows_max: None,
+            backlog_age_max: None,
             solo_wait_max: Duration::from_secs(30),
         }
     }
@@ -118,6 +128,8 @@ impl Limits {
             "settle_queue_rows" => self.settle_queue_rows = number(name, text)?,
             "error_chars_max" => self.error_chars_max = number(name, text)?,
             "backoff_max" => self.backoff_max = duration(name, text)?,
+            "backlog_rows_max" => self.backlog_rows_max = Some(number(name, text)?),
+            "backlog_age_max" => self.backlog_age_max = Some(duration(name, text)?),
             "solo_wait_max" => self.solo_wait_max = duration(name, text)?,
             _ => return Err(Error::configuration(format!("there is no limit named {name:?}"))),
         }
@@ -156,6 +168,7 @@ impl Limits {
         refuse(!(1..=500).contains(&self.settle_batch_rows), "settle_batch_rows is 1 to 500");
         refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
         refuse(self.backoff_max.is_zero(), "backoff_max is not zero");
+        refuse(self.backlog_rows_max == Some(0), "backlog_rows_max is at least 1");
         refuse(self.accept_queue_rows > QUEUE_ROWS_MAX, "accept_queue_rows is at most 1000000");
         refuse(self.settle_queue_rows > QUEUE_ROWS_MAX, "settle_queue_rows is at most 1000000");
         let durations = [

@@ -4,13 +4,14 @@
 //! may be under way at once. A caller that goes away changes nothing: what it handed in is written all the same.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Receipt;
 use super::identify::Fallback;
 use super::prepare::{Prepared, prepare};
-use super::write::{Row, write};
+use super::write::{Batch, Patience, Row, write};
 use crate::error::{Error, Result};
 use crate::events;
 use crate::inbox::Shared;
@@ -122,7 +123,7 @@ impl Acceptor {
 }
 
 /// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
-fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
+pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
     let topic = record.topic.clone();
     let Some(rules) = shared.topics.get(&topic) else {
         events::unwanted(&topic);
@@ -192,9 +193,10 @@ async fn write_jobs<B: Backend>(shared: &Arc<Shared<B>>, jobs: Vec<Job>) {
         rows.extend(job.rows);
     }
     // Callers that have gone away are told all the same; nobody listens then.
-    match write(shared, &rows).await {
-        Ok(receipts) => {
-            let mut receipts = receipts.into_iter();
+    let patience = Patience::Until(Instant::now() + shared.limits.accept_patience);
+    match write(shared, Batch { rows: &rows, ledger: &[] }, patience).await {
+        Ok(written) => {
+            let mut receipts = written.receipts.into_iter();
             for (count, reply, _room) in callers {
                 let _ = reply.send(Ok(receipts.by_ref().take(count).collect()));
             }

@@ -11,9 +11,10 @@ mod json;
 mod prepare;
 mod write;
 
-pub(crate) use acceptor::Acceptor;
+pub(crate) use acceptor::{Acceptor, row};
 pub use identity::Identity;
 pub(crate) use prepare::TopicRules;
+pub(crate) use write::{Batch, Patience, Row, write};
 
 /// What became of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]

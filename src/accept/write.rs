@@ -1,7 +1,7 @@
 //! Gets a batch into the store, whatever the store and the data do.
 //!
-//! Database away: the same batch again, with pauses, as long as patience lasts. Data that the database refuses: the batch is halved
-//! until the record is found, and that one is quarantined; the others are accepted. Deliveries whose handlers have a free slot are
+//! Database away: the same batch again, with pauses, as long as patience lasts (for Kafka: for ever). Data that the database refuses: the
+//! batch is halved until the record is found, and that one is quarantined; the others are accepted. Deliveries whose handlers have a free slot are
 //! inserted as claimed and started from memory.
 
 use std::ops::Range;
@@ -17,15 +17,44 @@ use crate::message::StoredMessage;
 use crate::process::{Engine, HandOver};
 use crate::record::Record;
 use crate::store::Backend;
-use crate::store::seam::{AcceptBatch, Accepted, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
 
 /// Tries before a batch that is refused for a reason diesel cannot name is halved: deadlocks and time-outs pass by then.
 const REFUSALS_MAX: usize = 3;
 
 /// A record on its way into the store.
-pub(super) enum Row {
+pub(crate) enum Row {
     Message { message: Arc<StoredMessage>, payload_hash: [u8; 16], wanted_by: Vec<usize> },
     Quarantine(Box<Quarantined>),
+}
+
+/// A batch, or a part of it with the ledger if it reaches the end.
+#[derive(Clone, Copy)]
+pub(crate) struct Batch<'a> {
+    pub(crate) rows: &'a [Row],
+    pub(crate) ledger: &'a [LedgerEntry],
+}
+
+impl<'a> Batch<'a> {
+    /// Parts are written in order, so when the one that reaches the end is there, all are.
+    fn part(&self, part: Range<usize>) -> Batch<'a> {
+        let ledger = if part.end == self.rows.len() { self.ledger } else { &[] };
+        Batch { rows: &self.rows[part], ledger }
+    }
+}
+
+/// What became of a batch, in its order.
+#[derive(Default)]
+pub(crate) struct Written {
+    pub(crate) receipts: Vec<Receipt>,
+    pub(crate) ledger: Vec<LedgerMove>,
+}
+
+/// How long a batch is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Until(Instant),
+    ForEver,
 }
 
 /// Why a part of a batch was not written.
@@ -36,33 +65,39 @@ enum Trouble {
     GaveUp(Error),
 }
 
-/// Writes the rows; one receipt each, in order.
-pub(super) async fn write<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> Result<Vec<Receipt>> {
-    let deadline = Instant::now() + shared.limits.accept_patience;
-    let mut receipts: Vec<Option<Receipt>> = vec![None; rows.len()];
-    let whole = 0..rows.len();
+/// Writes the rows; one receipt each, in order. The ledger moves with the last of them.
+pub(crate) async fn write<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    batch: Batch<'_>,
+    patience: Patience,
+) -> Result<Written> {
+    let mut receipts: Vec<Option<Receipt>> = vec![None; batch.rows.len()];
+    let mut ledger = Vec::new();
+    let whole = 0..batch.rows.len();
     let mut parts: Vec<Range<usize>> = vec![whole];
     let mut hand_over = HandOvers::Allowed;
-    while let Some(part) = parts.pop() {
-        match write_part(shared, &rows[part.clone()], deadline, &mut hand_over).await {
-            Ok(written) => {
-                for (index, receipt) in part.zip(written) {
-                    receipts[index] = Some(receipt);
-                }
-            }
+    while let Some(range) = parts.pop() {
+        let part = batch.part(range.clone());
+        let written = match write_part(shared, part, patience, &mut hand_over).await {
+            Ok(written) => written,
             Err(Trouble::GaveUp(error)) => return Err(error),
-            Err(Trouble::Refused(error)) if part.len() == 1 => {
-                let row = &rows[part.start];
-                receipts[part.start] = Some(quarantine(shared, row, &error, deadline, &mut hand_over).await?);
+            Err(Trouble::Refused(error)) if range.len() <= 1 => {
+                quarantine(shared, part, &error, patience, &mut hand_over).await?
             }
             Err(Trouble::Refused(_)) => {
-                let middle = part.start + part.len() / 2;
+                let middle = range.start + range.len() / 2;
                 // The last one pushed is written first: the order of the batch is kept.
-                parts.extend([middle..part.end, part.start..middle]);
+                parts.extend([middle..range.end, range.start..middle]);
+                continue;
             }
+        };
+        for (index, receipt) in range.zip(written.receipts) {
+            receipts[index] = Some(receipt);
         }
+        // Only the part that reaches the end has any.
+        ledger.extend(written.ledger);
     }
-    Ok(receipts.into_iter().flatten().collect())
+    Ok(Written { receipts: receipts.into_iter().flatten().collect(), ledger })
 }
 
 /// Whether deliveries may be inserted as claimed.
@@ -77,10 +112,11 @@ enum HandOvers {
 /// Writes a part, again and again while the database is away.
 async fn write_part<B: Backend>(
     shared: &Arc<Shared<B>>,
-    rows: &[Row],
-    deadline: Instant,
+    part: Batch<'_>,
+    patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<Vec<Receipt>, Trouble> {
+) -> Result<Written, Trouble> {
+    let rows = part.rows;
     let mut backoff = Backoff::new(shared.limits.backoff_max);
     let mut refusals = 0;
     loop {
@@ -88,12 +124,12 @@ async fn write_part<B: Backend>(
             HandOvers::Allowed => shared.engine(),
             HandOvers::InDoubt => None,
         };
-        match try_write(shared, rows, engine).await {
-            Ok((receipts, known)) => {
+        match try_write(shared, part, engine).await {
+            Ok((written, known)) => {
                 if *hand_overs == HandOvers::InDoubt {
                     release_lost_hand_overs(shared, rows, &known).await;
                 }
-                return Ok(receipts);
+                return Ok(written);
             }
             Err(error) => {
                 *hand_overs = HandOvers::InDoubt;
@@ -107,8 +143,9 @@ async fn write_part<B: Backend>(
                 if refusals >= REFUSALS_MAX && is_blamed_on(shared, rows).await {
                     return Err(Trouble::Refused(error));
                 }
-                if Instant::now() >= deadline {
-                    return Err(Trouble::GaveUp(error));
+                match patience {
+                    Patience::Until(deadline) if Instant::now() >= deadline => return Err(Trouble::GaveUp(error)),
+                    Patience::Until(_) | Patience::ForEver => {}
                 }
             }
         }
@@ -120,7 +157,7 @@ async fn write_part<B: Backend>(
 /// the database is asked, because its own trouble (a lock, a full disk) must never cost a record.
 async fn is_blamed_on<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> bool {
     match rows {
-        [Row::Quarantine(_)] => false,
+        [] | [Row::Quarantine(_)] => false,
         [Row::Message { message, payload_hash, .. }] => {
             let message =
                 NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries: Vec::new() };
@@ -136,9 +173,9 @@ type Known = Vec<Option<i64>>;
 /// One try. With an engine, deliveries are handed over as far as slots are free.
 async fn try_write<B: Backend>(
     shared: &Arc<Shared<B>>,
-    rows: &[Row],
+    Batch { rows, ledger }: Batch<'_>,
     engine: Option<Arc<Engine<B>>>,
-) -> Result<(Vec<Receipt>, Known)> {
+) -> Result<(Written, Known)> {
     // Held from before slots are taken until hand-overs are on the in-flight list: see release_lost_hand_overs and shutdown.
     let _gate = match &engine {
         Some(engine) => Some(engine.starting.read().await),
@@ -155,6 +192,7 @@ async fn try_write<B: Backend>(
     let batch = AcceptBatch {
         messages: &messages,
         quarantined: &quarantined,
+        ledger,
         processor: engine.as_ref().map(|engine| engine.processor),
         lease: shared.limits.lease,
     };
@@ -188,7 +226,7 @@ async fn try_write<B: Backend>(
     if leaves_work && let Some(engine) = shared.engine() {
         engine.wake.notify_one();
     }
-    Ok((receipts, known))
+    Ok((Written { receipts, ledger: answers.ledger }, known))
 }
 
 type Slots<B> = Vec<Option<HandOver<B>>>;
@@ -269,17 +307,17 @@ async fn release_lost_hand_overs<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Ro
 /// database's trouble, not the record's.
 async fn quarantine<B: Backend>(
     shared: &Arc<Shared<B>>,
-    row: &Row,
+    part: Batch<'_>,
     error: &Error,
-    deadline: Instant,
+    patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<Receipt> {
-    let Row::Message { message, .. } = row else { return Err(error.repeat()) };
+) -> Result<Written> {
+    let [Row::Message { message, .. }] = part.rows else { return Err(error.repeat()) };
     let reason = "refused by the database";
     let record = Record::from(&**message);
     let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(error.to_string()) }))];
-    match write_part(shared, &rows, deadline, hand_overs).await {
-        Ok(_) => Ok(Receipt::Quarantined { reason }),
+    match write_part(shared, Batch { rows: &rows, ledger: part.ledger }, patience, hand_overs).await {
+        Ok(written) => Ok(written),
         Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),
     }
 }

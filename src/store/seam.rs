@@ -8,7 +8,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::BoxFuture;
 
@@ -31,6 +31,22 @@ pub trait Seam: Send + Sync + Sized + 'static {
 
     /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
     fn accept(&self, batch: &AcceptBatch<'_>) -> impl Future<Output = Result<Answers>> + Send;
+
+    /// The next offsets of a group's topics and partitions, where the ledger has one, in the order asked for.
+    fn ledger(
+        &self,
+        group: &str,
+        partitions: &[(Arc<str>, i32)],
+    ) -> impl Future<Output = Result<Vec<Option<i64>>>> + Send;
+
+    /// Puts partitions into the ledger, where reading begins; where it has them it moves forward at most. Notes the gaps.
+    fn open_ledger(&self, group: &str, openings: &[Opening]) -> impl Future<Output = Result<()>> + Send;
+
+    /// What the ledger and the stored messages say of a group's partitions. Reads every message: for people, not for the engine.
+    fn ledger_report(&self, group: &str) -> impl Future<Output = Result<LedgerReport>> + Send;
+
+    /// How many deliveries of these handlers are open, counted up to `count_max` each, and how long the oldest has been due.
+    fn backlog(&self, handler_ids: &[i16], count_max: u32) -> impl Future<Output = Result<Backlog>> + Send;
 
     /// Whether the database refuses this message for what it holds, and not for trouble of its own. Writes nothing.
     fn refuses(&self, message: &NewMessage) -> impl Future<Output = Result<bool>> + Send;
@@ -101,9 +117,72 @@ pub struct ClaimId {
 pub struct AcceptBatch<'a> {
     pub messages: &'a [NewMessage],
     pub quarantined: &'a [Quarantined],
+    /// Moves in the transaction that leaves nothing of the batch open, never before.
+    pub ledger: &'a [LedgerEntry],
     /// Set when deliveries may be inserted already claimed.
     pub processor: Option<i32>,
     pub lease: Duration,
+}
+
+/// A step of the ledger: per consumer group, topic and partition the next offset to accept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerEntry {
+    pub group: Arc<str>,
+    pub topic: Arc<str>,
+    pub partition: i32,
+    /// Where the ledger is believed to be. A database that is further back has lost something, and does not move.
+    pub from_offset: i64,
+    pub next_offset: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LedgerMove {
+    Moved,
+    /// The ledger is not where it was: the database was set back, or somebody removed the entry.
+    Behind,
+}
+
+/// Where reading a partition begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opening {
+    pub topic: Arc<str>,
+    pub partition: i32,
+    pub at: i64,
+    /// Records from here up to `at` are gone.
+    pub gap_from: Option<i64>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct LedgerReport {
+    pub partitions: Vec<LedgerState>,
+    pub gaps: Vec<Gap>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerState {
+    pub topic: String,
+    pub partition: i32,
+    pub next_offset: i64,
+    /// Messages and quarantined records that are stored of this partition now.
+    pub stored: i64,
+    pub highest_stored: Option<i64>,
+}
+
+/// Records that Kafka no longer had when they were to be read: from `from_offset`, up to but without `to_offset`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    pub topic: String,
+    pub partition: i32,
+    pub from_offset: i64,
+    pub to_offset: i64,
+    pub noticed_at: SystemTime,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    pub open: u64,
+    /// Zero when nothing is due.
+    pub oldest_age: Duration,
 }
 
 #[derive(Clone)]
@@ -126,6 +205,8 @@ pub struct Answers {
     pub sent_at: Instant,
     /// One a message, in order.
     pub messages: Vec<Accepted>,
+    /// One an entry of the ledger, in order.
+    pub ledger: Vec<LedgerMove>,
 }
 
 /// What became of a new message.

@@ -13,6 +13,7 @@ mod crash;
 mod database_trouble;
 mod effect;
 mod events;
+mod kafka;
 mod kafka_support;
 mod lease;
 mod lost_replies;

@@ -13,8 +13,11 @@ struct Source {
 }
 
 impl Source {
-    /// The text before the unit tests, which stand last.
+    /// The text before the unit tests, which stand last or in a file of their own.
     fn code(&self) -> &str {
+        if self.path.ends_with("/tests.rs") {
+            return "";
+        }
         self.text.split("#[cfg(test)]").next().unwrap_or_default()
     }
 
@@ -125,6 +128,14 @@ fn diesel_is_named_in_the_store_and_nowhere_else() {
     let outside = sources.iter().filter(|source| !source.is_in("src/store/"));
     let code = outside.map(|source| (source.path.as_str(), source.code()));
     refuse_lines(code, |line| without_comment(line).contains("diesel"));
+}
+
+#[test]
+fn rdkafka_is_named_in_kafka_and_nowhere_else() {
+    let sources = sources(&["src"]);
+    let outside = sources.iter().filter(|source| !source.is_in("src/kafka/"));
+    let code = outside.map(|source| (source.path.as_str(), source.code()));
+    refuse_lines(code, |line| without_comment(line).contains("rdkafka::"));
 }
 
 // `sql_query` is prepared anew at every call.

@@ -83,10 +83,20 @@ CREATE TABLE inbox_ledger (
     topic           text        NOT NULL,
     kafka_partition integer     NOT NULL,
     next_offset     bigint      NOT NULL,
-    epoch           bigint      NOT NULL DEFAULT 0,
     updated_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer_group, topic, kafka_partition)
 ) WITH (fillfactor = 50);
+
+-- Records that Kafka no longer had when they were to be read. A gap is noted once.
+CREATE TABLE inbox_gap (
+    consumer_group  text        NOT NULL,
+    topic           text        NOT NULL,
+    kafka_partition integer     NOT NULL,
+    from_offset     bigint      NOT NULL,            -- the first that is missing
+    to_offset       bigint      NOT NULL,            -- the first that was there
+    noticed_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_group, topic, kafka_partition, from_offset, to_offset)
+);
 
 -- Records that could not become messages, kept whole.
 CREATE TABLE inbox_quarantine (

@@ -1,6 +1,7 @@
-//! Accepts a batch: messages and deliveries in one statement, quarantined records and known identities in a short transaction.
+//! Accepts a batch: messages, deliveries and the ledger in one statement, quarantined records and known identities in a short
+//! transaction.
 //!
-//! The fast path is one autocommitted statement. Identities that already exist take the slow path, which locks their message rows
+//! The fast path is one autocommitted statement. The ledger moves with whatever leaves nothing of the batch open, never before. Identities that already exist take the slow path, which locks their message rows
 //! first, so that two processes that know one handler under two ids cannot both add a delivery. No step joins two arrays: whatever
 //! the planner believes of their length, the cost stays that of the batch.
 
@@ -11,12 +12,13 @@ use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
+use super::ledger::{self, Moved};
 use super::process::millis;
 use super::quarantine;
 use super::statement::{only_row, statement};
 use super::time::to_postgres;
 use crate::error::{Error, Kind, Result};
-use crate::store::seam::{AcceptBatch, Accepted, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, LedgerMove, NewDelivery, NewMessage, Quarantined};
 
 /// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
 const ROUNDS_MAX: usize = 5;
@@ -48,9 +50,16 @@ statement! {
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
             FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
                   FROM unnest($15, $16, $17) AS w (rank, handler_id, is_handed_over)) d
-            WHERE CASE WHEN (SELECT count(*) FROM message) = $1 THEN true ELSE d.seq IN (SELECT seq FROM message) END)
-        SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message)")
-    -> (Array<BigInt>, Array<BigInt>) {
+            WHERE CASE WHEN (SELECT count(*) FROM message) = $1 THEN true ELSE d.seq IN (SELECT seq FROM message) END),
+        ledger AS (
+            UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
+            FROM unnest($18, $19, $20, $21, $22) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+            WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
+              AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = $1
+            RETURNING l.topic, l.kafka_partition)
+        SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message), ARRAY(SELECT topic FROM ledger),
+               ARRAY(SELECT kafka_partition FROM ledger)")
+    -> (Array<BigInt>, Array<BigInt>, Array<Text>, Array<Integer>) {
         count: i32 => Integer,
         ranks: Vec<i32> => Array<Integer>,
         message_ids: Vec<&'a str> => Array<Text>,
@@ -68,6 +77,11 @@ statement! {
         delivery_ranks: Vec<i32> => Array<Integer>,
         delivery_handlers: Vec<i16> => Array<SmallInt>,
         delivery_handed_over: Vec<bool> => Array<Bool>,
+        ledger_groups: Vec<&'a str> => Array<Text>,
+        ledger_topics: Vec<&'a str> => Array<Text>,
+        ledger_partitions: Vec<i32> => Array<Integer>,
+        ledger_from_offsets: Vec<i64> => Array<BigInt>,
+        ledger_next_offsets: Vec<i64> => Array<BigInt>,
     }
 }
 
@@ -117,28 +131,58 @@ statement! {
     }
 }
 
+/// What became of a batch so far.
+struct Progress {
+    answers: Vec<Option<Accepted>>,
+    moved: Moved,
+}
+
 /// Accepts the batch. An identity that stands in it twice is new once; the others find it in the slow path.
-pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch<'_>) -> Result<Vec<Accepted>> {
-    let mut answers: Vec<Option<Accepted>> = vec![None; batch.messages.len()];
+pub(super) async fn accept(
+    conn: &mut AsyncPgConnection,
+    batch: &AcceptBatch<'_>,
+) -> Result<(Vec<Accepted>, Vec<LedgerMove>)> {
+    let mut progress = Progress { answers: vec![None; batch.messages.len()], moved: Moved::default() };
     let mut quarantined = batch.quarantined;
+    if batch.messages.is_empty() {
+        insert_quarantined(conn, batch, &mut progress).await?;
+    }
     for _ in 0..ROUNDS_MAX {
-        let open: Vec<usize> = (0..answers.len()).filter(|&index| answers[index].is_none()).collect();
-        if open.is_empty() && quarantined.is_empty() {
+        let open: Vec<usize> = (0..batch.messages.len()).filter(|&at| progress.answers[at].is_none()).collect();
+        if open.is_empty() {
             break;
         }
-        insert_new(conn, batch, &open, quarantined, &mut answers).await?;
+        insert_new(conn, batch, &open, quarantined, &mut progress).await?;
         quarantined = &[];
-        let known: Vec<usize> = open.into_iter().filter(|&index| answers[index].is_none()).collect();
+        let known: Vec<usize> = open.into_iter().filter(|&at| progress.answers[at].is_none()).collect();
         if !known.is_empty() {
-            add_to_known(conn, batch, &known, &mut answers).await?;
+            add_to_known(conn, batch, &known, &mut progress).await?;
         }
     }
-    answers.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
+    let answers = progress.answers.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
         Error::new(
             Kind::Server,
             format!("cannot accept {} messages: their identities come and go", batch.messages.len()),
         )
-    })
+    })?;
+    Ok((answers, ledger::moves(batch.ledger, &progress.moved)))
+}
+
+/// A batch without a message: nothing in it was wanted, or all of it is quarantined.
+async fn insert_quarantined(
+    conn: &mut AsyncPgConnection,
+    batch: &AcceptBatch<'_>,
+    progress: &mut Progress,
+) -> Result<()> {
+    let written = conn.transaction(async |conn| {
+        if !batch.quarantined.is_empty() {
+            quarantine::insert(batch.quarantined).execute(conn).await?;
+        }
+        ledger::advance(conn, batch.ledger).await
+    });
+    let cannot = database(format!("cannot quarantine {} records", batch.quarantined.len()));
+    progress.moved = written.await.map_err(cannot)?;
+    Ok(())
 }
 
 /// The fast path. With records to quarantine it is a transaction of two statements, else a single autocommitted one.
@@ -147,27 +191,25 @@ async fn insert_new(
     batch: &AcceptBatch<'_>,
     open: &[usize],
     quarantined: &[Quarantined],
-    answers: &mut [Option<Accepted>],
+    progress: &mut Progress,
 ) -> Result<()> {
+    type Inserted = (Vec<i64>, Vec<i64>, Vec<String>, Vec<i32>);
     let cannot = || database(format!("cannot accept {} messages", open.len()));
-    let (seqs, used): (Vec<i64>, Vec<i64>) = if quarantined.is_empty() {
+    let (seqs, used, topics, partitions): Inserted = if quarantined.is_empty() {
         insert(batch, open).load(conn).await.and_then(only_row).map_err(cannot())?
     } else {
         conn.transaction(async |conn| {
             quarantine::insert(quarantined).execute(conn).await?;
-            if open.is_empty() {
-                Ok(Default::default())
-            } else {
-                insert(batch, open).load(conn).await.and_then(only_row)
-            }
+            insert(batch, open).load(conn).await.and_then(only_row)
         })
         .await
         .map_err(cannot())?
     };
+    progress.moved.extend(topics.into_iter().zip(partitions));
     let used: HashSet<i64> = used.into_iter().collect();
     for (&index, seq) in open.iter().zip(seqs) {
         if used.contains(&seq) {
-            answers[index] = Some(Accepted::New { seq });
+            progress.answers[index] = Some(Accepted::New { seq });
         }
     }
     Ok(())
@@ -178,7 +220,7 @@ async fn add_to_known(
     conn: &mut AsyncPgConnection,
     batch: &AcceptBatch<'_>,
     known: &[usize],
-    answers: &mut [Option<Accepted>],
+    progress: &mut Progress,
 ) -> Result<()> {
     let messages: Vec<&NewMessage> = known.iter().map(|&index| &batch.messages[index]).collect();
     let found = conn
@@ -189,10 +231,14 @@ async fn add_to_known(
             if !conflicting.is_empty() {
                 quarantine::insert(&conflicting).execute(conn).await?;
             }
-            diesel::QueryResult::Ok((found, added))
+            // What vanished between the two paths comes round again, and the ledger with it.
+            let is_last = found.len() == known.len();
+            let moved = if is_last { ledger::advance(conn, batch.ledger).await? } else { Moved::default() };
+            diesel::QueryResult::Ok((found, added, moved))
         })
         .await;
-    let (found, added) = found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
+    let (found, added, moved) = found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
+    progress.moved.extend(moved);
     // Of copies in one batch only the first tells of what was added.
     let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, (seq,)| {
         *counts.entry(seq).or_default() += 1;
@@ -200,7 +246,7 @@ async fn add_to_known(
     });
     for (ord, seq, hash) in found {
         let Some(at) = usize::try_from(ord - 1).ok().filter(|&at| at < known.len()) else { continue };
-        answers[known[at]] = Some(if hash == messages[at].payload_hash {
+        progress.answers[known[at]] = Some(if hash == messages[at].payload_hash {
             Accepted::Duplicate { seq, added: added.remove(&seq).unwrap_or_default() }
         } else {
             Accepted::Conflict
@@ -256,6 +302,11 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
         delivery_ranks: deliveries.iter().map(|(rank, _)| *rank).collect(),
         delivery_handlers: deliveries.iter().map(|(_, delivery)| delivery.ids.current).collect(),
         delivery_handed_over: deliveries.iter().map(|(_, delivery)| is_handed_over(delivery)).collect(),
+        ledger_groups: batch.ledger.iter().map(|entry| &*entry.group).collect(),
+        ledger_topics: batch.ledger.iter().map(|entry| &*entry.topic).collect(),
+        ledger_partitions: batch.ledger.iter().map(|entry| entry.partition).collect(),
+        ledger_from_offsets: batch.ledger.iter().map(|entry| entry.from_offset).collect(),
+        ledger_next_offsets: batch.ledger.iter().map(|entry| entry.next_offset).collect(),
     }
 }
 

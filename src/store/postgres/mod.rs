@@ -6,6 +6,7 @@
 mod accept;
 mod connect;
 mod errors;
+mod ledger;
 mod migrate;
 mod process;
 mod quarantine;
@@ -28,8 +29,8 @@ use tokio::runtime::Handle;
 
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, ReadBack, Renewal, Seam,
-    Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, NewMessage,
+    Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Kind, Result};
@@ -144,10 +145,27 @@ impl Seam for Postgres {
         act!(self, conn => async {
             let sent_at = Instant::now();
             match accept::accept(&mut conn, batch).await {
-                Ok(messages) => Ok(Answers { sent_at, messages }),
+                Ok((messages, ledger)) => Ok(Answers { sent_at, messages, ledger }),
                 Err(error) => Err(connect::judge(&mut conn, error).await),
             }
         })
+    }
+
+    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<i64>>> {
+        act!(self, conn => ledger::read(&mut conn, group, partitions))
+    }
+
+    async fn open_ledger(&self, group: &str, openings: &[Opening]) -> Result<()> {
+        act!(self, conn => ledger::open(&mut conn, group, openings))
+    }
+
+    async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
+        // However long it takes: it reads every message.
+        ledger::report(&mut *self.conn().await?, group).await
+    }
+
+    async fn backlog(&self, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
+        act!(self, conn => upkeep::backlog(&mut conn, handler_ids, count_max))
     }
 
     async fn refuses(&self, message: &NewMessage) -> Result<bool> {

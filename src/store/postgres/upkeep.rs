@@ -9,7 +9,7 @@ use super::errors::database;
 use super::process::millis;
 use super::statement::{only_row, statement};
 use crate::error::Result;
-use crate::store::seam::{Enrolment, UnknownHandler};
+use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
 
 statement! {
     /// Also takes out processors that have not been seen for a day.
@@ -90,6 +90,27 @@ statement! {
         grace_ms: i64 => BigInt,
         limit: i32 => Integer,
     }
+}
+
+statement! {
+    /// One index walk a handler, no longer than the limit.
+    BacklogOf<'a>("
+        SELECT count(*), coalesce((extract(epoch FROM now() - min(open.due_at)) * 1000)::bigint, 0)
+        FROM unnest($1) AS h (id)
+        CROSS JOIN LATERAL (SELECT d.due_at FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
+                            ORDER BY d.due_at, d.message_seq LIMIT $2) open")
+    -> (BigInt, BigInt) {
+        handler_ids: &'a [i16] => Array<SmallInt>,
+        limit: i32 => Integer,
+    }
+}
+
+pub(super) async fn backlog(conn: &mut AsyncPgConnection, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
+    let limit = i32::try_from(count_max).unwrap_or(i32::MAX);
+    let counted = BacklogOf { handler_ids, limit }.load::<(i64, i64)>(conn).await.and_then(only_row);
+    let (open, oldest_ms) = counted.map_err(database("cannot count the backlog"))?;
+    let [open, oldest_ms] = [open, oldest_ms].map(|count| u64::try_from(count).unwrap_or_default());
+    Ok(Backlog { open, oldest_age: Duration::from_millis(oldest_ms) })
 }
 
 pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'_>) -> Result<i32> {

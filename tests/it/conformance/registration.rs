@@ -161,6 +161,8 @@ async fn the_smallest_limits_that_are_allowed_work() {
         settle_queue_rows: 1,
         error_chars_max: 0,
         backoff_max: Duration::from_nanos(1),
+        backlog_rows_max: Some(1),
+        backlog_age_max: Some(Duration::ZERO),
         solo_wait_max: Duration::ZERO,
     };
     let runs = Runs::new();

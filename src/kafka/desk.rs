@@ -1,0 +1,371 @@
+//! What the ingest knows of its partitions: which it owns, what waits to be written, what is being written, what may be committed.
+//!
+//! Records of a partition stay in one lane, and a lane writes one batch at a time, so what is stored of a partition is always a prefix
+//! of it. An assignment has a generation: whatever was begun under an older one changes nothing, so nothing is ever committed for a
+//! partition that was given away meanwhile. Pure: no call into Kafka or the store, and the time is an argument.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::accept::Row;
+use crate::limits::Limits;
+use crate::store::seam::{LedgerEntry, LedgerMove};
+
+/// A topic and a partition of it.
+pub(super) type Place = (Arc<str>, i32);
+
+/// Batches that may be written at a time, of different partitions.
+pub(super) const LANES: usize = 2;
+/// Pause before a partition that could not be positioned is tried again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause before it is looked whether a person has put a stopped partition right.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
+
+pub(super) struct Desk {
+    group: Arc<str>,
+    topics: HashMap<Arc<str>, HashMap<i32, Owned>>,
+    generation: u64,
+    lanes: [Lane; LANES],
+    waiting_rows: usize,
+    waiting_bytes: usize,
+}
+
+#[derive(Default)]
+struct Lane {
+    waiting: VecDeque<Waiting>,
+    /// Where the batch under way ends.
+    writing: Option<Vec<End>>,
+}
+
+/// A record that waits to be written; without a row when nobody wants it, but its offset counts all the same.
+struct Waiting {
+    place: Place,
+    offset: i64,
+    row: Option<Row>,
+    size_bytes: usize,
+}
+
+struct End {
+    place: Place,
+    generation: u64,
+    next_offset: i64,
+}
+
+struct Owned {
+    generation: u64,
+    lane: usize,
+    standing: Standing,
+    is_paused: bool,
+    /// The offset that is expected next from Kafka.
+    next_offset: i64,
+    /// Everything before it is stored. `None` until the partition has begun.
+    stored: Option<i64>,
+    committed: Option<i64>,
+}
+
+/// How far a partition has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Its position has to be found.
+    New {
+        ask_at: Instant,
+    },
+    Asked,
+    Reading,
+    /// There is no position: see `position::Start::Nowhere`.
+    Stopped {
+        ask_at: Instant,
+    },
+}
+
+/// A partition whose position is to be found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) place: Place,
+    pub(super) generation: u64,
+    /// It is in the ledger, as far as we know.
+    pub(super) has_ledger: bool,
+}
+
+/// What became of a record that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    Waiting,
+    /// Its partition is not being read.
+    Ignored,
+    /// It is not the one that was expected, and compaction or a transaction do not explain it: the position has to be found anew.
+    OutOfPlace,
+}
+
+/// A batch to write.
+pub(super) struct Batch {
+    pub(super) rows: Vec<Row>,
+    pub(super) ledger: Vec<LedgerEntry>,
+}
+
+impl Desk {
+    pub(super) fn new(group: &str) -> Self {
+        Self {
+            group: group.into(),
+            topics: HashMap::new(),
+            generation: 0,
+            lanes: Default::default(),
+            waiting_rows: 0,
+            waiting_bytes: 0,
+        }
+    }
+
+    /// Takes over partitions, paused.
+    pub(super) fn assign(&mut self, places: &[Place], now: Instant) {
+        self.generation += 1;
+        for (turn, (topic, partition)) in places.iter().enumerate() {
+            let owned = Owned {
+                generation: self.generation,
+                lane: turn % LANES,
+                standing: Standing::New { ask_at: now },
+                is_paused: true,
+                next_offset: 0,
+                stored: None,
+                committed: None,
+            };
+            self.topics.entry(Arc::clone(topic)).or_default().insert(*partition, owned);
+        }
+    }
+
+    /// Forgets partitions. A batch of theirs that is under way goes on, and changes nothing here any more.
+    pub(super) fn revoke(&mut self, places: &[Place]) {
+        self.drop_waiting(places);
+        for (topic, partition) in places {
+            if let Some(partitions) = self.topics.get_mut(topic) {
+                partitions.remove(partition);
+            }
+        }
+    }
+
+    /// Forgets what waits of these partitions. What is being written goes on.
+    pub(super) fn drop_waiting(&mut self, places: &[Place]) {
+        let places: HashSet<&Place> = places.iter().collect();
+        for lane in &mut self.lanes {
+            lane.waiting.retain(|waiting| !places.contains(&waiting.place));
+        }
+        self.waiting_rows = self.lanes.iter().map(|lane| lane.waiting.len()).sum();
+        self.waiting_bytes = self.lanes.iter().flat_map(|lane| &lane.waiting).map(|waiting| waiting.size_bytes).sum();
+    }
+
+    pub(super) fn places(&self) -> Vec<Place> {
+        self.all().map(|(place, _)| place).collect()
+    }
+
+    pub(super) fn is_writing_any_of(&self, places: &[Place]) -> bool {
+        self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten()).any(|end| places.contains(&end.place))
+    }
+
+    /// Partitions whose position is to be found now. Not while records of them are on their way: the ledger would still move.
+    pub(super) fn ask(&mut self, now: Instant) -> Vec<Asked> {
+        let is_due = |(_, owned): (Place, &Owned)| match owned.standing {
+            Standing::New { ask_at } | Standing::Stopped { ask_at } => ask_at <= now,
+            Standing::Asked | Standing::Reading => false,
+        };
+        if !self.all().any(is_due) {
+            return Vec::new();
+        }
+        let busy: HashSet<Place> = self.places().into_iter().filter(|place| self.is_busy(place)).collect();
+        let mut asked = Vec::new();
+        for (topic, partitions) in &mut self.topics {
+            for (&partition, owned) in partitions {
+                let (Standing::New { ask_at } | Standing::Stopped { ask_at }) = owned.standing else { continue };
+                let place = (Arc::clone(topic), partition);
+                if ask_at <= now && !busy.contains(&place) {
+                    owned.standing = Standing::Asked;
+                    asked.push(Asked { place, generation: owned.generation, has_ledger: owned.stored.is_some() });
+                }
+            }
+        }
+        asked
+    }
+
+    fn is_busy(&self, place: &Place) -> bool {
+        let is_waiting = self.lanes.iter().any(|lane| lane.waiting.iter().any(|waiting| waiting.place == *place));
+        is_waiting || self.is_writing_any_of(std::slice::from_ref(place))
+    }
+
+    /// Whether an answer is about the assignment it was asked for.
+    pub(super) fn is_current(&self, asked: &Asked) -> bool {
+        let (topic, partition) = &asked.place;
+        self.get(topic, *partition).is_some_and(|owned| owned.generation == asked.generation)
+    }
+
+    /// The partition has been set to an offset: it is read from here on. Everything before is stored.
+    pub(super) fn begin(&mut self, (topic, partition): &Place, at: i64) {
+        if let Some(owned) = self.get_mut(topic, *partition) {
+            owned.standing = Standing::Reading;
+            owned.next_offset = at;
+            owned.stored = Some(at);
+        }
+    }
+
+    /// The position could not be found for now.
+    pub(super) fn ask_again(&mut self, (topic, partition): &Place, now: Instant) {
+        if let Some(owned) = self.get_mut(topic, *partition) {
+            owned.standing = Standing::New { ask_at: now + ASK_AGAIN };
+        }
+    }
+
+    /// There is no position. It is looked again now and then whether a person has put that right.
+    pub(super) fn stop(&mut self, (topic, partition): &Place, now: Instant) {
+        if let Some(owned) = self.get_mut(topic, *partition) {
+            owned.standing = Standing::Stopped { ask_at: now + LOOK_AGAIN };
+        }
+    }
+
+    /// Takes in a record. `low` is asked for the first offset that Kafka still has, `row` for what the record becomes; both only when
+    /// needed.
+    pub(super) fn take_in(
+        &mut self,
+        (topic, partition): (&str, i32),
+        offset: i64,
+        now: Instant,
+        low: impl FnOnce() -> Option<i64>,
+        row: impl FnOnce() -> Option<(Row, usize)>,
+    ) -> Taken {
+        let Some((name, _)) = self.topics.get_key_value(topic) else { return Taken::Ignored };
+        let place = (Arc::clone(name), partition);
+        let Some(owned) = self.get_mut(topic, partition) else { return Taken::Ignored };
+        if owned.standing != Standing::Reading {
+            return Taken::Ignored;
+        }
+        // Offsets are passed over by compaction and by transactions. What lies before the log's beginning was deleted, unread.
+        let is_gap = offset > owned.next_offset && low().is_some_and(|low| low > owned.next_offset);
+        if offset < owned.next_offset || is_gap {
+            owned.standing = Standing::New { ask_at: now };
+            return Taken::OutOfPlace;
+        }
+        owned.next_offset = offset + 1;
+        let lane = owned.lane;
+        let (row, size_bytes) = row().map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
+        self.lanes[lane].waiting.push_back(Waiting { place, offset, row, size_bytes });
+        self.waiting_rows += 1;
+        self.waiting_bytes += size_bytes;
+        Taken::Waiting
+    }
+
+    pub(super) fn is_full(&self, limits: &Limits) -> bool {
+        self.waiting_rows >= limits.accept_queue_rows || self.waiting_bytes >= limits.accept_queue_bytes
+    }
+
+    /// Whether there is room again, after the desk was full.
+    pub(super) fn has_room(&self, limits: &Limits) -> bool {
+        self.waiting_rows <= limits.accept_queue_rows / 2 && self.waiting_bytes <= limits.accept_queue_bytes / 2
+    }
+
+    /// The next batch of a lane; `None` when nothing waits or one is under way.
+    pub(super) fn next_batch(&mut self, lane: usize, limits: &Limits) -> Option<Batch> {
+        if self.lanes[lane].writing.is_some() || self.lanes[lane].waiting.is_empty() {
+            return None;
+        }
+        let mut ends: HashMap<Place, i64> = HashMap::new();
+        let mut rows = Vec::new();
+        let mut size_bytes = 0;
+        let waiting = &mut self.lanes[lane].waiting;
+        while let Some(next) = waiting.front() {
+            let is_full =
+                rows.len() >= limits.accept_batch_rows || size_bytes + next.size_bytes > limits.accept_batch_bytes;
+            if is_full && !rows.is_empty() {
+                break;
+            }
+            let Some(next) = waiting.pop_front() else { break };
+            size_bytes += next.size_bytes;
+            self.waiting_rows -= 1;
+            rows.extend(next.row);
+            ends.insert(next.place, next.offset + 1);
+        }
+        self.waiting_bytes -= size_bytes;
+        let mut ledger = Vec::with_capacity(ends.len());
+        let mut writing = Vec::with_capacity(ends.len());
+        for (place, next_offset) in ends {
+            // What waits is of partitions that are owned and have begun.
+            let Some(owned) = self.get(&place.0, place.1) else { continue };
+            ledger.push(LedgerEntry {
+                group: Arc::clone(&self.group),
+                topic: Arc::clone(&place.0),
+                partition: place.1,
+                from_offset: owned.stored.unwrap_or_default(),
+                next_offset,
+            });
+            writing.push(End { generation: owned.generation, place, next_offset });
+        }
+        self.lanes[lane].writing = Some(writing);
+        Some(Batch { rows, ledger })
+    }
+
+    /// The lane's batch is stored. Its offsets may be committed where the partition is still the same assignment; returns the partitions
+    /// whose ledger was not where it should have been. What waits of those is dropped, and they find their position anew.
+    pub(super) fn written(&mut self, lane: usize, moves: &[LedgerMove], now: Instant) -> Vec<Place> {
+        let mut behind = Vec::new();
+        for (end, step) in self.lanes[lane].writing.take().into_iter().flatten().zip(moves) {
+            let Some(owned) = self.get_mut(&end.place.0, end.place.1) else { continue };
+            if owned.generation != end.generation {
+                continue;
+            }
+            match step {
+                LedgerMove::Moved => owned.stored = Some(end.next_offset),
+                LedgerMove::Behind => {
+                    owned.standing = Standing::New { ask_at: now };
+                    behind.push(end.place);
+                }
+            }
+        }
+        if !behind.is_empty() {
+            self.drop_waiting(&behind);
+        }
+        behind
+    }
+
+    /// What is stored and not committed.
+    pub(super) fn to_commit(&self) -> Vec<(Place, i64)> {
+        self.all()
+            .filter(|(_, owned)| owned.stored != owned.committed)
+            .filter_map(|(place, owned)| Some((place, owned.stored?)))
+            .collect()
+    }
+
+    pub(super) fn committed(&mut self, topic: &str, partition: i32, offset: i64) {
+        if let Some(owned) = self.get_mut(topic, partition) {
+            owned.committed = Some(offset);
+        }
+    }
+
+    /// Partitions to pause and to resume, and notes them as such: only what is being read goes on, and only while there is room.
+    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<Place>, Vec<Place>) {
+        let (mut pause, mut resume) = (Vec::new(), Vec::new());
+        for (topic, partitions) in &mut self.topics {
+            for (&partition, owned) in partitions {
+                let wants_pause = !is_open || owned.standing != Standing::Reading;
+                if wants_pause != owned.is_paused {
+                    owned.is_paused = wants_pause;
+                    let list = if wants_pause { &mut pause } else { &mut resume };
+                    list.push((Arc::clone(topic), partition));
+                }
+            }
+        }
+        (pause, resume)
+    }
+
+    fn get(&self, topic: &str, partition: i32) -> Option<&Owned> {
+        self.topics.get(topic)?.get(&partition)
+    }
+
+    fn get_mut(&mut self, topic: &str, partition: i32) -> Option<&mut Owned> {
+        self.topics.get_mut(topic)?.get_mut(&partition)
+    }
+
+    fn all(&self) -> impl Iterator<Item = (Place, &Owned)> {
+        self.topics.iter().flat_map(|(topic, partitions)| {
+            partitions.iter().map(move |(&partition, owned)| ((Arc::clone(topic), partition), owned))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

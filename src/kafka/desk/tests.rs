@@ -1,0 +1,190 @@
+//! The desk under every order of events: what may be committed is always a prefix of what was stored.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn place(partition: i32) -> Place {
+    (Arc::from("t"), partition)
+}
+
+fn desk(partitions: &[i32]) -> Desk {
+    let mut desk = Desk::new("g");
+    let now = Instant::now();
+    let places: Vec<Place> = partitions.iter().map(|&partition| place(partition)).collect();
+    desk.assign(&places, now);
+    assert_eq!(desk.ask(now).len(), partitions.len());
+    for place in &places {
+        desk.begin(place, 0);
+        desk.committed("t", place.1, 0);
+    }
+    desk
+}
+
+fn read(desk: &mut Desk, partition: i32, offset: i64) -> Taken {
+    desk.take_in(("t", partition), offset, Instant::now(), || Some(0), || None)
+}
+
+fn moved(batch: &Batch) -> Vec<LedgerMove> {
+    vec![LedgerMove::Moved; batch.ledger.len()]
+}
+
+#[test]
+fn nothing_is_taken_in_before_the_position_is_found() {
+    let mut desk = Desk::new("g");
+    desk.assign(&[place(0)], Instant::now());
+    assert_eq!(read(&mut desk, 0, 0), Taken::Ignored);
+    assert_eq!(read(&mut desk, 1, 0), Taken::Ignored);
+}
+
+#[test]
+fn only_what_is_stored_is_committed() {
+    let mut desk = desk(&[0]);
+    let limits = Limits::default();
+    read(&mut desk, 0, 0);
+    read(&mut desk, 0, 1);
+    let batch = desk.next_batch(0, &limits).unwrap();
+    read(&mut desk, 0, 2);
+    assert_eq!(desk.to_commit(), []);
+    desk.written(0, &moved(&batch), Instant::now());
+    assert_eq!(desk.to_commit(), [(place(0), 2)]);
+    desk.committed("t", 0, 2);
+    assert_eq!(desk.to_commit(), []);
+}
+
+#[test]
+fn a_batch_of_an_older_assignment_changes_nothing() {
+    let mut desk = desk(&[0]);
+    read(&mut desk, 0, 0);
+    let batch = desk.next_batch(0, &Limits::default()).unwrap();
+    desk.revoke(&[place(0)]);
+    desk.assign(&[place(0)], Instant::now());
+    desk.written(0, &moved(&batch), Instant::now());
+    assert_eq!(desk.to_commit(), []);
+    assert!(!desk.is_writing_any_of(&[place(0)]));
+}
+
+#[test]
+fn a_ledger_that_is_behind_sends_the_partition_back() {
+    let mut desk = desk(&[0]);
+    read(&mut desk, 0, 0);
+    desk.next_batch(0, &Limits::default()).unwrap();
+    read(&mut desk, 0, 1);
+    let now = Instant::now();
+    assert_eq!(desk.written(0, &[LedgerMove::Behind], now), [place(0)]);
+    assert_eq!(read(&mut desk, 0, 2), Taken::Ignored);
+    assert!(desk.next_batch(0, &Limits::default()).is_none());
+    let asked = desk.ask(now);
+    assert!(asked[0].has_ledger);
+}
+
+#[test]
+fn offsets_may_be_passed_over_by_compaction_but_not_by_deletion_nor_backwards() {
+    let now = Instant::now();
+    let jump = |offset, low| {
+        let mut desk = desk(&[0]);
+        read(&mut desk, 0, 0);
+        desk.take_in(("t", 0), offset, now, || low, || None)
+    };
+    assert_eq!(jump(1, Some(0)), Taken::Waiting);
+    assert_eq!(jump(7, Some(1)), Taken::Waiting);
+    assert_eq!(jump(7, None), Taken::Waiting);
+    assert_eq!(jump(7, Some(5)), Taken::OutOfPlace);
+    assert_eq!(jump(0, Some(0)), Taken::OutOfPlace);
+}
+
+#[test]
+fn a_position_is_asked_for_only_when_nothing_of_the_partition_is_on_its_way() {
+    let mut desk = desk(&[0]);
+    let now = Instant::now();
+    read(&mut desk, 0, 0);
+    assert_eq!(desk.take_in(("t", 0), 9, now, || Some(5), || None), Taken::OutOfPlace);
+    assert_eq!(desk.ask(now), []);
+    let batch = desk.next_batch(0, &Limits::default()).unwrap();
+    assert_eq!(desk.ask(now), []);
+    desk.written(0, &moved(&batch), now);
+    assert_eq!(desk.ask(now).len(), 1);
+}
+
+#[test]
+fn a_full_desk_pauses_and_a_half_empty_one_resumes() {
+    let limits = Limits { accept_queue_rows: 4, accept_batch_rows: 2, ..Limits::default() };
+    let mut desk = desk(&[0]);
+    assert_eq!(desk.pauses(true), (vec![], vec![place(0)]));
+    for offset in 0..4 {
+        assert!(!desk.is_full(&limits));
+        read(&mut desk, 0, offset);
+    }
+    assert!(desk.is_full(&limits));
+    assert_eq!(desk.pauses(false), (vec![place(0)], vec![]));
+    // Nobody wants these records, so a batch takes them all.
+    desk.next_batch(0, &limits).unwrap();
+    assert!(desk.has_room(&limits));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Read(i32),
+    Batch(usize),
+    Written(usize),
+    Revoke(i32),
+    Assign(i32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..4i32).prop_map(Step::Read),
+        3 => (0..LANES).prop_map(Step::Batch),
+        3 => (0..LANES).prop_map(Step::Written),
+        1 => (0..4i32).prop_map(Step::Revoke),
+        1 => (0..4i32).prop_map(Step::Assign),
+    ]
+}
+
+proptest! {
+    // F02: whatever order batches end in, what may be committed was stored, without a hole, by this very assignment.
+    #[test]
+    fn what_may_be_committed_is_a_prefix_of_what_is_stored(steps in prop::collection::vec(step(), 1..200)) {
+        let mut desk = desk(&[0, 1, 2, 3]);
+        let limits = Limits { accept_batch_rows: 3, ..Limits::default() };
+        let now = Instant::now();
+        // The database: the ledger, which only moves.
+        let mut ledger = [0i64; 4];
+        let mut under_way: [Option<Batch>; LANES] = [const { None }; LANES];
+        for step in steps {
+            match step {
+                Step::Read(partition) => {
+                    if let Some(next) = desk.get("t", partition).map(|owned| owned.next_offset) {
+                        read(&mut desk, partition, next);
+                    }
+                }
+                Step::Batch(lane) => {
+                    if let Some(batch) = desk.next_batch(lane, &limits) {
+                        under_way[lane] = Some(batch);
+                    }
+                }
+                Step::Written(lane) => {
+                    if let Some(batch) = under_way[lane].take() {
+                        for entry in &batch.ledger {
+                            let at = &mut ledger[usize::try_from(entry.partition).unwrap()];
+                            prop_assert!(*at >= entry.from_offset, "a batch begins where the ledger is or before");
+                            *at = (*at).max(entry.next_offset);
+                        }
+                        desk.written(lane, &moved(&batch), now);
+                    }
+                }
+                Step::Revoke(partition) => desk.revoke(&[place(partition)]),
+                Step::Assign(partition) => {
+                    if desk.get("t", partition).is_none() {
+                        desk.assign(&[place(partition)], now);
+                        desk.ask(now);
+                        desk.begin(&place(partition), ledger[usize::try_from(partition).unwrap()]);
+                    }
+                }
+            }
+            for ((_, partition), offset) in desk.to_commit() {
+                prop_assert!(offset <= ledger[usize::try_from(partition).unwrap()]);
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The ingest: a thread that polls Kafka, hands batches to the store and commits what is stored.
+//!
+//! It never waits for the database: batches are written by tasks that tell it when they are done. With the database away or the desk
+//! full, partitions are paused and polling goes on, so the group loses no member. It ends by itself only when librdkafka says that the
+//! consumer cannot go on at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use rdkafka::Offset;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Message};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::timeout_at;
+
+use super::desk::{Batch, Desk, LANES, Taken};
+use super::find::{Found, find};
+use super::position::Start;
+use super::rebalance::{Context, Told, offsets, partitions};
+use super::{Kafka, native, settings};
+use crate::accept::{self, Patience};
+use crate::backoff::Backoff;
+use crate::error::{Error, Kind, Result};
+use crate::events;
+use crate::inbox::Shared;
+use crate::record::Record;
+use crate::store::Backend;
+use crate::store::seam::{Backlog, LedgerMove};
+
+/// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
+const COMMIT_EVERY: Duration = Duration::from_secs(1);
+/// The longest wait for a record. Something that was told is noticed this late at most.
+const POLL_MAX: Duration = Duration::from_millis(50);
+const POLL_MIN: Duration = Duration::from_millis(1);
+/// How long a full desk waits for a batch to end before partitions are paused: pausing throws away what was read ahead.
+const FULL_WAIT: Duration = Duration::from_millis(200);
+/// How long setting a position may take: nobody outside of this process is asked.
+const SEEK_WAIT: Duration = Duration::from_secs(1);
+/// How long batches under way may take when the ingest ends.
+const LAST_BATCHES: Duration = Duration::from_secs(3);
+/// How often the backlog is looked at, where it has limits.
+const BACKLOG_EVERY: Duration = Duration::from_secs(1);
+
+/// A running ingest. Dropping it stops it.
+pub(crate) struct Ingest {
+    is_stopping: Arc<AtomicBool>,
+    /// What the thread ended of, if anything; `None` once it was heard.
+    ended: Option<oneshot::Receiver<Option<Error>>>,
+    failure: Option<Error>,
+}
+
+impl Ingest {
+    /// Checks the settings and makes the consumer. Kafka need not be there.
+    pub(crate) fn prepare<B: Backend>(shared: &Arc<Shared<B>>, kafka: &Kafka) -> Result<Prepared<B>> {
+        let config = settings::config(kafka)?;
+        let (tell, told) = channel();
+        let context = Context::new(Desk::new(&kafka.group), told);
+        let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
+        Ok(Prepared(Work {
+            shared: Arc::clone(shared),
+            group: kafka.group.as_str().into(),
+            consumer: Arc::new(consumer),
+            tasks: JoinSet::new(),
+            tell,
+            is_stopping: Arc::new(AtomicBool::new(false)),
+            is_open: true,
+            commit_at: Instant::now() + COMMIT_EVERY,
+            poll_wait: POLL_MIN,
+        }))
+    }
+
+    /// Stops reading, lets batches end, commits, leaves the group; not beyond the deadline.
+    pub(crate) async fn end(mut self, deadline: Instant) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+        if let Some(ended) = &mut self.ended {
+            let _ = timeout_at(deadline.into(), ended).await;
+        }
+    }
+
+    /// Waits until the ingest cannot go on; for ever, if it can.
+    pub(crate) async fn failure(&mut self) -> Error {
+        if let Some(ended) = &mut self.ended {
+            self.failure = ended.await.ok().flatten();
+            self.ended = None;
+        }
+        match &self.failure {
+            Some(error) => error.repeat(),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// An ingest whose thread is not started yet.
+pub(crate) struct Prepared<B: Backend>(Work<B>);
+
+impl<B: Backend> Prepared<B> {
+    pub(crate) fn start(self) -> Result<Ingest> {
+        let is_stopping = Arc::clone(&self.0.is_stopping);
+        let (end, ended) = oneshot::channel();
+        // Joined by `ended`, in bounded time: closing a consumer may wait for brokers that are gone.
+        thread::Builder::new()
+            .name("wharf-kafka".to_owned())
+            .spawn(move || drop(end.send(self.0.run())))
+            .map_err(|error| Error::configuration("cannot start the ingest's thread").with_source(error))?;
+        Ok(Ingest { is_stopping, ended: Some(ended), failure: None })
+    }
+}
+
+impl Drop for Ingest {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the thread works with.
+struct Work<B: Backend> {
+    shared: Arc<Shared<B>>,
+    group: Arc<str>,
+    consumer: Arc<BaseConsumer<Context>>,
+    /// Batches and questions under way, on the store's thread. Aborted when the ingest has ended.
+    tasks: JoinSet<()>,
+    tell: Sender<Told>,
+    is_stopping: Arc<AtomicBool>,
+    /// Whether records are wanted: the desk has room and the backlog is within its limits.
+    is_open: bool,
+    commit_at: Instant,
+    /// Short while something happens, longer and longer while nothing does.
+    poll_wait: Duration,
+}
+
+impl<B: Backend> Work<B> {
+    /// Returns what it ended of, when nobody stopped it.
+    fn run(mut self) -> Option<Error> {
+        let topics: Vec<&str> = self.shared.topics.keys().map(String::as_str).collect();
+        if let Err(error) = self.consumer.subscribe(&topics) {
+            return Some(Error::configuration("cannot subscribe to the topics").with_source(error));
+        }
+        self.watch_backlog();
+        while !self.is_stopping.load(Ordering::Relaxed) {
+            let is_told = self.consumer.context().hear(Duration::ZERO);
+            self.set_out();
+            self.start_batches();
+            self.open_or_close();
+            self.commit_when_due();
+            match self.read() {
+                Ok(0) if !is_told => self.poll_wait = (self.poll_wait * 2).min(POLL_MAX),
+                Ok(_) => self.poll_wait = POLL_MIN,
+                Err(error) => return Some(error),
+            }
+            while self.tasks.try_join_next().is_some() {}
+        }
+        self.end();
+        None
+    }
+
+    /// Asks for positions that are not known, and takes up those that were found.
+    fn set_out(&mut self) {
+        let context = self.consumer.context();
+        for Found { asked, start } in context.take_found() {
+            if !context.desk().is_current(&asked) {
+                continue;
+            }
+            let (topic, partition) = &asked.place;
+            let at = match start {
+                None => None,
+                Some(Start::At(at)) => Some(at),
+                Some(Start::AfterGap { from, to }) => {
+                    events::kafka::gap(topic, *partition, from, to);
+                    Some(to)
+                }
+                Some(Start::Nowhere { ledger, high }) => {
+                    events::kafka::partition_stopped(topic, *partition, ledger, high);
+                    context.desk().stop(&asked.place, Instant::now());
+                    continue;
+                }
+            };
+            let is_set = at.filter(|at| match self.consumer.seek(topic, *partition, Offset::Offset(*at), SEEK_WAIT) {
+                Ok(()) => true,
+                Err(error) => {
+                    events::kafka::trouble("set the position of a partition", &error);
+                    false
+                }
+            });
+            match is_set {
+                Some(at) => {
+                    events::kafka::partition_begun(topic, *partition, at);
+                    context.desk().begin(&asked.place, at);
+                }
+                None => context.desk().ask_again(&asked.place, Instant::now()),
+            }
+        }
+        let asked = context.desk().ask(Instant::now());
+        if !asked.is_empty() {
+            let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
+            let finding = find(Arc::clone(&shared), Arc::clone(&self.consumer), Arc::clone(&self.group), asked);
+            let finding = async move { drop(tell.send(Told::Found(finding.await))) };
+            self.tasks.spawn_on(finding, shared.store.backend.reactor());
+        }
+    }
+
+    fn start_batches(&mut self) {
+        for lane in 0..LANES {
+            let batch = self.consumer.context().desk().next_batch(lane, &self.shared.limits);
+            if let Some(batch) = batch {
+                let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
+                let writing = async move {
+                    let moves = write(&shared, &batch).await;
+                    drop(tell.send(Told::Written { lane, moves }));
+                };
+                self.tasks.spawn_on(writing, self.shared.store.backend.reactor());
+            }
+        }
+    }
+
+    /// Pauses and resumes partitions, as there is room for their records.
+    fn open_or_close(&mut self) {
+        let context = self.consumer.context();
+        let is_full = || context.desk().is_full(&self.shared.limits);
+        if self.is_open && is_full() {
+            context.hear(FULL_WAIT);
+        }
+        let has_room = if self.is_open { !is_full() } else { context.desk().has_room(&self.shared.limits) };
+        let is_open = has_room && !context.is_backlogged();
+        if is_open != self.is_open {
+            self.is_open = is_open;
+            events::kafka::intake(is_open);
+        }
+        let (pause, resume) = context.desk().pauses(is_open);
+        let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
+        let resumed = partitions(&resume).map(|list| self.consumer.resume(&list));
+        for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
+            events::kafka::trouble("pause or resume", &error);
+        }
+    }
+
+    fn commit_when_due(&mut self) {
+        let now = Instant::now();
+        if now < self.commit_at {
+            return;
+        }
+        self.commit_at = now + COMMIT_EVERY;
+        self.commit(CommitMode::Async);
+    }
+
+    fn commit(&self, mode: CommitMode) {
+        let stored = self.consumer.context().desk().to_commit();
+        if let Some(list) = offsets(&stored)
+            && let Err(error) = self.consumer.commit(&list, mode)
+        {
+            // Tried again with what is stored by then.
+            events::kafka::trouble("commit", &error);
+        }
+    }
+
+    /// Reads what is there, at most a batch for each lane; returns how many records that were.
+    fn read(&self) -> Result<usize> {
+        let mut wait = self.poll_wait;
+        let mut count = 0;
+        while count < self.shared.limits.accept_batch_rows * LANES {
+            match self.consumer.poll(wait) {
+                None => break,
+                Some(Ok(message)) => self.take_in(&message),
+                Some(Err(error)) => self.judge(&error)?,
+            }
+            count += 1;
+            wait = Duration::ZERO;
+            if self.consumer.context().desk().is_full(&self.shared.limits) {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    fn take_in(&self, message: &BorrowedMessage<'_>) {
+        let (topic, partition) = (message.topic(), message.partition());
+        let low = || native::low_watermark(&self.consumer, topic, partition);
+        let row = || accept::row(&self.shared, record(message));
+        let mut desk = self.consumer.context().desk();
+        match desk.take_in((topic, partition), message.offset(), Instant::now(), low, row) {
+            Taken::Waiting | Taken::Ignored => {}
+            Taken::OutOfPlace => events::kafka::out_of_place(topic, partition, message.offset()),
+        }
+    }
+
+    /// Errors of librdkafka pass, unless it says that they do not.
+    fn judge(&self, error: &KafkaError) -> Result<()> {
+        let Some((code, reason)) = self.consumer.client().fatal_error() else {
+            events::kafka::trouble("consume", error);
+            return Ok(());
+        };
+        Err(Error::new(
+            Kind::Configuration,
+            format!(
+                "the consumer of group {} cannot go on: {code}: {reason}; two processes with one group.instance.id put each other out",
+                self.group
+            ),
+        ))
+    }
+
+    fn watch_backlog(&mut self) {
+        let limits = &self.shared.limits;
+        if limits.backlog_rows_max.is_none() && limits.backlog_age_max.is_none() {
+            return;
+        }
+        let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
+        let watching = async move {
+            loop {
+                if let Some(is_over) = is_over_backlog(&shared).await
+                    && tell.send(Told::Backlog { is_over }).is_err()
+                {
+                    return;
+                }
+                tokio::time::sleep(BACKLOG_EVERY).await;
+            }
+        };
+        self.tasks.spawn_on(watching, self.shared.store.backend.reactor());
+    }
+
+    /// What waits is left to the next owner; what is being written gets some time, and is committed.
+    fn end(&mut self) {
+        let context = self.consumer.context();
+        let places = context.desk().places();
+        context.desk().drop_waiting(&places);
+        context.wait_written(&places, Instant::now() + LAST_BATCHES);
+        self.commit(CommitMode::Sync);
+        context.set_closing();
+        self.tasks.abort_all();
+        // Dropping the consumer leaves the group.
+    }
+}
+
+/// Writes a batch, for ever. The database may come back, its schema may be put right.
+async fn write<B: Backend>(shared: &Arc<Shared<B>>, batch: &Batch) -> Vec<LedgerMove> {
+    let mut backoff = Backoff::new(shared.limits.backoff_max);
+    loop {
+        let batch = accept::Batch { rows: &batch.rows, ledger: &batch.ledger };
+        match accept::write(shared, batch, Patience::ForEver).await {
+            Ok(written) => return written.ledger,
+            Err(error) => events::store_trouble("accept", &error),
+        }
+        backoff.pause().await;
+    }
+}
+
+/// Whether more is open than the limits allow; `None` when the database does not say.
+async fn is_over_backlog<B: Backend>(shared: &Arc<Shared<B>>) -> Option<bool> {
+    let limits = &shared.limits;
+    let lanes = shared.lanes().await.ok()?;
+    let handler_ids: Vec<i16> = lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect();
+    let count_max = limits.backlog_rows_max.map_or(1, |rows| u32::try_from(rows).unwrap_or(u32::MAX));
+    match shared.store.backend.backlog(&handler_ids, count_max).await {
+        Ok(Backlog { open, oldest_age }) => {
+            let is_too_many = limits.backlog_rows_max.is_some_and(|max| open >= max as u64);
+            let is_too_old = limits.backlog_age_max.is_some_and(|max| oldest_age > max);
+            Some(is_too_many || is_too_old)
+        }
+        Err(error) => {
+            events::store_trouble("count the backlog", &error);
+            None
+        }
+    }
+}
+
+fn record(message: &BorrowedMessage<'_>) -> Record {
+    let mut record = Record::new(message.topic()).position(message.partition(), message.offset());
+    record.key = message.key().map(Bytes::copy_from_slice);
+    record.payload = message.payload().map(Bytes::copy_from_slice);
+    record.headers = native::headers(message.headers());
+    record.recorded_at = message
+        .timestamp()
+        .to_millis()
+        .and_then(|millis| u64::try_from(millis).ok())
+        .and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
+    record
+}

@@ -1,0 +1,70 @@
+//! What rdkafka does not offer and librdkafka does: headers and metadata as bytes, and the low watermark of the last fetch.
+//!
+//! rdkafka 0.39 panics on a header name that is not UTF-8, which would let any producer stop the consumer for ever. So the names are
+//! read through librdkafka itself. A NUL ends a name there: what stands behind it cannot be had. The only unsafe code of this crate.
+#![allow(unsafe_code, reason = "the only way to read header names as bytes, and the low watermark without a request")]
+
+use std::ffi::{CStr, CString};
+use std::ptr;
+
+use bytes::Bytes;
+use rdkafka::TopicPartitionList;
+use rdkafka::bindings::{rd_kafka_get_watermark_offsets, rd_kafka_header_get_all, rd_kafka_headers_t};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::message::BorrowedHeaders;
+use rdkafka::types::RDKafkaRespErr;
+
+use crate::record::Headers;
+
+pub(super) fn headers(headers: Option<&BorrowedHeaders>) -> Headers {
+    let Some(headers) = headers else { return Headers::default() };
+    // A BorrowedHeaders is never made, only pointed to: the reference is librdkafka's own list, and lives as long as the message.
+    let native: *const rd_kafka_headers_t = ptr::from_ref(headers).cast();
+    let mut read = Vec::new();
+    for index in 0.. {
+        let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
+        // SAFETY: `native` is valid while the message is borrowed; librdkafka answers with an error past the end and writes all three
+        // places otherwise.
+        let found = unsafe { rd_kafka_header_get_all(native, index, &mut name, &mut value, &mut size) };
+        if found != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR || name.is_null() {
+            break;
+        }
+        // SAFETY: librdkafka ends every name with a NUL.
+        let name = Bytes::copy_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes());
+        let value = (!value.is_null()).then(|| {
+            // SAFETY: a value that is not null has `size` bytes.
+            Bytes::copy_from_slice(unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) })
+        });
+        read.push((name, value));
+    }
+    Headers(read)
+}
+
+/// Whether the first entry carries this metadata. rdkafka panics on metadata that is not UTF-8.
+pub(super) fn has_metadata(list: &TopicPartitionList, wanted: &str) -> bool {
+    // SAFETY: the list is valid while it is borrowed, and has `cnt` elements; metadata that is not null has `metadata_size` bytes.
+    unsafe {
+        let native = &*list.ptr();
+        if native.cnt < 1 || (*native.elems).metadata.is_null() {
+            return wanted.is_empty();
+        }
+        let first = &*native.elems;
+        std::slice::from_raw_parts(first.metadata.cast::<u8>(), first.metadata_size) == wanted.as_bytes()
+    }
+}
+
+/// The first offset that Kafka still had at the last fetch. Asks nobody.
+pub(super) fn low_watermark<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    partition: i32,
+) -> Option<i64> {
+    let topic = CString::new(topic).ok()?;
+    let (mut low, mut high) = (-1, -1);
+    // SAFETY: the client lives as long as the consumer, the name is a C string, both places are ours.
+    let known = unsafe {
+        let client = consumer.client().native_ptr();
+        rd_kafka_get_watermark_offsets(client, topic.as_ptr(), partition, &mut low, &mut high)
+    };
+    (known == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && low >= 0).then_some(low)
+}

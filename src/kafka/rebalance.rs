@@ -1,0 +1,225 @@
+//! What librdkafka calls: partitions come and go, commits are answered, lines are logged.
+//!
+//! Runs on the ingest's own thread, inside of its poll. Partitions come paused and at the beginning, so that nothing of them is read
+//! before their position is found. Before they go, their batch under way gets some time to end, and what is stored is committed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
+
+use super::desk::{Desk, Place};
+use super::find::Found;
+use crate::events;
+use crate::store::seam::LedgerMove;
+
+/// How long a batch of partitions that are being revoked may take to end. Far below the time a group waits for a member (`max.poll.interval.ms`, five
+/// minutes).
+const REVOKE_WAIT: Duration = Duration::from_secs(5);
+/// Stands beside every offset an inbox commits: where it does, there is a ledger.
+pub(super) const COMMITTED_BY_US: &str = "wharf";
+
+/// What is told to the ingest's thread by the tasks that work for it.
+pub(super) enum Told {
+    Written {
+        lane: usize,
+        moves: Vec<LedgerMove>,
+    },
+    Found(Vec<Found>),
+    /// Whether the backlog is over its limits.
+    Backlog {
+        is_over: bool,
+    },
+}
+
+pub(super) struct Context {
+    desk: Mutex<Desk>,
+    told: Mutex<Receiver<Told>>,
+    found: Mutex<Vec<Found>>,
+    is_backlogged: AtomicBool,
+    /// The consumer is being closed: what is stored is committed already.
+    is_closing: AtomicBool,
+}
+
+impl Context {
+    pub(super) fn new(desk: Desk, told: Receiver<Told>) -> Self {
+        Self {
+            desk: Mutex::new(desk),
+            told: Mutex::new(told),
+            found: Mutex::default(),
+            is_backlogged: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Positions that were found and not yet taken up.
+    pub(super) fn take_found(&self) -> Vec<Found> {
+        std::mem::take(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn is_backlogged(&self) -> bool {
+        self.is_backlogged.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_closing(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Takes up what is told within `wait`; returns whether anything was.
+    pub(super) fn hear(&self, wait: Duration) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = match told.recv_timeout(wait) {
+            Ok(first) => first,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+        };
+        loop {
+            match next {
+                Told::Written { lane, moves } => {
+                    for (topic, partition) in self.desk().written(lane, &moves, Instant::now()) {
+                        events::kafka::ledger_behind(&topic, partition);
+                    }
+                }
+                Told::Found(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
+                Told::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
+            }
+            match told.try_recv() {
+                Ok(another) => next = another,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// Waits until no batch of these partitions is under way, or the time is up.
+    pub(super) fn wait_written(&self, places: &[Place], deadline: Instant) {
+        while self.desk().is_writing_any_of(places) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.hear(left);
+        }
+    }
+
+    fn assigned(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) {
+        let places = places(list);
+        events::kafka::partitions_assigned(places.len());
+        // Not where the group was: the ledger decides, and until it has, nothing is to be read. The beginning is the one place from
+        // which a record that slips through is never a step over others.
+        let begun = list.set_all_offsets(Offset::Beginning).and_then(|()| match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+            RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
+        });
+        for done in [begun, consumer.pause(list)] {
+            if let Err(error) = done {
+                events::kafka::trouble("assign", &error);
+            }
+        }
+        self.desk().assign(&places, Instant::now());
+    }
+
+    fn revoked(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
+        let places = places(list);
+        events::kafka::partitions_revoked(places.len());
+        self.desk().drop_waiting(&places);
+        // Partitions that are lost belong to somebody else already: nothing is committed for them.
+        if !consumer.assignment_lost() && !self.is_closing() {
+            self.wait_written(&places, Instant::now() + REVOKE_WAIT);
+            let stored = self.desk().to_commit();
+            let stored: Vec<_> = stored.into_iter().filter(|(place, _)| places.contains(place)).collect();
+            if let Some(list) = offsets(&stored)
+                && let Err(error) = consumer.commit(&list, CommitMode::Sync)
+            {
+                // The next owner goes by the ledger.
+                events::kafka::trouble("commit", &error);
+            }
+        }
+        self.desk().revoke(&places);
+        let gone = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+            RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
+        };
+        if let Err(error) = gone {
+            events::kafka::trouble("unassign", &error);
+        }
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
+        events::kafka::log(level as i32, line);
+    }
+
+    fn stats(&self, _statistics: Statistics) {}
+
+    fn error(&self, error: KafkaError, _reason: &str) {
+        events::kafka::trouble("talk to the brokers", &error);
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        match what {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assigned(consumer, list),
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS => self.revoked(consumer, list),
+            error => {
+                events::kafka::trouble("rebalance", &KafkaError::Rebalance(error.into()));
+                self.revoked(consumer, list);
+            }
+        }
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
+        if let Err(error) = result {
+            // Tried again with what is stored by then.
+            events::kafka::trouble("commit", &error);
+            return;
+        }
+        let mut desk = self.desk();
+        for element in list.elements() {
+            match (element.error(), element.offset()) {
+                (Ok(()), Offset::Offset(offset)) => desk.committed(element.topic(), element.partition(), offset),
+                (Ok(()), _) => {}
+                (Err(error), _) => events::kafka::trouble("commit", &error),
+            }
+        }
+    }
+}
+
+fn places(list: &TopicPartitionList) -> Vec<Place> {
+    list.elements().iter().map(|element| (Arc::from(element.topic()), element.partition())).collect()
+}
+
+/// The partitions alone; `None` when there are none.
+pub(super) fn partitions(places: &[Place]) -> Option<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(places.len());
+    for (topic, partition) in places {
+        list.add_partition(topic, *partition);
+    }
+    (!places.is_empty()).then_some(list)
+}
+
+/// Offsets to commit; `None` when there are none.
+pub(super) fn offsets(stored: &[(Place, i64)]) -> Option<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(stored.len());
+    for ((topic, partition), offset) in stored {
+        let mut element = list.add_partition(topic, *partition);
+        // Fails only for offsets that are not numbers.
+        let _ = element.set_offset(Offset::Offset(*offset));
+        element.set_metadata(COMMITTED_BY_US);
+    }
+    (!stored.is_empty()).then_some(list)
+}

@@ -1,0 +1,190 @@
+//! The ledger: per consumer group, topic and partition the next offset to accept; and the gaps it had to pass over.
+//!
+//! Moved in the transaction that accepts, read when a partition is assigned. It only ever grows, so a process that was paused and wakes
+//! up late cannot set it back; and it moves only from where it is believed to be, so a database that lost its end does not pretend.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use diesel::QueryResult;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Timestamptz};
+use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+
+use super::errors::database;
+use super::statement::statement;
+use super::time::from_postgres;
+use crate::error::Result;
+use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerState, Opening};
+
+/// Topics and partitions whose ledger has moved.
+pub(super) type Moved = HashSet<(String, i32)>;
+
+statement! {
+    /// The same as in accept's own statement, for batches that take the longer way.
+    Advance<'a>("
+        UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
+        FROM unnest($1, $2, $3, $4, $5) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+        WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
+          AND l.next_offset >= e.from_offset
+          AND (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
+                           THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
+        RETURNING l.topic, l.kafka_partition")
+    -> (Text, Integer) {
+        groups: Vec<&'a str> => Array<Text>,
+        topics: Vec<&'a str> => Array<Text>,
+        partitions: Vec<i32> => Array<Integer>,
+        from_offsets: Vec<i64> => Array<BigInt>,
+        next_offsets: Vec<i64> => Array<BigInt>,
+    }
+}
+
+statement! {
+    Read<'a>("
+        SELECT l.topic, l.kafka_partition, l.next_offset
+        FROM unnest($1, $2) AS p (topic, kafka_partition)
+        JOIN inbox_ledger l ON l.consumer_group = $3 AND l.topic = p.topic AND l.kafka_partition = p.kafka_partition")
+    -> (Text, Integer, BigInt) {
+        topics: Vec<&'a str> => Array<Text>,
+        partitions: Vec<i32> => Array<Integer>,
+        group: &'a str => Text,
+    }
+}
+
+statement! {
+    /// Sorted by the caller: two processes never wait for each other in a circle.
+    Open<'a>("
+        INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset)
+        SELECT $1, * FROM unnest($2, $3, $4)
+        ON CONFLICT (consumer_group, topic, kafka_partition)
+        DO UPDATE SET next_offset = excluded.next_offset, updated_at = now() WHERE l.next_offset < excluded.next_offset") {
+        group: &'a str => Text,
+        topics: Vec<&'a str> => Array<Text>,
+        partitions: Vec<i32> => Array<Integer>,
+        next_offsets: Vec<i64> => Array<BigInt>,
+    }
+}
+
+statement! {
+    NoteGaps<'a>("
+        INSERT INTO inbox_gap (consumer_group, topic, kafka_partition, from_offset, to_offset)
+        SELECT $1, * FROM unnest($2, $3, $4, $5)
+        ON CONFLICT DO NOTHING") {
+        group: &'a str => Text,
+        topics: Vec<&'a str> => Array<Text>,
+        partitions: Vec<i32> => Array<Integer>,
+        from_offsets: Vec<i64> => Array<BigInt>,
+        to_offsets: Vec<i64> => Array<BigInt>,
+    }
+}
+
+statement! {
+    /// Scans the messages: a person asked.
+    States<'a>("
+        SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest
+        FROM inbox_ledger l
+        LEFT JOIN (SELECT topic, kafka_partition, count(*) AS stored, max(kafka_offset) AS highest
+                   FROM (SELECT topic, kafka_partition, kafka_offset FROM inbox_message WHERE kafka_offset IS NOT NULL
+                         UNION ALL
+                         SELECT topic, kafka_partition, kafka_offset FROM inbox_quarantine WHERE kafka_offset IS NOT NULL) r
+                   GROUP BY topic, kafka_partition) s USING (topic, kafka_partition)
+        WHERE l.consumer_group = $1
+        ORDER BY l.topic, l.kafka_partition")
+    -> (Text, Integer, BigInt, BigInt, Nullable<BigInt>) {
+        group: &'a str => Text,
+    }
+}
+
+statement! {
+    Gaps<'a>("
+        SELECT topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
+        WHERE consumer_group = $1 ORDER BY topic, kafka_partition, from_offset, to_offset")
+    -> (Text, Integer, BigInt, BigInt, Timestamptz) {
+        group: &'a str => Text,
+    }
+}
+
+/// Moves the ledger; returns what has moved.
+pub(super) async fn advance(conn: &mut AsyncPgConnection, entries: &[LedgerEntry]) -> QueryResult<Moved> {
+    if entries.is_empty() {
+        return Ok(Moved::default());
+    }
+    let advance = Advance {
+        groups: entries.iter().map(|entry| &*entry.group).collect(),
+        topics: entries.iter().map(|entry| &*entry.topic).collect(),
+        partitions: entries.iter().map(|entry| entry.partition).collect(),
+        from_offsets: entries.iter().map(|entry| entry.from_offset).collect(),
+        next_offsets: entries.iter().map(|entry| entry.next_offset).collect(),
+    };
+    Ok(advance.load(conn).await?.into_iter().collect())
+}
+
+pub(super) fn moves(entries: &[LedgerEntry], moved: &Moved) -> Vec<LedgerMove> {
+    let has_moved = |entry: &LedgerEntry| {
+        moved.iter().any(|(topic, partition)| **topic == *entry.topic && *partition == entry.partition)
+    };
+    let step = |entry| if has_moved(entry) { LedgerMove::Moved } else { LedgerMove::Behind };
+    entries.iter().map(step).collect()
+}
+
+pub(super) async fn read(
+    conn: &mut AsyncPgConnection,
+    group: &str,
+    partitions: &[(Arc<str>, i32)],
+) -> Result<Vec<Option<i64>>> {
+    let read = Read {
+        topics: partitions.iter().map(|(topic, _)| &**topic).collect(),
+        partitions: partitions.iter().map(|(_, partition)| *partition).collect(),
+        group,
+    };
+    let rows = read.load::<(String, i32, i64)>(conn).await.map_err(database("cannot read the ledger"))?;
+    let found: HashMap<(String, i32), i64> =
+        rows.into_iter().map(|(topic, partition, offset)| ((topic, partition), offset)).collect();
+    Ok(partitions.iter().map(|(topic, partition)| found.get(&(topic.to_string(), *partition)).copied()).collect())
+}
+
+pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[Opening]) -> Result<()> {
+    let mut sorted: Vec<&Opening> = openings.iter().collect();
+    sorted.sort_unstable_by_key(|opening| (&opening.topic, opening.partition));
+    let open = Open {
+        group,
+        topics: sorted.iter().map(|opening| &*opening.topic).collect(),
+        partitions: sorted.iter().map(|opening| opening.partition).collect(),
+        next_offsets: sorted.iter().map(|opening| opening.at).collect(),
+    };
+    let gaps: Vec<(&Opening, i64)> = sorted.iter().filter_map(|opening| Some((*opening, opening.gap_from?))).collect();
+    let note = NoteGaps {
+        group,
+        topics: gaps.iter().map(|(opening, _)| &*opening.topic).collect(),
+        partitions: gaps.iter().map(|(opening, _)| opening.partition).collect(),
+        from_offsets: gaps.iter().map(|(_, from)| *from).collect(),
+        to_offsets: gaps.iter().map(|(opening, _)| opening.at).collect(),
+    };
+    let written = conn.transaction(async |conn| {
+        open.execute(conn).await?;
+        if note.topics.is_empty() { Ok(0) } else { note.execute(conn).await }
+    });
+    written.await.map(drop).map_err(database("cannot write the ledger"))
+}
+
+pub(super) async fn report(conn: &mut AsyncPgConnection, group: &str) -> Result<LedgerReport> {
+    let states = States { group }.load::<(String, i32, i64, i64, Option<i64>)>(conn).await;
+    let states = states.map_err(database("cannot read the ledger"))?;
+    let gaps = Gaps { group }.load::<(String, i32, i64, i64, PgTimestamp)>(conn).await;
+    let gaps = gaps.map_err(database("cannot read the gaps"))?;
+    let state = |(topic, partition, next_offset, stored, highest_stored)| LedgerState {
+        topic,
+        partition,
+        next_offset,
+        stored,
+        highest_stored,
+    };
+    let gap = |(topic, partition, from_offset, to_offset, noticed_at)| Gap {
+        topic,
+        partition,
+        from_offset,
+        to_offset,
+        noticed_at: from_postgres(noticed_at),
+    };
+    Ok(LedgerReport { partitions: states.into_iter().map(state).collect(), gaps: gaps.into_iter().map(gap).collect() })
+}

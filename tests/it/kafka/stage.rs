@@ -1,0 +1,81 @@
+//! What a test of the ingest needs: a topic and a group of its own beside a scene.
+
+use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Postgres, Running};
+
+use crate::scene::{Runs, Scene, quick, within};
+use crate::support::kafka::Kafka;
+use crate::support::kafka_admin::unique_name;
+use crate::support::kafka_records::TestRecord;
+
+pub struct Stage {
+    pub scene: Scene,
+    pub kafka: &'static Kafka,
+    pub topic: String,
+    pub group: String,
+}
+
+impl Stage {
+    /// On the shared broker.
+    pub async fn new(partitions: i32) -> Self {
+        let kafka = Kafka::shared().await;
+        let topic = kafka.create_unique_topic(partitions).await;
+        Self { scene: Scene::new().await, kafka, topic, group: unique_name("group") }
+    }
+
+    pub fn source(&self) -> Source {
+        Source::new(self.kafka.brokers(), &self.group)
+    }
+
+    /// Records are known by their position, unless the test says otherwise.
+    pub fn inbox(&self, runs: &Runs) -> Inbox<Postgres> {
+        self.build(self.scene.inbox(), runs)
+    }
+
+    pub fn build(&self, builder: InboxBuilder<Postgres>, runs: &Runs) -> Inbox<Postgres> {
+        builder
+            .limits(quick())
+            .subscribe(&*self.topic, runs.handler("a").concurrency(100))
+            .identity(&*self.topic, Identity::position())
+            .build()
+            .unwrap()
+    }
+
+    pub async fn produce(&self, partition: i32, count: usize) -> i64 {
+        let records: Vec<TestRecord> = (0..count).map(|index| TestRecord::new(format!("payload {index}"))).collect();
+        self.kafka.produce(&self.topic, partition, &records).await
+    }
+
+    /// Waits until this many messages are stored.
+    pub async fn stored(&self, count: usize) {
+        self.scene.until(&format!("SELECT (count(*) >= {count})::int::bigint FROM inbox_message")).await;
+    }
+
+    pub async fn ledger(&self, partition: i32) -> Option<i64> {
+        let sql = format!(
+            "SELECT coalesce((SELECT next_offset FROM inbox_ledger WHERE consumer_group = '{}' AND topic = '{}' \
+             AND kafka_partition = {partition}), -1)",
+            self.group, self.topic
+        );
+        Some(self.scene.database.query_one_i64(&sql).await).filter(|offset| *offset >= 0)
+    }
+
+    pub async fn committed(&self, partition: i32) -> Option<i64> {
+        self.kafka.committed(&self.group, &self.topic, partition).await
+    }
+
+    /// Where the messages were, as `partition/offset`, sorted.
+    pub async fn positions(&self) -> Vec<String> {
+        let sql =
+            "SELECT kafka_partition || '/' || kafka_offset FROM inbox_message ORDER BY kafka_partition, kafka_offset";
+        self.scene.database.query_texts(sql).await
+    }
+
+    pub async fn start(&self, runs: &Runs) -> Running<Postgres> {
+        within(self.inbox(runs).start_from(self.source())).await.unwrap()
+    }
+}
+
+/// `partition/offset` for a range of offsets.
+pub fn range(partition: i32, offsets: std::ops::Range<i64>) -> Vec<String> {
+    offsets.map(|offset| format!("{partition}/{offset}")).collect()
+}
