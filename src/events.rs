@@ -88,63 +88,65 @@ pub(crate) mod kafka {
     use super::{ERROR_CHARS_MAX, Shown};
     use crate::sanitize;
 
-    pub(crate) fn partitions_assigned(partitions: usize) {
-        info!(target: "wharf::kafka", partitions, "partitions assigned");
+    pub(crate) fn partitions_assigned(group: &str, partitions: usize) {
+        info!(target: "wharf::kafka", group, partitions, "partitions assigned");
     }
 
-    pub(crate) fn partitions_revoked(partitions: usize) {
-        info!(target: "wharf::kafka", partitions, "partitions revoked");
+    pub(crate) fn partitions_revoked(group: &str, partitions: usize) {
+        info!(target: "wharf::kafka", group, partitions, "partitions revoked");
     }
 
     /// The partition is read from here on.
-    pub(crate) fn partition_begun(topic: &str, partition: i32, offset: i64) {
-        info!(target: "wharf::kafka", topic, partition, offset, "partition begun");
+    pub(crate) fn partition_begun(group: &str, topic: &str, partition: i32, offset: i64) {
+        info!(target: "wharf::kafka", group, topic, partition, offset, "partition begun");
     }
 
-    /// Records that were never read are no longer there.
-    pub(crate) fn gap(topic: &str, partition: i32, from_offset: i64, to_offset: i64) {
-        error!(target: "wharf::kafka", topic, partition, from_offset, to_offset, "gap");
+    /// Offsets that were never read are no longer there. Markers and aborted records of transactions count: nobody can tell afterwards.
+    pub(crate) fn gap(group: &str, topic: &str, partition: i32, from_offset: i64, to_offset: i64) {
+        error!(target: "wharf::kafka", group, topic, partition, from_offset, to_offset, "gap");
     }
 
-    /// The log ends before the ledger. A person has to say what is right: remove the partition's row from `inbox_ledger` to read the topic
-    /// from its beginning.
-    pub(crate) fn partition_stopped(topic: &str, partition: i32, ledger: i64, high_watermark: i64) {
+    /// The log ends before the ledger. A person has to say what is right.
+    pub(crate) fn partition_stopped(group: &str, topic: &str, partition: i32, ledger: i64, high_watermark: i64) {
         error!(
-            target: "wharf::kafka", topic, partition, ledger, high_watermark,
+            target: "wharf::kafka", group, topic, partition, ledger, high_watermark,
             "partition stopped: the topic was made anew or lost its end; delete its rows from inbox_ledger to read it from the beginning"
         );
     }
 
     /// The database no longer has what it had: it is refilled from Kafka.
-    pub(crate) fn ledger_behind(topic: &str, partition: i32) {
-        error!(target: "wharf::kafka", topic, partition, "ledger behind: the database lost what was stored, reading it again");
+    pub(crate) fn ledger_behind(group: &str, topic: &str, partition: i32) {
+        error!(
+            target: "wharf::kafka", group, topic, partition,
+            "ledger behind: the database lost what was stored, reading it again"
+        );
     }
 
     /// A record came that was not the next one: the position is found anew.
-    pub(crate) fn out_of_place(topic: &str, partition: i32, offset: i64) {
-        warn!(target: "wharf::kafka", topic, partition, offset, "record out of place");
+    pub(crate) fn out_of_place(group: &str, topic: &str, partition: i32, offset: i64) {
+        warn!(target: "wharf::kafka", group, topic, partition, offset, "record out of place");
     }
 
-    pub(crate) fn intake(is_open: bool) {
+    pub(crate) fn intake(group: &str, is_open: bool) {
         if is_open {
-            info!(target: "wharf::kafka", "intake open");
+            info!(target: "wharf::kafka", group, "intake open");
         } else {
-            warn!(target: "wharf::kafka", "intake closed: waiting for the database or the handlers");
+            warn!(target: "wharf::kafka", group, "intake closed: waiting for the database or the handlers");
         }
     }
 
-    pub(crate) fn trouble(doing: &'static str, error: &impl Display) {
+    pub(crate) fn trouble(group: &str, doing: &'static str, error: &impl Display) {
         let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
-        warn!(target: "wharf::kafka", doing, error = %Shown(&error), "kafka trouble");
+        warn!(target: "wharf::kafka", group, doing, error = %Shown(&error), "kafka trouble");
     }
 
     /// A line of librdkafka's own log, by syslog's levels.
-    pub(crate) fn log(level: i32, line: &str) {
+    pub(crate) fn log(group: &str, level: i32, line: &str) {
         let line = sanitize::text(line, ERROR_CHARS_MAX);
         match level {
-            ..=4 => warn!(target: "wharf::kafka", line = %Shown(&line), "librdkafka"),
-            5..=6 => info!(target: "wharf::kafka", line = %Shown(&line), "librdkafka"),
-            _ => debug!(target: "wharf::kafka", line = %Shown(&line), "librdkafka"),
+            ..=4 => warn!(target: "wharf::kafka", group, line = %Shown(&line), "librdkafka"),
+            5..=6 => info!(target: "wharf::kafka", group, line = %Shown(&line), "librdkafka"),
+            _ => debug!(target: "wharf::kafka", group, line = %Shown(&line), "librdkafka"),
         }
     }
 }

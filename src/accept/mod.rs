@@ -11,9 +11,12 @@ mod json;
 mod prepare;
 mod write;
 
-pub(crate) use acceptor::{Acceptor, row};
+pub(crate) use acceptor::Acceptor;
+#[cfg(feature = "kafka")]
+pub(crate) use acceptor::row;
 pub use identity::Identity;
 pub(crate) use prepare::TopicRules;
+#[cfg(feature = "kafka")]
 pub(crate) use write::{Batch, Patience, Row, write};
 
 /// What became of a record.

@@ -54,6 +54,7 @@ pub(crate) struct Written {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     Until(Instant),
+    #[cfg_attr(not(feature = "kafka"), allow(dead_code, reason = "Kafka's patience"))]
     ForEver,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rdkafka::Offset;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaResult;
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 
 use super::rebalance::partitions;
 use super::{Kafka, settings};
@@ -145,6 +145,10 @@ fn look(consumer: &BaseConsumer, report: LedgerReport) -> KafkaResult<Audit> {
     let mut audited: Vec<PartitionAudit> = report.partitions.into_iter().map(PartitionAudit::from).collect();
     let mut topics: Vec<String> = audited.iter().map(|partition| partition.topic.clone()).collect();
     topics.dedup();
+    if topics.is_empty() && consumer.client().fetch_cluster_id(ANSWER_WAIT).is_none() {
+        // Nothing to compare; but nobody there is not the same as all well.
+        return Err(KafkaError::MetadataFetch(RDKafkaErrorCode::AllBrokersDown));
+    }
     for topic in topics {
         let metadata = consumer.fetch_metadata(Some(&topic), ANSWER_WAIT)?;
         let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions()).map(|partition| partition.id());

@@ -80,7 +80,7 @@ fn found(consumer: &BaseConsumer<Context>, asked: Asked, ledger: Option<i64>) ->
     let start = match known(consumer, &asked, ledger) {
         Ok(known) => Some(position::start(known)),
         Err(error) => {
-            events::kafka::trouble("find the position of a partition", &error);
+            events::kafka::trouble(&consumer.context().group, "find the position of a partition", &error);
             None
         }
     };

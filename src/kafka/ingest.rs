@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-use super::desk::{Batch, Desk, LANES, Taken};
+use super::desk::{Batch, LANES, Taken};
 use super::find::{Found, find};
 use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
@@ -60,11 +60,12 @@ impl Ingest {
     pub(crate) fn prepare<B: Backend>(shared: &Arc<Shared<B>>, kafka: &Kafka) -> Result<Prepared<B>> {
         let config = settings::config(kafka)?;
         let (tell, told) = channel();
-        let context = Context::new(Desk::new(&kafka.group), told);
+        let group: Arc<str> = kafka.group.as_str().into();
+        let context = Context::new(Arc::clone(&group), told);
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
         Ok(Prepared(Work {
             shared: Arc::clone(shared),
-            group: kafka.group.as_str().into(),
+            group,
             consumer: Arc::new(consumer),
             tasks: JoinSet::new(),
             tell,
@@ -171,11 +172,11 @@ impl<B: Backend> Work<B> {
                 None => None,
                 Some(Start::At(at)) => Some(at),
                 Some(Start::AfterGap { from, to }) => {
-                    events::kafka::gap(topic, *partition, from, to);
+                    events::kafka::gap(&self.group, topic, *partition, from, to);
                     Some(to)
                 }
                 Some(Start::Nowhere { ledger, high }) => {
-                    events::kafka::partition_stopped(topic, *partition, ledger, high);
+                    events::kafka::partition_stopped(&self.group, topic, *partition, ledger, high);
                     context.desk().stop(&asked.place, Instant::now());
                     continue;
                 }
@@ -183,13 +184,13 @@ impl<B: Backend> Work<B> {
             let is_set = at.filter(|at| match self.consumer.seek(topic, *partition, Offset::Offset(*at), SEEK_WAIT) {
                 Ok(()) => true,
                 Err(error) => {
-                    events::kafka::trouble("set the position of a partition", &error);
+                    events::kafka::trouble(&self.group, "set the position of a partition", &error);
                     false
                 }
             });
             match is_set {
                 Some(at) => {
-                    events::kafka::partition_begun(topic, *partition, at);
+                    events::kafka::partition_begun(&self.group, topic, *partition, at);
                     context.desk().begin(&asked.place, at);
                 }
                 None => context.desk().ask_again(&asked.place, Instant::now()),
@@ -220,22 +221,24 @@ impl<B: Backend> Work<B> {
 
     /// Pauses and resumes partitions, as there is room for their records.
     fn open_or_close(&mut self) {
+        if self.is_open && self.consumer.context().desk().is_full(&self.shared.limits) {
+            // A batch that has ended makes room when the next one is taken.
+            self.consumer.context().hear(FULL_WAIT);
+            self.start_batches();
+        }
         let context = self.consumer.context();
         let is_full = || context.desk().is_full(&self.shared.limits);
-        if self.is_open && is_full() {
-            context.hear(FULL_WAIT);
-        }
         let has_room = if self.is_open { !is_full() } else { context.desk().has_room(&self.shared.limits) };
         let is_open = has_room && !context.is_backlogged();
         if is_open != self.is_open {
             self.is_open = is_open;
-            events::kafka::intake(is_open);
+            events::kafka::intake(&self.group, is_open);
         }
         let (pause, resume) = context.desk().pauses(is_open);
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
         let resumed = partitions(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
-            events::kafka::trouble("pause or resume", &error);
+            events::kafka::trouble(&self.group, "pause or resume", &error);
         }
     }
 
@@ -254,7 +257,7 @@ impl<B: Backend> Work<B> {
             && let Err(error) = self.consumer.commit(&list, mode)
         {
             // Tried again with what is stored by then.
-            events::kafka::trouble("commit", &error);
+            events::kafka::trouble(&self.group, "commit", &error);
         }
     }
 
@@ -284,14 +287,14 @@ impl<B: Backend> Work<B> {
         let mut desk = self.consumer.context().desk();
         match desk.take_in((topic, partition), message.offset(), Instant::now(), low, row) {
             Taken::Waiting | Taken::Ignored => {}
-            Taken::OutOfPlace => events::kafka::out_of_place(topic, partition, message.offset()),
+            Taken::OutOfPlace => events::kafka::out_of_place(&self.group, topic, partition, message.offset()),
         }
     }
 
     /// Errors of librdkafka pass, unless it says that they do not.
     fn judge(&self, error: &KafkaError) -> Result<()> {
         let Some((code, reason)) = self.consumer.client().fatal_error() else {
-            events::kafka::trouble("consume", error);
+            events::kafka::trouble(&self.group, "consume", error);
             return Ok(());
         };
         Err(Error::new(

@@ -39,6 +39,7 @@ pub(super) enum Told {
 }
 
 pub(super) struct Context {
+    pub(super) group: Arc<str>,
     desk: Mutex<Desk>,
     told: Mutex<Receiver<Told>>,
     found: Mutex<Vec<Found>>,
@@ -48,9 +49,10 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn new(desk: Desk, told: Receiver<Told>) -> Self {
+    pub(super) fn new(group: Arc<str>, told: Receiver<Told>) -> Self {
         Self {
-            desk: Mutex::new(desk),
+            desk: Mutex::new(Desk::new(&group)),
+            group,
             told: Mutex::new(told),
             found: Mutex::default(),
             is_backlogged: AtomicBool::new(false),
@@ -90,7 +92,7 @@ impl Context {
             match next {
                 Told::Written { lane, moves } => {
                     for (topic, partition) in self.desk().written(lane, &moves, Instant::now()) {
-                        events::kafka::ledger_behind(&topic, partition);
+                        events::kafka::ledger_behind(&self.group, &topic, partition);
                     }
                 }
                 Told::Found(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
@@ -116,7 +118,7 @@ impl Context {
 
     fn assigned(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) {
         let places = places(list);
-        events::kafka::partitions_assigned(places.len());
+        events::kafka::partitions_assigned(&self.group, places.len());
         // Not where the group was: the ledger decides, and until it has, nothing is to be read. The beginning is the one place from
         // which a record that slips through is never a step over others.
         let begun = list.set_all_offsets(Offset::Beginning).and_then(|()| match consumer.rebalance_protocol() {
@@ -125,7 +127,7 @@ impl Context {
         });
         for done in [begun, consumer.pause(list)] {
             if let Err(error) = done {
-                events::kafka::trouble("assign", &error);
+                events::kafka::trouble(&self.group, "assign", &error);
             }
         }
         self.desk().assign(&places, Instant::now());
@@ -133,7 +135,7 @@ impl Context {
 
     fn revoked(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
         let places = places(list);
-        events::kafka::partitions_revoked(places.len());
+        events::kafka::partitions_revoked(&self.group, places.len());
         self.desk().drop_waiting(&places);
         // Partitions that are lost belong to somebody else already: nothing is committed for them.
         if !consumer.assignment_lost() && !self.is_closing() {
@@ -144,7 +146,7 @@ impl Context {
                 && let Err(error) = consumer.commit(&list, CommitMode::Sync)
             {
                 // The next owner goes by the ledger.
-                events::kafka::trouble("commit", &error);
+                events::kafka::trouble(&self.group, "commit", &error);
             }
         }
         self.desk().revoke(&places);
@@ -153,20 +155,20 @@ impl Context {
             RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
         };
         if let Err(error) = gone {
-            events::kafka::trouble("unassign", &error);
+            events::kafka::trouble(&self.group, "unassign", &error);
         }
     }
 }
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
-        events::kafka::log(level as i32, line);
+        events::kafka::log(&self.group, level as i32, line);
     }
 
     fn stats(&self, _statistics: Statistics) {}
 
     fn error(&self, error: KafkaError, _reason: &str) {
-        events::kafka::trouble("talk to the brokers", &error);
+        events::kafka::trouble(&self.group, "talk to the brokers", &error);
     }
 }
 
@@ -176,7 +178,7 @@ impl ConsumerContext for Context {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assigned(consumer, list),
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS => self.revoked(consumer, list),
             error => {
-                events::kafka::trouble("rebalance", &KafkaError::Rebalance(error.into()));
+                events::kafka::trouble(&self.group, "rebalance", &KafkaError::Rebalance(error.into()));
                 self.revoked(consumer, list);
             }
         }
@@ -185,7 +187,7 @@ impl ConsumerContext for Context {
     fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
         if let Err(error) = result {
             // Tried again with what is stored by then.
-            events::kafka::trouble("commit", &error);
+            events::kafka::trouble(&self.group, "commit", &error);
             return;
         }
         let mut desk = self.desk();
@@ -193,7 +195,7 @@ impl ConsumerContext for Context {
             match (element.error(), element.offset()) {
                 (Ok(()), Offset::Offset(offset)) => desk.committed(element.topic(), element.partition(), offset),
                 (Ok(()), _) => {}
-                (Err(error), _) => events::kafka::trouble("commit", &error),
+                (Err(error), _) => events::kafka::trouble(&self.group, "commit", &error),
             }
         }
     }

@@ -1,0 +1,72 @@
+//! What a process holds while large records keep coming and the database is away: a child consumes, the parent stops PostgreSQL.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use wharf::{Failure, HandlerKey, Identity, Inbox, Kafka as Source, Message, Postgres, Raw, Store, handler};
+
+use crate::support::kafka_admin::unique_name;
+use crate::support::kafka_records::TestRecord;
+use crate::{Scale, Servers, fresh_database};
+
+const RECORD_BYTES: usize = 1 << 20;
+/// Long after the queues are full.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// The child: argument by argument.
+pub struct Role {
+    url: String,
+    brokers: String,
+    topic: String,
+}
+
+impl Role {
+    pub fn asked_for() -> Option<Self> {
+        let mut arguments = std::env::args().skip_while(|argument| argument != "--memory-role").skip(1);
+        Some(Self { url: arguments.next()?, brokers: arguments.next()?, topic: arguments.next()? })
+    }
+
+    /// Consumes; says `ready` when it does, and its peak when it is told to.
+    pub async fn play(self) {
+        let store = Store::<Postgres>::connect(&self.url).await.unwrap();
+        let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| async { Ok::<(), Failure>(()) });
+        let builder = Inbox::builder(store).subscribe(&*self.topic, no_op);
+        let inbox = builder.identity(&*self.topic, Identity::position()).build().unwrap();
+        let _running = inbox.start_from(Source::new(&self.brokers, unique_name("memory"))).await.unwrap();
+        println!("ready");
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        println!("{}", peak_mib());
+        std::process::exit(0);
+    }
+}
+
+/// The peak, in MiB.
+pub async fn measure(servers: &Servers, scale: Scale) -> f64 {
+    let (partitions, count) = scale.large;
+    let topic = servers.kafka.create_unique_topic(partitions).await;
+    let url = fresh_database(&servers.postgres).await;
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--memory-role", &url, servers.kafka.brokers(), &topic])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "ready");
+    servers.postgres.stop_immediate().await;
+    let records = usize::try_from(partitions).unwrap() * count;
+    servers.kafka.produce_many(&topic, partitions, records, |_| TestRecord::new(vec![b'x'; RECORD_BYTES])).await;
+    tokio::time::sleep(SETTLE).await;
+    writeln!(child.stdin.as_mut().unwrap(), "report").unwrap();
+    let peak = said.next().unwrap().unwrap().parse().unwrap();
+    child.wait().unwrap();
+    peak
+}
+
+fn peak_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap_or("");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+}

@@ -1,0 +1,63 @@
+//! Kafka to durable rows: a topic that was filled before, handlers that are paused, the ledger as the witness.
+
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Client;
+use wharf::{
+    Failure, HandlerKey, Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Message, Postgres, Raw, Store, handler,
+};
+
+use crate::support::kafka_admin::unique_name;
+use crate::support::kafka_records::TestRecord;
+use crate::support::postgres::connect;
+use crate::{BATCH_ROWS, PARTITIONS, PAYLOAD_BYTES, Scale, Servers, fresh_database};
+
+const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("bench.b"), HandlerKey::new("bench.c")];
+
+/// A topic with all records, each with an id in a header.
+pub async fn fill(servers: &Servers, scale: Scale) -> String {
+    let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
+    let record =
+        |number: usize| TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"));
+    servers.kafka.produce_many(&topic, PARTITIONS, scale.messages, record).await;
+    topic
+}
+
+/// Records a second, from the first that are stored to the last.
+pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16) -> f64 {
+    let url = fresh_database(&servers.postgres).await;
+    let mut builder = builder(&url).await;
+    for key in KEYS.into_iter().take(handlers.unsigned_abs().into()) {
+        builder = builder.subscribe(topic, handler(key, |_: Message<Raw>| async { Ok::<(), Failure>(()) }));
+    }
+    let inbox = builder.identity(topic, Identity::header("id")).build().unwrap();
+    // Accepting is measured, not handling.
+    inbox.accept_all([]).await.unwrap();
+    let client = connect(&url).await;
+    client.batch_execute("UPDATE inbox_handler SET paused_at = now()").await.unwrap();
+    let source = Source::new(servers.kafka.brokers(), unique_name("ingest"));
+    let running = inbox.start_from(source).await.unwrap();
+    let (first, started_at) = (stored(&client, 1).await, Instant::now());
+    let all = stored(&client, scale.messages).await;
+    let seconds = started_at.elapsed().as_secs_f64();
+    running.shutdown(Duration::from_secs(10)).await.unwrap();
+    (all - first) as f64 / seconds
+}
+
+pub async fn builder(url: &str) -> InboxBuilder<Postgres> {
+    let store = Store::<Postgres>::connect(url).await.unwrap();
+    Inbox::builder(store).limits(Limits { accept_batch_rows: BATCH_ROWS, ..Limits::default() })
+}
+
+/// Waits until the ledger has passed this many records; returns how many it has.
+async fn stored(client: &Client, count: usize) -> usize {
+    let sum = client.prepare("SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger").await.unwrap();
+    loop {
+        let passed: i64 = client.query_one(&sum, &[]).await.unwrap().get(0);
+        let passed = usize::try_from(passed).unwrap();
+        if passed >= count {
+            return passed;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
