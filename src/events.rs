@@ -127,6 +127,12 @@ pub(crate) mod kafka {
         warn!(target: "wharf::kafka", group, topic, partition, offset, "record out of place");
     }
 
+    /// Records that librdkafka cannot read, because they are damaged or compressed in a way it does not know.
+    pub(crate) fn stands_still(group: &str, topic: &str, partition: i32, offset: i64, reason: &str) {
+        let reason = sanitize::text(reason, ERROR_CHARS_MAX);
+        error!(target: "wharf::kafka", group, topic, partition, offset, reason = %Shown(&reason), "partition stands still");
+    }
+
     pub(crate) fn intake(group: &str, is_open: bool) {
         if is_open {
             info!(target: "wharf::kafka", group, "intake open");

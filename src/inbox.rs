@@ -8,6 +8,8 @@ mod running;
 
 use std::collections::HashMap;
 use std::fmt;
+#[cfg(feature = "sqlite")]
+use std::future::Future;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -119,6 +121,21 @@ impl<B: Backend> Inbox<B> {
     /// When the database does not answer or its schema is not this build's.
     pub async fn drain(&self) -> Result<usize> {
         self.rounds(Extent::UntilNothingIsDue).await
+    }
+
+    /// As [`Inbox::drain`], but when `death` comes every claim is abandoned, as if the process were gone.
+    #[cfg(feature = "sqlite")]
+    pub(crate) async fn drain_dying(&self, death: impl Future<Output = ()>) -> Result<usize> {
+        let loops = self.open(Work::OnDemand).await?;
+        let ran = tokio::select! {
+            ran = loops.rounds(Extent::UntilNothingIsDue) => ran,
+            () = death => {
+                loops.engine.abandon_all();
+                Ok(0)
+            }
+        };
+        let ended = loops.end(Duration::ZERO).await;
+        ran.and_then(|ran| ended.map(|()| ran))
     }
 
     async fn rounds(&self, extent: Extent) -> Result<usize> {

@@ -64,15 +64,19 @@
 //! - Order. Deliveries run side by side and retries come later.
 //! - Effects outside the transaction (HTTP, mail, another database) can happen again: make them bear it, [`Message::id`] is the key.
 //! - A handler that blocks its thread cannot be stopped by its timeout; its claim is kept until it returns.
-//! - Data that PostgreSQL acknowledged and lost: a disk that lies about fsync, an asynchronous standby that was behind.
+//! - Data that the database acknowledged and lost: a disk that lies about fsync, an asynchronous standby that was behind.
 //!
 //! # Features
 //!
 //! | feature | default | brings |
 //! |---|---|---|
 //! | `postgres` | yes | [`Store<Postgres>`](Postgres): PostgreSQL 14 and newer, also through PgBouncer 1.21+ in transaction mode |
+//! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
 //!
 //! `ARCHITECTURE.md` has the map of the code, the states of a delivery, and what happens when something dies where.
+
+#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+compile_error!("wharf needs a store: switch on the feature `postgres`, which is the default, or `sqlite`");
 
 // In the order of a record's way, then what all of them stand on.
 mod accept;
@@ -91,6 +95,9 @@ mod events;
 mod limits;
 mod outcome;
 mod sanitize;
+
+#[cfg(feature = "sqlite")]
+pub mod testing;
 
 // An inbox, and what goes in.
 pub use accept::{Identity, Receipt};
@@ -111,6 +118,8 @@ pub use handler::{
 pub use message::{Message, Payload, Raw};
 
 // Where it is kept.
+#[cfg(feature = "sqlite")]
+pub use store::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 pub use store::{Backend, Store};
 #[cfg(feature = "postgres")]
 pub use store::{Postgres, PostgresOptions};
@@ -119,3 +128,8 @@ pub use error::{Error, Result};
 
 /// Written into `inbox_processor`, so that an operator sees which builds are alive.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What the README shows is compiled.
+#[cfg(all(doctest, feature = "kafka", feature = "postgres"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

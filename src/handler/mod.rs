@@ -15,5 +15,7 @@ pub use key::HandlerKey;
 pub use registration::{Registration, Topics, handler, tx_handler};
 pub use retry::RetryPolicy;
 
+#[cfg(feature = "sqlite")]
+pub(crate) use erased::ErasedHandler;
 pub(crate) use erased::{Body, ErasedTxHandler};
 pub(crate) use failure::Wish;

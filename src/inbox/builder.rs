@@ -7,6 +7,8 @@ use std::sync::{Arc, RwLock};
 use super::{Inbox, Shared};
 use crate::accept::{Acceptor, Identity, TopicRules};
 use crate::error::{Error, Result};
+#[cfg(feature = "sqlite")]
+use crate::handler::Body;
 use crate::handler::{HandlerKey, Registration, Topics};
 use crate::limits::{DURATION_MAX, Limits};
 use crate::store::{Backend, Store};
@@ -48,6 +50,20 @@ impl<B: Backend> InboxBuilder<B> {
     /// The bounds the inbox works within. Default: [`Limits::default`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn get_limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Puts something around every handler.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn wrap_handlers(mut self, wrap: impl Fn(Body<B::Connection>) -> Body<B::Connection>) -> Self {
+        for registration in &mut self.registrations {
+            registration.body = wrap(registration.body.clone());
+        }
         self
     }
 

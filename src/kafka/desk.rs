@@ -119,10 +119,11 @@ impl Desk {
     /// Takes over partitions, paused.
     pub(super) fn assign(&mut self, places: &[Place], now: Instant) {
         self.generation += 1;
-        for (turn, (topic, partition)) in places.iter().enumerate() {
+        for (topic, partition) in places {
+            let load = |lane: &usize| self.all().filter(|(_, owned)| owned.lane == *lane).count();
             let owned = Owned {
                 generation: self.generation,
-                lane: turn % LANES,
+                lane: (0..LANES).min_by_key(load).unwrap_or_default(),
                 standing: Standing::New { ask_at: now },
                 is_paused: true,
                 next_offset: 0,
@@ -320,6 +321,14 @@ impl Desk {
             self.drop_waiting(&behind);
         }
         behind
+    }
+
+    /// The partition whose next offset this is, if it is the only one.
+    pub(super) fn only_one_at(&self, offset: i64) -> Option<Place> {
+        let mut there =
+            self.all().filter(|(_, owned)| owned.standing == Standing::Reading && owned.next_offset == offset);
+        let first = there.next()?.0;
+        there.next().is_none().then_some(first)
     }
 
     /// What is stored and not committed.

@@ -3,6 +3,7 @@
 //! A partition is read only after its place in the ledger is durable. The database is asked for ever; Kafka once, in bounded time: what
 //! it does not answer for is asked again later, so that one partition without a leader holds up no other.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +14,14 @@ use rdkafka::error::KafkaResult;
 
 use super::desk::Asked;
 use super::native;
-use super::position::{self, Committed, Known, Start};
+use super::position::{self, Committed, Known, Start, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, partitions};
 use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::events;
 use crate::inbox::Shared;
 use crate::store::Backend;
-use crate::store::seam::Opening;
+use crate::store::seam::{Opening, Standing};
 
 /// How long Kafka may take for each answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -30,6 +31,13 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 pub(super) struct Found {
     pub(super) asked: Asked,
     pub(super) start: Option<Start>,
+}
+
+/// With what it was found by.
+struct Looked {
+    found: Found,
+    ledger: Option<Standing>,
+    topic_id: Option<String>,
 }
 
 pub(super) async fn find<B: Backend>(
@@ -45,18 +53,16 @@ pub(super) async fn find<B: Backend>(
     let ledger = for_ever(backoff(), "read the ledger", move || backend.ledger(group, places)).await;
     // Blocking calls: not on the store's thread.
     let unanswered: Vec<Asked> = asked.clone();
-    let starts = tokio::task::spawn_blocking(move || {
-        asked.into_iter().zip(ledger).map(|(asked, ledger)| found(&consumer, asked, ledger)).collect::<Vec<_>>()
-    });
-    let Ok(found) = starts.await else {
+    let looking = tokio::task::spawn_blocking(move || look(&consumer, asked, ledger));
+    let Ok(looked) = looking.await else {
         return unanswered.into_iter().map(|asked| Found { asked, start: None }).collect();
     };
-    let openings: Vec<Opening> = found.iter().filter_map(|(found, ledger)| opening(found, *ledger)).collect();
+    let openings: Vec<Opening> = looked.iter().filter_map(opening).collect();
     if !openings.is_empty() {
         let openings = openings.as_slice();
         for_ever(backoff(), "write the ledger", move || backend.open_ledger(group, openings)).await;
     }
-    found.into_iter().map(|(found, _)| found).collect()
+    looked.into_iter().map(|looked| looked.found).collect()
 }
 
 async fn for_ever<T, F>(mut backoff: Backoff, what: &'static str, act: impl Fn() -> F) -> T
@@ -72,22 +78,36 @@ where
     }
 }
 
-fn found(consumer: &BaseConsumer<Context>, asked: Asked, ledger: Option<i64>) -> (Found, Option<i64>) {
-    // Nobody waits for it any more.
-    if consumer.context().is_closing() {
-        return (Found { asked, start: None }, ledger);
-    }
-    let start = match known(consumer, &asked, ledger) {
-        Ok(known) => Some(position::start(known)),
-        Err(error) => {
-            events::kafka::trouble(&consumer.context().group, "find the position of a partition", &error);
-            None
+fn look(consumer: &BaseConsumer<Context>, asked: Vec<Asked>, ledger: Vec<Option<Standing>>) -> Vec<Looked> {
+    let mut topic_ids: HashMap<Arc<str>, Option<String>> = HashMap::new();
+    let mut looked = Vec::with_capacity(asked.len());
+    for (asked, ledger) in asked.into_iter().zip(ledger) {
+        // Nobody waits for it any more.
+        if consumer.context().is_closing() {
+            looked.push(Looked { found: Found { asked, start: None }, ledger, topic_id: None });
+            continue;
         }
-    };
-    (Found { asked, start }, ledger)
+        let topic = Arc::clone(&asked.place.0);
+        let ask = || native::topic_id(consumer, &topic, ANSWER_WAIT);
+        let topic_id = topic_ids.entry(Arc::clone(&topic)).or_insert_with(ask).clone();
+        let start = match known(consumer, &asked, ledger.as_ref(), topic_id.as_deref()) {
+            Ok(known) => Some(position::start(known)),
+            Err(error) => {
+                events::kafka::trouble(&consumer.context().group, "find the position of a partition", &error);
+                None
+            }
+        };
+        looked.push(Looked { found: Found { asked, start }, ledger, topic_id });
+    }
+    looked
 }
 
-fn known(consumer: &BaseConsumer<Context>, asked: &Asked, ledger: Option<i64>) -> KafkaResult<Known> {
+fn known(
+    consumer: &BaseConsumer<Context>,
+    asked: &Asked,
+    ledger: Option<&Standing>,
+    topic_id: Option<&str>,
+) -> KafkaResult<Known> {
     let (topic, partition) = &asked.place;
     let (low, high) = consumer.fetch_watermarks(topic, *partition, ANSWER_WAIT)?;
     let committed = match ledger {
@@ -95,7 +115,11 @@ fn known(consumer: &BaseConsumer<Context>, asked: &Asked, ledger: Option<i64>) -
         None if asked.has_ledger => Committed::ByUs,
         None => committed(consumer, asked)?,
     };
-    Ok(Known { ledger, committed, low, high })
+    let topic = match (ledger.and_then(|ledger| ledger.topic_id.as_deref()), topic_id) {
+        (Some(read), Some(there)) if read != there => Topic::MadeAnew,
+        (Some(_) | None, Some(_) | None) => Topic::Same,
+    };
+    Ok(Known { ledger: ledger.map(|ledger| ledger.next_offset), topic, committed, low, high })
 }
 
 fn committed(consumer: &BaseConsumer<Context>, asked: &Asked) -> KafkaResult<Committed> {
@@ -112,12 +136,15 @@ fn committed(consumer: &BaseConsumer<Context>, asked: &Asked) -> KafkaResult<Com
 }
 
 /// What has to be written before the partition is read.
-fn opening(found: &Found, ledger: Option<i64>) -> Option<Opening> {
+fn opening(looked: &Looked) -> Option<Opening> {
+    let Looked { found, ledger, topic_id } = looked;
     let (topic, partition) = &found.asked.place;
     let (at, gap_from) = match (found.start?, ledger) {
-        (Start::At(_), Some(_)) | (Start::Nowhere { .. }, _) => return None,
-        (Start::At(at), None) => (at, None),
+        (Start::Nowhere { .. }, _) => return None,
+        // A ledger that does not know its topic's id yet learns it.
+        (Start::At(_), Some(Standing { topic_id: read, .. })) if read.is_some() || topic_id.is_none() => return None,
+        (Start::At(at), Some(_) | None) => (at, None),
         (Start::AfterGap { from, to }, _) => (to, Some(from)),
     };
-    Some(Opening { topic: Arc::clone(topic), partition: *partition, at, gap_from })
+    Some(Opening { topic: Arc::clone(topic), topic_id: topic_id.clone(), partition: *partition, at, gap_from })
 }

@@ -8,12 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use rdkafka::Offset;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
-use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -23,15 +21,14 @@ use super::desk::{Batch, LANES, Taken};
 use super::find::{Found, find};
 use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
-use super::{Kafka, native, settings};
+use super::{Kafka, backlog, native, record, settings};
 use crate::accept::{self, Patience};
 use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::events;
 use crate::inbox::Shared;
-use crate::record::Record;
 use crate::store::Backend;
-use crate::store::seam::{Backlog, LedgerMove};
+use crate::store::seam::LedgerMove;
 
 /// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
@@ -248,13 +245,34 @@ impl<B: Backend> Work<B> {
             return;
         }
         self.commit_at = now + COMMIT_EVERY;
-        self.commit(CommitMode::Async);
+        if self.consumer.context().is_cut_off() {
+            self.call_brokers();
+        } else {
+            self.commit(CommitMode::Async);
+        }
+    }
+
+    /// Looks whether a broker is there again.
+    fn call_brokers(&mut self) {
+        let Some((topic, partition)) = self.consumer.context().desk().places().pop() else { return };
+        let consumer = Arc::clone(&self.consumer);
+        let calling = move || {
+            if consumer.fetch_watermarks(&topic, partition, COMMIT_EVERY).is_ok() {
+                consumer.context().is_heard();
+            }
+        };
+        // A blocking call: not on the store's thread.
+        let calling = async { drop(tokio::task::spawn_blocking(calling).await) };
+        self.tasks.spawn_on(calling, self.shared.store.backend.reactor());
     }
 
     fn commit(&self, mode: CommitMode) {
         let stored = self.consumer.context().desk().to_commit();
         if let Some(list) = offsets(&stored)
-            && let Err(error) = self.consumer.commit(&list, mode)
+            && let Err(error) = match mode {
+                CommitMode::Async => native::commit(&self.consumer, &list),
+                CommitMode::Sync => self.consumer.commit(&list, mode),
+            }
         {
             // Tried again with what is stored by then.
             events::kafka::trouble(&self.group, "commit", &error);
@@ -269,7 +287,8 @@ impl<B: Backend> Work<B> {
             match self.consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) => self.take_in(&message),
-                Some(Err(error)) => self.judge(&error)?,
+                // Told by the context, which was given it with more words.
+                Some(Err(_)) => self.judge()?,
             }
             count += 1;
             wait = Duration::ZERO;
@@ -282,8 +301,9 @@ impl<B: Backend> Work<B> {
 
     fn take_in(&self, message: &BorrowedMessage<'_>) {
         let (topic, partition) = (message.topic(), message.partition());
+        self.consumer.context().is_heard();
         let low = || native::low_watermark(&self.consumer, topic, partition);
-        let row = || accept::row(&self.shared, record(message));
+        let row = || accept::row(&self.shared, record::read(message));
         let mut desk = self.consumer.context().desk();
         match desk.take_in((topic, partition), message.offset(), Instant::now(), low, row) {
             Taken::Waiting | Taken::Ignored => {}
@@ -292,15 +312,12 @@ impl<B: Backend> Work<B> {
     }
 
     /// Errors of librdkafka pass, unless it says that they do not.
-    fn judge(&self, error: &KafkaError) -> Result<()> {
-        let Some((code, reason)) = self.consumer.client().fatal_error() else {
-            events::kafka::trouble(&self.group, "consume", error);
-            return Ok(());
-        };
+    fn judge(&self) -> Result<()> {
+        let Some((code, reason)) = self.consumer.client().fatal_error() else { return Ok(()) };
         Err(Error::new(
             Kind::Configuration,
             format!(
-                "the consumer of group {} cannot go on: {code}: {reason}; two processes with one group.instance.id put each other out",
+                "the consumer of group {} cannot go on: {code}: {reason} (two processes with one group.instance.id put each other out)",
                 self.group
             ),
         ))
@@ -314,7 +331,7 @@ impl<B: Backend> Work<B> {
         let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
         let watching = async move {
             loop {
-                if let Some(is_over) = is_over_backlog(&shared).await
+                if let Some(is_over) = backlog::is_over(&shared).await
                     && tell.send(Told::Backlog { is_over }).is_err()
                 {
                     return;
@@ -349,36 +366,4 @@ async fn write<B: Backend>(shared: &Arc<Shared<B>>, batch: &Batch) -> Vec<Ledger
         }
         backoff.pause().await;
     }
-}
-
-/// Whether more is open than the limits allow; `None` when the database does not say.
-async fn is_over_backlog<B: Backend>(shared: &Arc<Shared<B>>) -> Option<bool> {
-    let limits = &shared.limits;
-    let lanes = shared.lanes().await.ok()?;
-    let handler_ids: Vec<i16> = lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect();
-    let count_max = limits.backlog_rows_max.map_or(1, |rows| u32::try_from(rows).unwrap_or(u32::MAX));
-    match shared.store.backend.backlog(&handler_ids, count_max).await {
-        Ok(Backlog { open, oldest_age }) => {
-            let is_too_many = limits.backlog_rows_max.is_some_and(|max| open >= max as u64);
-            let is_too_old = limits.backlog_age_max.is_some_and(|max| oldest_age > max);
-            Some(is_too_many || is_too_old)
-        }
-        Err(error) => {
-            events::store_trouble("count the backlog", &error);
-            None
-        }
-    }
-}
-
-fn record(message: &BorrowedMessage<'_>) -> Record {
-    let mut record = Record::new(message.topic()).position(message.partition(), message.offset());
-    record.key = message.key().map(Bytes::copy_from_slice);
-    record.payload = message.payload().map(Bytes::copy_from_slice);
-    record.headers = native::headers(message.headers());
-    record.recorded_at = message
-        .timestamp()
-        .to_millis()
-        .and_then(|millis| u64::try_from(millis).ok())
-        .and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
-    record
 }

@@ -5,12 +5,14 @@
 //! (pure). An offset is committed only after everything before it is a message, a quarantine row or unwanted, and the ledger says so.
 
 mod audit;
+mod backlog;
 mod desk;
 mod find;
 mod ingest;
 mod native;
 mod position;
 mod rebalance;
+mod record;
 mod settings;
 
 use std::fmt;

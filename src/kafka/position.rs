@@ -8,11 +8,20 @@
 pub(super) struct Known {
     /// The next offset to accept, by the ledger.
     pub(super) ledger: Option<i64>,
+    pub(super) topic: Topic,
     pub(super) committed: Committed,
     /// The first offset that Kafka still has.
     pub(super) low: i64,
     /// The offset of the next record to be produced.
     pub(super) high: i64,
+}
+
+/// Whether the topic is the one that the ledger is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Topic {
+    /// As far as anybody can tell: Kafka has not always told ids.
+    Same,
+    MadeAnew,
 }
 
 /// The group's offset, and who committed it.
@@ -41,9 +50,9 @@ pub(super) enum Start {
 }
 
 pub(super) fn start(known: Known) -> Start {
-    let Known { ledger, committed, low, high } = known;
+    let Known { ledger, topic, committed, low, high } = known;
     match (ledger, committed) {
-        (Some(ledger), _) if ledger > high => Start::Nowhere { ledger, high },
+        (Some(ledger), _) if ledger > high || topic == Topic::MadeAnew => Start::Nowhere { ledger, high },
         (Some(next), _) | (None, Committed::ByAnother(next)) if next < low => Start::AfterGap { from: next, to: low },
         (Some(next), _) => Start::At(next),
         (None, Committed::ByAnother(next)) => Start::At(next.min(high)),
@@ -58,7 +67,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn at(ledger: Option<i64>, committed: Committed) -> Start {
-        start(Known { ledger, committed, low: 10, high: 20 })
+        start(Known { ledger, topic: Topic::Same, committed, low: 10, high: 20 })
     }
 
     #[test]
@@ -85,6 +94,8 @@ mod tests {
     fn what_kafka_no_longer_has_is_a_gap_and_another_log_is_not_touched() {
         assert_eq!(at(Some(3), Committed::ByUs), Start::AfterGap { from: 3, to: 10 });
         assert_eq!(at(Some(21), Committed::ByUs), Start::Nowhere { ledger: 21, high: 20 });
+        let longer = Known { ledger: Some(12), topic: Topic::MadeAnew, committed: Committed::ByUs, low: 10, high: 20 };
+        assert_eq!(start(longer), Start::Nowhere { ledger: 12, high: 20 });
     }
 
     proptest! {
@@ -93,7 +104,7 @@ mod tests {
             ledger in 0i64..40, committed in 0i64..40, low in 0i64..20, length in 0i64..20,
         ) {
             let committed = Committed::ByAnother(committed);
-            match start(Known { ledger: Some(ledger), committed, low, high: low + length }) {
+            match start(Known { ledger: Some(ledger), topic: Topic::Same, committed, low, high: low + length }) {
                 Start::At(next) => prop_assert_eq!(next, ledger),
                 Start::AfterGap { from, to } => prop_assert!(from == ledger && to == low && from < to),
                 Start::Nowhere { .. } => prop_assert!(ledger > low + length),

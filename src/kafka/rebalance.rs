@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
-use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
@@ -46,6 +46,8 @@ pub(super) struct Context {
     is_backlogged: AtomicBool,
     /// The consumer is being closed: what is stored is committed already.
     is_closing: AtomicBool,
+    /// No broker is to be reached. A commit that waits for one until the session is over would put out a static member for good.
+    is_cut_off: AtomicBool,
 }
 
 impl Context {
@@ -57,6 +59,7 @@ impl Context {
             found: Mutex::default(),
             is_backlogged: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
         }
     }
 
@@ -75,6 +78,15 @@ impl Context {
 
     pub(super) fn set_closing(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Ordering::Relaxed)
+    }
+
+    /// A broker has been heard.
+    pub(super) fn is_heard(&self) {
+        self.is_cut_off.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -118,6 +130,7 @@ impl Context {
 
     fn assigned(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) {
         let places = places(list);
+        self.is_heard();
         events::kafka::partitions_assigned(&self.group, places.len());
         // Not where the group was: the ledger decides, and until it has, nothing is to be read. The beginning is the one place from
         // which a record that slips through is never a step over others.
@@ -167,8 +180,24 @@ impl ClientContext for Context {
 
     fn stats(&self, _statistics: Statistics) {}
 
-    fn error(&self, error: KafkaError, _reason: &str) {
-        events::kafka::trouble(&self.group, "talk to the brokers", &error);
+    /// Called for every error before the poll returns it, and with more words.
+    fn error(&self, error: KafkaError, reason: &str) {
+        match error.rdkafka_error_code() {
+            Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure) => {
+                self.is_cut_off.store(true, Ordering::Relaxed);
+            }
+            // Records that cannot be read: their partition stands still, and says so again and again.
+            Some(
+                RDKafkaErrorCode::BadMessage | RDKafkaErrorCode::BadCompression | RDKafkaErrorCode::NotImplemented,
+            ) => {
+                let place = offset_in(reason).and_then(|offset| Some((self.desk().only_one_at(offset)?, offset)));
+                if let Some(((topic, partition), offset)) = place {
+                    return events::kafka::stands_still(&self.group, &topic, partition, offset, reason);
+                }
+            }
+            Some(_) | None => {}
+        }
+        events::kafka::trouble(&self.group, "consume", &format_args!("{error}: {reason}"));
     }
 }
 
@@ -185,6 +214,9 @@ impl ConsumerContext for Context {
     }
 
     fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
+        if result.is_ok() {
+            self.is_heard();
+        }
         if let Err(error) = result {
             // Tried again with what is stored by then.
             events::kafka::trouble(&self.group, "commit", &error);
@@ -199,6 +231,12 @@ impl ConsumerContext for Context {
             }
         }
     }
+}
+
+/// The offset that librdkafka names in words.
+fn offset_in(reason: &str) -> Option<i64> {
+    let words = ["offset ", "message at "].iter().find_map(|words| reason.split_once(words))?;
+    words.1.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 fn places(list: &TopicPartitionList) -> Vec<Place> {
@@ -224,4 +262,17 @@ pub(super) fn offsets(stored: &[(Place, i64)]) -> Option<TopicPartitionList> {
         element.set_metadata(COMMITTED_BY_US);
     }
     (!stored.is_empty()).then_some(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offset_of_a_damaged_record_is_found_in_what_librdkafka_says() {
+        let damaged = "MessageSet at offset 17 (99 bytes) failed CRC32C check (original 0x1 != calculated 0x2)";
+        assert_eq!(offset_in(damaged), Some(17));
+        assert_eq!(offset_in("Decompression (codec 0x4) of message at 5 of 70 bytes failed: x"), Some(5));
+        assert_eq!(offset_in("1/1 brokers are down"), None);
+    }
 }

@@ -3,6 +3,7 @@
 //! No value of a setting ever reaches an error: it may be a secret.
 
 use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
 use super::Kafka;
@@ -57,6 +58,9 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
         return Err(Error::configuration(format!("cannot consume from Kafka: {}", problems.join("; "))));
     }
     let mut config = ClientConfig::new();
+    // Else it is what the log crate's logger wants, and there is none: what librdkafka says becomes events, and tracing filters those.
+    let wants_debug = kafka.settings.iter().any(|(name, _)| name == "debug");
+    config.set_log_level(if wants_debug { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info });
     for (name, value) in DEFAULTS {
         config.set(*name, *value);
     }

@@ -109,6 +109,13 @@ impl<B: Backend> Engine<B> {
         self.in_flight.stop_all(StopReason::Shutdown);
     }
 
+    /// As if the process were gone: nothing new is started, what runs is dropped, and nothing of it is written.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn abandon_all(&self) {
+        self.stop_bringing_in();
+        self.in_flight.stop_all(StopReason::ClaimLost);
+    }
+
     /// Nothing new is claimed or handed over from here on.
     pub(crate) fn stop_bringing_in(&self) {
         self.phase.send_if_modified(|phase| {

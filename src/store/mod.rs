@@ -6,14 +6,23 @@
 mod aliases;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod quarantined;
 mod reactor;
 pub(crate) mod seam;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod statement;
+mod version;
+mod written;
 
 use std::fmt;
 use std::sync::Arc;
 
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresOptions};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 
 use crate::error::{Error, Result};
 

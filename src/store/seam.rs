@@ -32,12 +32,12 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
     fn accept(&self, batch: &AcceptBatch<'_>) -> impl Future<Output = Result<Answers>> + Send;
 
-    /// The next offsets of a group's topics and partitions, where the ledger has one, in the order asked for.
+    /// Where the ledger stands for a group's topics and partitions, in the order asked for.
     fn ledger(
         &self,
         group: &str,
         partitions: &[(Arc<str>, i32)],
-    ) -> impl Future<Output = Result<Vec<Option<i64>>>> + Send;
+    ) -> impl Future<Output = Result<Vec<Option<Standing>>>> + Send;
 
     /// Puts partitions into the ledger, where reading begins; where it has them it moves forward at most. Notes the gaps.
     fn open_ledger(&self, group: &str, openings: &[Opening]) -> impl Future<Output = Result<()>> + Send;
@@ -142,10 +142,19 @@ pub enum LedgerMove {
     Behind,
 }
 
+/// Where the ledger stands for a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    pub next_offset: i64,
+    /// Of the topic that was read, if Kafka told.
+    pub topic_id: Option<String>,
+}
+
 /// Where reading a partition begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opening {
     pub topic: Arc<str>,
+    pub topic_id: Option<String>,
     pub partition: i32,
     pub at: i64,
     /// Records from here up to `at` are gone.

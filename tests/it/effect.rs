@@ -3,14 +3,11 @@
 use std::time::Duration;
 
 use diesel::sql_types::Text;
-use diesel_async::AsyncPgConnection;
 use futures_util::future::BoxFuture;
-use wharf::{Failure, Message, Postgres, Raw, Registration, TxHandler};
+use wharf::{Failure, Message, Raw, Registration, TxHandler};
 
-use crate::scene::{Runs, Scene, key};
-
-/// What the transaction of a handler goes through.
-pub type Connection = AsyncPgConnection;
+pub use super::scene::Connection;
+use super::scene::{Db, Runs, Scene, key};
 
 /// Makes the table.
 pub async fn prepare(scene: &Scene) {
@@ -37,7 +34,7 @@ pub async fn execute(conn: &mut Connection, sql: &str) -> Result<(), diesel::res
 }
 
 /// A transactional handler that notes its run, writes the effect, and ends as `then` does.
-pub fn writing<F>(runs: &Runs, name: &'static str, then: F) -> Registration<Postgres>
+pub fn writing<F>(runs: &Runs, name: &'static str, then: F) -> Registration<Db>
 where
     F: Fn(Message<Raw>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync + 'static,
 {
@@ -61,7 +58,7 @@ where
 }
 
 /// As [`writing`], then works for this long.
-pub fn writing_for(runs: &Runs, name: &'static str, duration: Duration) -> Registration<Postgres> {
+pub fn writing_for(runs: &Runs, name: &'static str, duration: Duration) -> Registration<Db> {
     writing(runs, name, move |_| {
         Box::pin(async move {
             tokio::time::sleep(duration).await;
@@ -71,6 +68,6 @@ pub fn writing_for(runs: &Runs, name: &'static str, duration: Duration) -> Regis
 }
 
 /// As [`writing`], with nothing after it.
-pub fn writing_only(runs: &Runs, name: &'static str) -> Registration<Postgres> {
+pub fn writing_only(runs: &Runs, name: &'static str) -> Registration<Db> {
     writing(runs, name, |_| Box::pin(async { Ok(()) }))
 }

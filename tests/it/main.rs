@@ -11,6 +11,8 @@ mod conformance;
 mod connections;
 mod crash;
 mod database_trouble;
+mod databases;
+mod documents;
 mod effect;
 mod events;
 mod kafka;
@@ -22,9 +24,11 @@ mod operator_race;
 mod own_server;
 mod panics;
 mod plans;
+mod quickstart;
 mod scene;
 mod shutdown;
 mod support;
+mod testing_kit;
 mod tidy;
 mod unknown_keys;
 mod walkthrough;
@@ -33,5 +37,5 @@ mod worker;
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
 fn child_entry() {
-    support::child::run_role(&[worker::ROLE]);
+    support::child::run_role(&[worker::ROLE, conformance::sqlite::worker::ROLE, kafka::reader::ROLE]);
 }

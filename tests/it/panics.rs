@@ -4,14 +4,14 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
-use wharf::{Failure, Message, Postgres, Raw, Registration, RetryPolicy, handler};
+use wharf::{Failure, Message, Raw, Registration, RetryPolicy, handler};
 
-use crate::effect;
-use crate::scene::{Runs, Scene, key, record};
+use super::effect;
+use super::scene::{Db, Runs, Scene, key, record};
 
 /// Runs one message through the handler, with retries as given, and then another message through another handler. Returns
 /// `state|reason|errors|crashes|last_error` of the first.
-async fn outcome_of(bad: Registration<Postgres>) -> String {
+async fn outcome_of(bad: Registration<Db>) -> String {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
     let good = Runs::new();

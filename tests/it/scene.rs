@@ -1,4 +1,7 @@
 //! The stage of a test: a fresh database, a migrated store, handlers that remember what they were given.
+//!
+//! [`Scene`] is on PostgreSQL. What runs on every store names the scene, the backend and the connection of the module it stands in
+//! (`super::scene`): the module of SQLite has its own.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -6,42 +9,54 @@ use std::time::Duration;
 
 use tokio::sync::{OnceCell, watch};
 use wharf::{
-    Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store, handler,
+    Backend, Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store,
+    handler,
 };
 
+pub use crate::databases::{Database, RunLog};
 use crate::support::database::TestDatabase;
 use crate::support::database_server::Server;
 use crate::support::pgbouncer::PgBouncer;
 
+pub type Scene = Stage<Data>;
+/// The database of the scene.
+pub type Data = TestDatabase;
+/// The backend of the scene.
+pub type Db = Postgres;
+/// What the transaction of a handler goes through.
+pub type Connection = diesel_async::AsyncPgConnection;
+/// The role of this store's child process.
+pub const WORKER: &str = "worker";
+
 /// Long enough for a busy machine; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Scene {
-    pub database: TestDatabase,
-    pub store: Store<Postgres>,
+pub struct Stage<D: Database> {
+    pub database: D,
+    pub store: Store<D::Backend>,
 }
 
-impl Scene {
+impl<D: Database> Stage<D> {
     /// A fresh database with the schema in it.
     pub async fn new() -> Self {
-        let database = TestDatabase::create().await;
-        let store = Store::connect(&store_url(&database).await).await.unwrap();
+        let database = D::create().await;
+        let store = database.open().await;
         store.migrate().await.unwrap();
         Self { database, store }
     }
 
     /// An inbox whose limits suit tests: claims run out after two seconds, polls come quickly.
-    pub fn inbox(&self) -> InboxBuilder<Postgres> {
+    pub fn inbox(&self) -> InboxBuilder<D::Backend> {
         Inbox::builder(self.store.clone()).limits(quick())
     }
 
     /// A store of its own on the same database, as another process would have.
-    pub async fn another_store(&self) -> Store<Postgres> {
-        Store::connect(&store_url(&self.database).await).await.unwrap()
+    pub async fn another_store(&self) -> Store<D::Backend> {
+        self.database.open().await
     }
 
     /// An inbox of another process: its own store, the same database.
-    pub async fn another_inbox(&self) -> InboxBuilder<Postgres> {
+    pub async fn another_inbox(&self) -> InboxBuilder<D::Backend> {
         Inbox::builder(self.another_store().await).limits(quick())
     }
 
@@ -64,13 +79,8 @@ impl Scene {
 
     /// Waits until the query answers 1. Polls the database: what is waited for is another process's doing.
     pub async fn until(&self, sql: &str) {
-        let client = self.database.client().await;
         within(async {
-            loop {
-                let value: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
-                if value == 1 {
-                    return;
-                }
+            while self.database.query_one_i64(sql).await != 1 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         })
@@ -147,7 +157,7 @@ impl Runs {
     }
 
     /// A handler that remembers its messages and is done.
-    pub fn handler(&self, name: &'static str) -> Registration<Postgres> {
+    pub fn handler<B: Backend>(&self, name: &'static str) -> Registration<B> {
         let runs = self.clone();
         handler(key(name), move |message: Message<Raw>| {
             runs.note(&message);
@@ -156,7 +166,7 @@ impl Runs {
     }
 
     /// A handler that remembers its messages and is done when the gate is open.
-    pub fn gated(&self, name: &'static str, gate: &watch::Sender<bool>) -> Registration<Postgres> {
+    pub fn gated<B: Backend>(&self, name: &'static str, gate: &watch::Sender<bool>) -> Registration<B> {
         let (runs, gate) = (self.clone(), gate.clone());
         handler(key(name), move |message: Message<Raw>| {
             runs.note(&message);
@@ -170,11 +180,11 @@ impl Runs {
     }
 
     /// A handler that remembers its messages and answers what `answer` says.
-    pub fn answering(
+    pub fn answering<B: Backend>(
         &self,
         name: &'static str,
         answer: impl Fn(&Message<Raw>) -> Result<(), Failure> + Send + Sync + 'static,
-    ) -> Registration<Postgres> {
+    ) -> Registration<B> {
         let runs = self.clone();
         handler(key(name), move |message: Message<Raw>| {
             runs.note(&message);

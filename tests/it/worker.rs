@@ -9,16 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_postgres::Client;
-use wharf::{Failure, Inbox, Limits, Message, Postgres, Raw, Record, Registration, Store, TxHandler, handler};
+use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler};
 
-use crate::effect;
-use crate::scene::{Scene, key, quick};
+use super::effect;
+use super::scene::{Data, Database, Db, RunLog, Scene, WORKER, key, quick};
 use crate::support::child::{Child, Role, parameter, say};
 use crate::support::events::Events;
-use crate::support::postgres::connect;
 
-pub const ROLE: (&str, Role) = ("worker", work);
+pub const ROLE: (&str, Role) = (WORKER, work);
 
 /// The handlers of a worker, each with a delivery of every message.
 pub const HANDLERS: [&str; 2] = ["stock", "mail"];
@@ -48,7 +46,7 @@ impl Worker {
     /// A worker on the scene's database, with short leases. Makes the tables that workers write to.
     pub async fn on(scene: &Scene) -> Worker {
         effect::prepare(scene).await;
-        scene.database.execute("CREATE TABLE IF NOT EXISTS run (message_id text, handler_key text, attempt int)").await;
+        scene.database.prepare_run_log().await;
         Worker {
             url: scene.database.url(),
             is_transactional: false,
@@ -112,8 +110,8 @@ fn work() {
             crash_limit: number(CRASH_LIMIT),
             ..quick()
         };
-        let store = Store::connect(&parameter(URL)).await.unwrap();
-        let log = Arc::new(connect(&parameter(URL)).await);
+        let store = Data::open_at(&parameter(URL)).await;
+        let log = Arc::new(Data::run_log(&parameter(URL)).await);
         let registration = |name: &'static str| {
             let concurrency = usize::try_from(number(CONCURRENCY)).unwrap();
             worker_handler(name, Arc::clone(&log)).concurrency(concurrency)
@@ -140,7 +138,7 @@ async fn report(events: &Events, message: &str) -> Infallible {
     std::future::pending().await
 }
 
-fn worker_handler(name: &'static str, log: Arc<Client>) -> Registration<Postgres> {
+fn worker_handler(name: &'static str, log: Arc<Log>) -> Registration<Db> {
     if parameter(KIND) == "transactional" {
         return Registration::transactional(key(name), WriteAndObey { name, log });
     }
@@ -156,7 +154,7 @@ fn worker_handler(name: &'static str, log: Arc<Client>) -> Registration<Postgres
 /// Writes an effect within the transaction, then obeys.
 struct WriteAndObey {
     name: &'static str,
-    log: Arc<Client>,
+    log: Arc<Log>,
 }
 
 impl TxHandler<Raw, effect::Connection> for WriteAndObey {
@@ -167,9 +165,10 @@ impl TxHandler<Raw, effect::Connection> for WriteAndObey {
     }
 }
 
-async fn note(log: &Client, name: &str, message: &Message<Raw>) {
-    let attempt = message.attempt().cast_signed();
-    log.execute("INSERT INTO run VALUES ($1, $2, $3)", &[&message.id(), &name, &attempt]).await.unwrap();
+type Log = <Data as Database>::RunLog;
+
+async fn note(log: &Log, name: &str, message: &Message<Raw>) {
+    log.note(&format!("('{}', '{name}', {})", message.id(), message.attempt())).await;
 }
 
 async fn obey(message: &Message<Raw>) -> Result<(), Failure> {

@@ -84,6 +84,7 @@ CREATE TABLE inbox_ledger (
     kafka_partition integer     NOT NULL,
     next_offset     bigint      NOT NULL,
     updated_at      timestamptz NOT NULL DEFAULT now(),
+    topic_id        text,                            -- Kafka's own: a topic that is made anew has another
     PRIMARY KEY (consumer_group, topic, kafka_partition)
 ) WITH (fillfactor = 50);
 

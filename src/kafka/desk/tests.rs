@@ -38,6 +38,16 @@ fn nothing_is_taken_in_before_the_position_is_found() {
 }
 
 #[test]
+fn partitions_that_come_one_by_one_are_shared_out_to_the_lanes() {
+    let mut desk = Desk::new("g");
+    for partition in 0..4 {
+        desk.assign(&[place(partition)], Instant::now());
+    }
+    let of_lane = |lane| desk.all().filter(|(_, owned)| owned.lane == lane).count();
+    assert_eq!((of_lane(0), of_lane(1)), (2, 2));
+}
+
+#[test]
 fn only_what_is_stored_is_committed() {
     let mut desk = desk(&[0]);
     let limits = Limits::default();

@@ -18,6 +18,7 @@ use super::quarantine;
 use super::statement::{only_row, statement};
 use super::time::to_postgres;
 use crate::error::{Error, Kind, Result};
+use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerMove, NewDelivery, NewMessage, Quarantined};
 
 /// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
@@ -267,7 +268,7 @@ fn split_conflicts<'a>(
         if *hash == message.payload_hash {
             same.push((*seq, *message));
         } else {
-            conflicting.push(quarantine::conflict(message));
+            conflicting.push(quarantined::conflict(message));
         }
     }
     (same, conflicting)

@@ -15,7 +15,7 @@ use super::errors::database;
 use super::statement::statement;
 use super::time::from_postgres;
 use crate::error::Result;
-use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerState, Opening};
+use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerState, Opening, Standing};
 
 /// Topics and partitions whose ledger has moved.
 pub(super) type Moved = HashSet<(String, i32)>;
@@ -41,10 +41,10 @@ statement! {
 
 statement! {
     Read<'a>("
-        SELECT l.topic, l.kafka_partition, l.next_offset
+        SELECT l.topic, l.kafka_partition, l.next_offset, l.topic_id
         FROM unnest($1, $2) AS p (topic, kafka_partition)
         JOIN inbox_ledger l ON l.consumer_group = $3 AND l.topic = p.topic AND l.kafka_partition = p.kafka_partition")
-    -> (Text, Integer, BigInt) {
+    -> (Text, Integer, BigInt, Nullable<Text>) {
         topics: Vec<&'a str> => Array<Text>,
         partitions: Vec<i32> => Array<Integer>,
         group: &'a str => Text,
@@ -54,14 +54,16 @@ statement! {
 statement! {
     /// Sorted by the caller: two processes never wait for each other in a circle.
     Open<'a>("
-        INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset)
-        SELECT $1, * FROM unnest($2, $3, $4)
+        INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset, topic_id)
+        SELECT $1, * FROM unnest($2, $3, $4, $5)
         ON CONFLICT (consumer_group, topic, kafka_partition)
-        DO UPDATE SET next_offset = excluded.next_offset, updated_at = now() WHERE l.next_offset < excluded.next_offset") {
+        DO UPDATE SET next_offset = greatest(l.next_offset, excluded.next_offset), updated_at = now(),
+                      topic_id = coalesce(l.topic_id, excluded.topic_id)") {
         group: &'a str => Text,
         topics: Vec<&'a str> => Array<Text>,
         partitions: Vec<i32> => Array<Integer>,
         next_offsets: Vec<i64> => Array<BigInt>,
+        topic_ids: Vec<Option<&'a str>> => Array<Nullable<Text>>,
     }
 }
 
@@ -131,16 +133,17 @@ pub(super) async fn read(
     conn: &mut AsyncPgConnection,
     group: &str,
     partitions: &[(Arc<str>, i32)],
-) -> Result<Vec<Option<i64>>> {
+) -> Result<Vec<Option<Standing>>> {
     let read = Read {
         topics: partitions.iter().map(|(topic, _)| &**topic).collect(),
         partitions: partitions.iter().map(|(_, partition)| *partition).collect(),
         group,
     };
-    let rows = read.load::<(String, i32, i64)>(conn).await.map_err(database("cannot read the ledger"))?;
-    let found: HashMap<(String, i32), i64> =
-        rows.into_iter().map(|(topic, partition, offset)| ((topic, partition), offset)).collect();
-    Ok(partitions.iter().map(|(topic, partition)| found.get(&(topic.to_string(), *partition)).copied()).collect())
+    let rows = read.load::<(String, i32, i64, Option<String>)>(conn).await;
+    let rows = rows.map_err(database("cannot read the ledger"))?.into_iter();
+    let standing = |(topic, partition, next_offset, topic_id)| ((topic, partition), Standing { next_offset, topic_id });
+    let mut found: HashMap<(String, i32), Standing> = rows.map(standing).collect();
+    Ok(partitions.iter().map(|(topic, partition)| found.remove(&(topic.to_string(), *partition))).collect())
 }
 
 pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[Opening]) -> Result<()> {
@@ -151,6 +154,7 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[
         topics: sorted.iter().map(|opening| &*opening.topic).collect(),
         partitions: sorted.iter().map(|opening| opening.partition).collect(),
         next_offsets: sorted.iter().map(|opening| opening.at).collect(),
+        topic_ids: sorted.iter().map(|opening| opening.topic_id.as_deref()).collect(),
     };
     let gaps: Vec<(&Opening, i64)> = sorted.iter().filter_map(|opening| Some((*opening, opening.gap_from?))).collect();
     let note = NoteGaps {

@@ -8,15 +8,8 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncC
 
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::{Error, Kind, Result};
-
-/// One step of the schema. Never edited after release.
-struct Migration {
-    version: i32,
-    sql: &'static str,
-    /// The oldest build, by the newest migration it has, that can go on working with this schema.
-    compatible_with: i32,
-}
+use crate::error::{Error, Result};
+use crate::store::version::{self, Found, Migration};
 
 const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
@@ -55,9 +48,9 @@ statement! {
 
 /// Runs what is missing.
 pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
-    if let Found::Schema { version, compatible_with } = find(conn).await? {
-        refuse_unknown(version, compatible_with)?;
-        if version >= VERSION {
+    if let Some(found) = find(conn).await? {
+        version::refuse_unknown(found, VERSION)?;
+        if found.version >= VERSION {
             return Ok(());
         }
     }
@@ -66,9 +59,9 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
         conn.batch_execute(CREATE_VERSIONS).await?;
         // Read again: another process may have migrated while this one waited for the lock.
         let (version, compatible_with) = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).await.and_then(only_row)?;
-        let version = version.unwrap_or(0);
-        refuse_unknown(version, compatible_with.unwrap_or(0))?;
-        for migration in MIGRATIONS.iter().filter(|migration| migration.version > version) {
+        let found = Found::from_columns(version, compatible_with).unwrap_or_default();
+        version::refuse_unknown(found, VERSION)?;
+        for migration in version::missing(MIGRATIONS, found) {
             conn.batch_execute(migration.sql).await?;
             let Migration { version, compatible_with, .. } = *migration;
             Note { version, compatible_with }.execute(conn).await?;
@@ -85,56 +78,18 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
 
 /// Refuses a schema that this build cannot work with, and says what to do about it.
 pub(super) async fn check(conn: &mut AsyncPgConnection) -> Result<()> {
-    match find(conn).await? {
-        Found::Nothing => Err(Error::new(
-            Kind::Schema,
-            "there is no inbox in this database: call store.migrate() once before it is used",
-        )),
-        Found::Schema { version, compatible_with } => {
-            refuse_unknown(version, compatible_with)?;
-            if version < VERSION {
-                return Err(Error::new(
-                    Kind::Schema,
-                    format!(
-                        "the inbox schema has version {version} and this build needs {VERSION}: call store.migrate() once \
-                         before it is used"
-                    ),
-                ));
-            }
-            Ok(())
-        }
-    }
+    version::check(find(conn).await?, VERSION)
 }
 
-enum Found {
-    Nothing,
-    Schema { version: i32, compatible_with: i32 },
-}
-
-async fn find(conn: &mut AsyncPgConnection) -> Result<Found> {
+async fn find(conn: &mut AsyncPgConnection) -> Result<Option<Found>> {
     let cannot = || database("cannot read the schema version");
     let (has_versions,) = HasVersions {}.load::<(bool,)>(conn).await.and_then(only_row).map_err(cannot())?;
     if !has_versions {
-        return Ok(Found::Nothing);
+        return Ok(None);
     }
     let newest = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).await.and_then(only_row);
-    match newest.map_err(cannot())? {
-        (Some(version), Some(compatible_with)) => Ok(Found::Schema { version, compatible_with }),
-        (None, _) | (_, None) => Ok(Found::Nothing),
-    }
-}
-
-fn refuse_unknown(version: i32, compatible_with: i32) -> Result<()> {
-    if version > VERSION && compatible_with > VERSION {
-        return Err(Error::new(
-            Kind::Schema,
-            format!(
-                "the inbox schema has version {version}, this build knows {VERSION} and must not touch it: run a newer \
-                 build of this service"
-            ),
-        ));
-    }
-    Ok(())
+    let (version, compatible_with) = newest.map_err(cannot())?;
+    Ok(Found::from_columns(version, compatible_with))
 }
 
 /// Diesel's `transaction` wants an error that diesel's own errors can become.

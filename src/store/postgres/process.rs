@@ -20,14 +20,7 @@ use crate::message::StoredMessage;
 use crate::outcome::Outcome;
 use crate::record::{Headers, Position};
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Renewal, Settlement, Stamp};
-
-/// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
-const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
-
-const OPEN: i16 = 0;
-const DONE: i16 = 2;
-const POISONED: i16 = 3;
-const DISCARDED: i16 = 4;
+use crate::store::written::Written;
 
 statement! {
     /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever
@@ -275,40 +268,6 @@ pub(super) async fn renew(conn: &mut AsyncPgConnection, claims: &[ClaimId], leas
     Ok(renewal)
 }
 
-/// An outcome as the columns it sets.
-struct Written<'a> {
-    status: i16,
-    delay: Option<Duration>,
-    is_charged: bool,
-    keeps_crashes: bool,
-    reason: Option<&'a str>,
-    error: Option<&'a str>,
-}
-
-impl<'a> From<&'a Outcome> for Written<'a> {
-    fn from(outcome: &'a Outcome) -> Self {
-        let open =
-            Written { status: OPEN, delay: None, is_charged: false, keeps_crashes: false, reason: None, error: None };
-        match outcome {
-            Outcome::Done => Written { status: DONE, ..open },
-            Outcome::Retry { after, error } => {
-                Written { delay: Some(*after), is_charged: true, error: Some(error), ..open }
-            }
-            Outcome::Snoozed { after } => Written { delay: Some(*after), ..open },
-            Outcome::Discarded { reason } => Written { status: DISCARDED, reason: Some(reason), ..open },
-            Outcome::Poisoned { reason, error, charged } => Written {
-                status: POISONED,
-                is_charged: *charged,
-                keeps_crashes: true,
-                reason: Some(reason.as_str()),
-                error: error.as_deref(),
-                ..open
-            },
-            Outcome::Released => Written { keeps_crashes: true, ..open },
-        }
-    }
-}
-
 fn settle_other(settlements: &[&Settlement]) -> SettleOther {
     let (message_seqs, handler_ids, attempts) = columns(settlements.iter().map(|settlement| settlement.claim));
     let written: Vec<Written<'_>> = settlements.iter().map(|settlement| Written::from(&settlement.outcome)).collect();
@@ -317,7 +276,7 @@ fn settle_other(settlements: &[&Settlement]) -> SettleOther {
         handler_ids,
         attempts,
         statuses: written.iter().map(|w| w.status).collect(),
-        delays_ms: written.iter().map(|w| w.delay.map(|delay| millis(delay.min(DELAY_MAX)))).collect(),
+        delays_ms: written.iter().map(|w| w.delay.map(millis)).collect(),
         charges: written.iter().map(|w| i32::from(w.is_charged)).collect(),
         keep_crashes: written.iter().map(|w| w.keeps_crashes).collect(),
         reasons: written.iter().map(|w| w.reason.map(str::to_owned)).collect(),

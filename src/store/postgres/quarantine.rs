@@ -3,18 +3,14 @@
 use diesel::pg::data_types::PgTimestamp;
 use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Timestamptz};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
-use sha2::{Digest, Sha256};
 
 use super::errors::database;
 use super::statement::{only_row, statement};
 use super::time::to_postgres;
 use crate::error::Result;
-use crate::record::Record;
 use crate::sanitize;
+use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
-
-/// Characters of the detail that are kept.
-const DETAIL_CHARS_MAX: usize = 500;
 
 statement! {
     /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
@@ -99,33 +95,4 @@ pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
         payloads: records().map(|record| record.payload.as_deref()).collect(),
         record_hashes: records().map(record_hash).collect(),
     }
-}
-
-/// A message whose identity is taken by another payload, as the record it was.
-pub(super) fn conflict(message: &NewMessage) -> Quarantined {
-    let record = Record::from(&*message.message);
-    Quarantined {
-        record,
-        reason: "conflict",
-        detail: Some("the identity is taken by a message with another payload".to_owned()),
-    }
-}
-
-/// Where it was, who it says it is, and what it holds: the same for a redelivered record, different for any other.
-fn record_hash(record: &Record) -> Vec<u8> {
-    let mut hash = Sha256::new();
-    let mut part = |bytes: Option<&[u8]>| {
-        // Lengths keep two neighbouring fields from running into one another; -1 tells none from empty.
-        hash.update(bytes.map_or(-1, |bytes| i64::try_from(bytes.len()).unwrap_or(i64::MAX)).to_be_bytes());
-        hash.update(bytes.unwrap_or_default());
-    };
-    part(Some(record.topic.as_bytes()));
-    part(record.position.map(|p| p.partition.to_be_bytes()).as_ref().map(|b| b.as_slice()));
-    part(record.position.map(|p| p.offset.to_be_bytes()).as_ref().map(|b| b.as_slice()));
-    part(record.id.as_deref());
-    part(record.source.as_deref());
-    part(record.key.as_deref());
-    part(record.headers.encode().as_deref());
-    part(record.payload.as_deref());
-    hash.finalize().to_vec()
 }

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use wharf::{Limits, Receipt, Record};
 
-use crate::scene::{Runs, Scene, quick, record, records};
+use super::scene::{Runs, Scene, quick, record, records};
 
 const CONFLICT: Receipt = Receipt::Quarantined { reason: "conflict" };
 
@@ -134,7 +134,7 @@ async fn a_batch_of_any_size_is_one_statement() {
 
         assert_eq!(receipts, vec![accepted(3); size]);
         let stored = format!(
-            "SELECT concat_ws(' ', count(DISTINCT m.seq), count(*), count(DISTINCT m.xmin::text))
+            "SELECT concat_ws(' ', count(DISTINCT m.seq), count(*), count(DISTINCT m.received_at))
              FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq WHERE m.message_id LIKE '{size}/%'"
         );
         assert_eq!(scene.database.query_texts(&stored).await, [format!("{size} {} 1", 3 * size)]);
@@ -262,7 +262,8 @@ async fn many_callers_with_one_record_each_share_statements() {
     let receipts = join_all(calls).await;
 
     assert!(receipts.into_iter().all(|receipt| receipt.unwrap() == accepted(1)));
-    let transactions = scene.database.query_one_i64("SELECT count(DISTINCT xmin::text) FROM inbox_message").await;
+    // The stamp is the transaction's.
+    let transactions = scene.database.query_one_i64("SELECT count(DISTINCT received_at) FROM inbox_message").await;
     assert!(transactions <= 30, "600 records in {transactions} transactions");
 }
 
@@ -297,62 +298,4 @@ async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
     drop(inbox);
 
     scene.until("SELECT (count(*) = 301)::int::bigint FROM inbox_message").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
-    let scene = Scene::new().await;
-    let runs = Runs::new();
-    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
-    // The first call registers the handlers, under a lock that we hold.
-    let register = "(hashtextextended('wharf register ' || current_schema(), 0))";
-    let client = scene.database.client().await;
-    client.batch_execute(&format!("SELECT pg_advisory_lock{register}")).await.unwrap();
-    let call = tokio::spawn({
-        let inbox = inbox.clone();
-        async move { inbox.accept(record("a")).await }
-    });
-    let ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
-    scene.until(&format!("SELECT (count(*) = 1)::int::bigint {ours} AND wait_event = 'advisory'")).await;
-
-    call.abort();
-    assert!(call.await.unwrap_err().is_cancelled());
-    client.batch_execute(&format!("SELECT pg_advisory_unlock{register}")).await.unwrap();
-
-    let open = "AND (state LIKE 'idle in transaction%' OR wait_event = 'advisory')";
-    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {ours} {open}")).await;
-    let other = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
-    assert_eq!(other.accept(record("a")).await.unwrap(), accepted(1));
-    assert_eq!(inbox.accept(record("a")).await.unwrap(), duplicate(0));
-}
-
-// F23: what is acknowledged is durable, also where a role or a database has switched that off.
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_acknowledged_is_committed_durably() {
-    let scene = Scene::new().await;
-    scene
-        .database
-        .execute(
-            "CREATE TABLE seen (at_commit text);
-             CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
-                 $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
-             CREATE CONSTRAINT TRIGGER see AFTER INSERT ON inbox_delivery DEFERRABLE INITIALLY DEFERRED
-                 FOR EACH ROW EXECUTE FUNCTION see();
-             CREATE CONSTRAINT TRIGGER see AFTER INSERT ON inbox_quarantine DEFERRABLE INITIALLY DEFERRED
-                 FOR EACH ROW EXECUTE FUNCTION see();
-             DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$",
-        )
-        .await;
-    let runs = Runs::new();
-    let first = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
-    let both = scene.another_inbox().await;
-    let both =
-        both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
-
-    first.accept(record("new")).await.unwrap();
-    first.accept(record("").payload("quarantined")).await.unwrap();
-    both.accept(record("new")).await.unwrap();
-    both.accept(record("new").payload("conflict")).await.unwrap();
-
-    assert_eq!(scene.database.query_texts("SELECT at_commit FROM seen").await, ["on"; 4]);
 }

@@ -6,23 +6,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use wharf::{Failure, Limits, Message, Postgres, Raw, Registration, Store, handler};
+use wharf::{Failure, Limits, Message, Raw, Registration, handler};
 
-use crate::scene::{Runs, Scene, key, quick, record, records};
+use super::scene::{Db, Runs, Scene, key, quick, record, records};
 use crate::support::events::Events;
 
 /// Deliveries that were not run exactly once.
-const NOT_ONCE: &str = "SELECT count(*) FROM inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR status <> 2";
+pub(super) const NOT_ONCE: &str = "SELECT count(*) FROM inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR status <> 2";
 
 /// Runs `count` deliveries on four processors, each with a store of its own.
-async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
+pub(super) async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
     let runs = Runs::new();
     scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap().accept_all(records(count)).await.unwrap();
     let limits = Limits { lease: Duration::from_secs(30), ..quick() };
     let mut running = Vec::new();
     for _ in 0..4 {
-        let store = Store::connect(&scene.database.url()).await.unwrap();
-        let builder = wharf::Inbox::builder(store).limits(limits.clone());
+        let builder = scene.another_inbox().await.limits(limits.clone());
         let inbox = builder.subscribe("orders", runs.handler("stock").concurrency(64)).build().unwrap();
         running.push(inbox.start().await.unwrap());
     }
@@ -35,25 +34,12 @@ async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
 
 // F43
 #[tokio::test(flavor = "multi_thread")]
-async fn four_processors_run_each_of_20000_deliveries_once() {
+pub(super) async fn four_processors_run_each_of_20000_deliveries_once() {
     let scene = Scene::new().await;
     let runs = four_processors_run(&scene, 20_000).await;
     assert_eq!(runs.count(), 20_000);
     assert_eq!(runs.ids().into_iter().collect::<HashSet<_>>().len(), 20_000);
     assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
-}
-
-// F43
-#[tokio::test(flavor = "multi_thread")]
-async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
-    for level in ["repeatable read", "serializable"] {
-        let scene = Scene::new().await;
-        let name = scene.database.name().to_owned();
-        scene.database.execute(&format!("ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")).await;
-        let runs = four_processors_run(&scene, 2_000).await;
-        assert_eq!(runs.count(), 2_000, "{level}");
-        assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0, "{level}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +70,7 @@ async fn a_handler_never_runs_more_deliveries_at_a_time_than_it_allows() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-fn stuck(name: &'static str) -> Registration<Postgres> {
+pub(super) fn stuck(name: &'static str) -> Registration<Db> {
     handler(key(name), async |_: Message<Raw>| std::future::pending::<Result<(), Failure>>().await)
 }
 
@@ -143,17 +129,19 @@ async fn a_paused_handler_is_given_nothing_until_it_is_resumed() {
 // F46
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_never_runs_before_it_is_due_by_the_databases_clock() {
-    let scene = Scene::new().await;
-    let client = Arc::new(scene.database.client().await);
+    let scene = Arc::new(Scene::new().await);
+    let stage = Arc::clone(&scene);
     let early = handler(key("stock"), move |message: Message<Raw>| {
-        let client = Arc::clone(&client);
+        let scene = Arc::clone(&stage);
         async move {
-            let due = "SELECT clock_timestamp() >= due_at, seq FROM inbox_delivery d
-                       JOIN inbox_message m ON m.seq = d.message_seq WHERE message_id = $1";
-            let row = client.query_one(due, &[&message.id()]).await?;
-            let (is_due, seq): (bool, i64) = (row.get(0), row.get(1));
+            let sql = format!(
+                "SELECT CASE WHEN now() >= due_at THEN seq ELSE -1 END FROM inbox_delivery d
+                 JOIN inbox_message m ON m.seq = d.message_seq WHERE message_id = '{}'",
+                message.id()
+            );
+            let seq = scene.database.query_one_i64(&sql).await;
             match message.attempt() {
-                _ if !is_due => Err(Failure::poison("early")),
+                _ if seq < 0 => Err(Failure::poison("early")),
                 1..=3 => Err(Failure::retry_after(Duration::from_millis(seq.unsigned_abs() * 3), "again")),
                 _ => Ok(()),
             }
@@ -213,40 +201,6 @@ async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// What is claimed while the inbox shuts down must not stay locked until its lease ends, and count as a crash then.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_claim_under_way_at_shutdown_is_given_back() {
-    let scene = Scene::new().await;
-    let limits = Limits { poll: Duration::from_millis(5), ..quick() };
-    let inbox = scene.inbox().limits(limits).subscribe("orders", stuck("stock")).build().unwrap();
-    let running = inbox.start().await.unwrap();
-    let mut client = scene.database.client().await;
-    let lock = client.transaction().await.unwrap();
-    lock.batch_execute("LOCK TABLE inbox_delivery IN EXCLUSIVE MODE").await.unwrap();
-    lock.batch_execute(ONE_DUE).await.unwrap();
-    let waits = "SELECT least(count(*), 1)::bigint FROM pg_stat_activity WHERE datname = current_database()
-                 AND wait_event_type = 'Lock' AND query LIKE '%WITH claimed AS%'";
-    scene.until(waits).await;
-
-    let mut shutdown = Box::pin(running.shutdown(Duration::from_secs(1)));
-    // Polled once: it has begun.
-    tokio::select! {
-        biased;
-        _ = &mut shutdown => panic!("it did not wait for the claim"),
-        () = std::future::ready(()) => {}
-    }
-    lock.commit().await.unwrap();
-    shutdown.await.unwrap();
-
-    let row = "SELECT concat_ws('|', state, errors, crashes, locked_until) FROM inbox_status";
-    assert_eq!(scene.database.query_texts(row).await, ["pending|0|0"]);
-}
-
-const ONE_DUE: &str = "
-    INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('a', 'orders', 'orders', '');
-    INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
-    SELECT currval('inbox_message_seq'), id, now() - interval '1 second' FROM inbox_handler";
-
 // The other half of F26: what counts as a death.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_is_a_crash() {
@@ -257,7 +211,7 @@ async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_i
     let inbox =
         scene.inbox().subscribe("orders", runs.answering("stock", |_| Err(Failure::poison("no")))).build().unwrap();
     inbox.accept_all([record("late"), record("dead")]).await.unwrap();
-    let run_out = "UPDATE inbox_delivery d SET attempts = 1, locked_until = now() - interval '1 s',
+    let run_out = "UPDATE inbox_delivery AS d SET attempts = 1, locked_until = now() - interval '1 s',
                    locked_by = CASE WHEN m.message_id = 'late' THEN (SELECT max(id) FROM inbox_processor) ELSE -1 END
                    FROM inbox_message m WHERE m.seq = d.message_seq";
     scene.database.execute(run_out).await;

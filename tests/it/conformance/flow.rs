@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wharf::{Failure, Receipt, RetryPolicy};
 
-use crate::scene::{Runs, Scene, record};
+use super::scene::{Runs, Scene, record};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_is_accepted_once_and_handled_by_each_handler() {
@@ -59,7 +59,7 @@ async fn without_background_work_drain_runs_what_is_due() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock").concurrency(4)).build().unwrap();
-    inbox.accept_all(crate::scene::records(10)).await.unwrap();
+    inbox.accept_all(super::scene::records(10)).await.unwrap();
 
     assert_eq!(inbox.run_due().await.unwrap(), 4);
     assert_eq!(inbox.drain().await.unwrap(), 6);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use wharf::{Identity, Inbox, InboxBuilder, Postgres, Receipt, Record};
+use wharf::{Identity, Inbox, InboxBuilder, Receipt, Record};
 
-use crate::scene::{Runs, Scene};
+use super::scene::{Db, Runs, Scene};
 use crate::support::events::Events;
 
 const ACCEPTED: Receipt = Receipt::Accepted { deliveries: 1 };
@@ -19,7 +19,7 @@ fn structured(payload: &'static str) -> Record {
 }
 
 /// An inbox with one handler for `orders`.
-fn inbox(scene: &Scene, identity: Identity) -> Inbox<Postgres> {
+fn inbox(scene: &Scene, identity: Identity) -> Inbox<Db> {
     let builder = scene.inbox().subscribe("orders", Runs::new().handler("stock"));
     builder.identity("orders", identity).build().unwrap()
 }
@@ -28,7 +28,7 @@ async fn ids(scene: &Scene) -> Vec<String> {
     scene.database.query_texts("SELECT concat_ws(' @ ', message_id, source) FROM inbox_message ORDER BY seq").await
 }
 
-async fn accept_each(inbox: &Inbox<Postgres>, records: impl IntoIterator<Item = Record>) -> Vec<Receipt> {
+async fn accept_each(inbox: &Inbox<Db>, records: impl IntoIterator<Item = Record>) -> Vec<Receipt> {
     inbox.accept_all(records).await.unwrap()
 }
 
@@ -100,8 +100,8 @@ async fn without_identity_a_record_is_quarantined_whole_and_once_unless_the_topi
 
     let missing = quarantined("missing identity");
     assert_eq!(receipts, [missing.clone(), missing, ACCEPTED]);
-    let rows = "SELECT concat_ws('|', reason, detail, message_id, kafka_offset, convert_from(record_key, 'UTF8'),
-                convert_from(payload, 'UTF8')) FROM inbox_quarantine";
+    let rows = "SELECT concat_ws('|', reason, detail, message_id, kafka_offset, inbox_text(record_key),
+                inbox_text(payload)) FROM inbox_quarantine";
     assert_eq!(scene.database.query_texts(rows).await, [r#"missing identity|looked for the header "h"|5|k|p"#]);
 }
 
@@ -194,7 +194,7 @@ async fn a_handler_of_one_type_gets_it_from_structured_events_and_no_broken_even
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_that_cannot_work_are_refused_all_at_once() {
     let scene = Scene::new().await;
-    let refused = |builder: InboxBuilder<Postgres>| builder.build().unwrap_err().to_string();
+    let refused = |builder: InboxBuilder<Db>| builder.build().unwrap_err().to_string();
     let builder = scene.inbox().subscribe(["orders", "returns"], Runs::new().handler("stock"));
 
     let error = refused(

@@ -1,15 +1,71 @@
-//! What every store must do the same way: the core of the suite, also run on the oldest and the newest PostgreSQL and through PgBouncer.
+//! What every store must do the same way: each file of the suite is compiled for each store, and the name of a test tells which.
+//!
+//! The part of PostgreSQL is the core that is also run on its oldest and its newest version and through PgBouncer.
+#![allow(clippy::duplicate_mod, reason = "that is how one suite runs on two stores")]
 
-mod accept;
-mod claims;
-mod extremes;
-mod flow;
-mod handler_errors;
-mod hostile;
-mod identity;
-mod outcomes;
-mod refused;
-mod registration;
-mod rename;
-mod replay;
-mod transactional;
+/// The files that are for every store.
+macro_rules! suite {
+    ($($name:ident $path:literal)*) => {
+        $(#[path = $path] mod $name;)*
+    };
+}
+
+macro_rules! every_store {
+    () => {
+        suite! {
+            accept "../accept.rs"
+            claims "../claims.rs"
+            extremes "../extremes.rs"
+            flow "../flow.rs"
+            handler_errors "../handler_errors.rs"
+            hostile "../hostile.rs"
+            identity "../identity.rs"
+            outcomes "../outcomes.rs"
+            refused "../refused.rs"
+            registration "../registration.rs"
+            rename "../rename.rs"
+            replay "../replay.rs"
+            transactional "../transactional.rs"
+        }
+    };
+}
+
+pub mod postgres {
+    pub(crate) use crate::{effect, scene};
+
+    every_store!();
+    // These need what only a server has: row locks, sessions, settings, schemas, functions.
+    mod server;
+    mod server_transactions;
+    mod server_trouble;
+}
+
+pub mod sqlite {
+    #[path = "../../crash.rs"]
+    mod crash;
+    #[allow(dead_code, reason = "some of it is for what only PostgreSQL can do")]
+    #[path = "../../effect.rs"]
+    pub mod effect;
+    mod kafka;
+    #[path = "../../panics.rs"]
+    mod panics;
+    #[path = "../../unknown_keys.rs"]
+    mod unknown_keys;
+    #[path = "../../worker.rs"]
+    pub mod worker;
+
+    pub mod scene {
+        pub use crate::scene::*;
+
+        pub type Scene = Stage<Data>;
+        pub type Data = crate::support::sqlite::SqliteFile;
+        pub type Db = wharf::Sqlite;
+        pub type Connection = wharf::AsyncSqliteConnection;
+        pub const WORKER: &str = "sqlite worker";
+    }
+
+    every_store!();
+    // These need what only SQLite has: one writer, files, memory.
+    mod files;
+    mod one_writer;
+}

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use wharf::{Failure, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, RetryPolicy, handler};
+use wharf::{Failure, InboxBuilder, Limits, Message, Raw, Record, Registration, RetryPolicy, handler};
 
-use crate::scene::{Runs, Scene, key, quick, record};
+use super::scene::{Database, Db, Runs, Scene, key, quick, record};
 
 /// `state|reason|last error|attempts|errors|crashes` of each delivery, by message and handler.
 const ROWS: &str =
@@ -13,7 +13,7 @@ const ROWS: &str =
                     FROM inbox_status ORDER BY message_id, handler_key";
 
 /// Gives one record to one handler and runs what is due, once.
-async fn run_once(scene: &Scene, registration: Registration<Postgres>) -> Vec<String> {
+async fn run_once(scene: &Scene, registration: Registration<Db>) -> Vec<String> {
     let inbox = scene.inbox().subscribe("orders", registration).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
     assert_eq!(inbox.run_due().await.unwrap(), 1);
@@ -22,8 +22,7 @@ async fn run_once(scene: &Scene, registration: Registration<Postgres>) -> Vec<St
 
 /// Milliseconds until the delivery is due again, by the database's clock alone.
 async fn due_in_ms(scene: &Scene) -> i64 {
-    let sql = "SELECT (extract(epoch FROM due_at - now()) * 1000)::bigint FROM inbox_delivery";
-    scene.database.query_one_i64(sql).await
+    scene.database.due_in_ms().await[0]
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,7 +170,7 @@ struct Order {
     order: u32,
 }
 
-fn typed(runs: &Runs, scene: &Scene) -> InboxBuilder<Postgres> {
+fn typed(runs: &Runs, scene: &Scene) -> InboxBuilder<Db> {
     let decoded = async |message: Message<Order>| match message.payload.order {
         17 => Ok::<(), Failure>(()),
         other => Err(Failure::poison(format!("decoded {other}"))),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use wharf::{Failure, Message, Raw, RetryPolicy, handler};
 
-use crate::scene::{Runs, Scene, key, record};
+use super::scene::{Database, Runs, Scene, key, record};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_row() {
@@ -22,14 +22,14 @@ async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_r
     assert_eq!(inbox.drain().await.unwrap(), 3);
     assert_eq!(scene.states().await, ["a stock poisoned"]);
 
-    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'stock')").await, 1);
+    assert_eq!(scene.database.replay("a", "stock", None).await, 1);
     assert_eq!(scene.states().await, ["a stock pending"]);
     assert_eq!(inbox.drain().await.unwrap(), 3);
 
     let row = "SELECT concat_ws('|', state, attempts, errors, reason) FROM inbox_status";
     assert_eq!(scene.database.query_texts(row).await, ["done|6|2"]);
     let audit = "SELECT concat_ws('|', action, affected, filter->>'message_id', filter->>'handler_key', actor) FROM inbox_audit";
-    assert_eq!(scene.database.query_texts(audit).await, ["replay|1|a|stock|postgres"]);
+    assert_eq!(scene.database.query_texts(audit).await, [format!("replay|1|a|stock|{}", scene.database.actor())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,8 +47,7 @@ async fn only_what_was_given_up_is_replayed() {
         .await;
     inbox.drain().await.unwrap();
     for (id, handler) in [("done", "stock"), ("pending", "stock"), ("unheard", "stock"), ("done", "nobody")] {
-        let sql = format!("SELECT inbox_replay('{id}', '{handler}')");
-        assert_eq!(scene.database.query_one_i64(&sql).await, 0, "{id} {handler}");
+        assert_eq!(scene.database.replay(id, handler, None).await, 0, "{id} {handler}");
     }
     assert_eq!(inbox.drain().await.unwrap(), 0);
     assert_eq!(scene.states().await, ["done stock done", "pending stock pending"]);
@@ -62,9 +61,9 @@ async fn a_delivery_is_found_by_a_former_key_and_by_its_source() {
     let inbox = scene.inbox().subscribe("orders", hopeless).build().unwrap();
     inbox.accept_all([record("a").source("here"), record("a").source("there")]).await.unwrap();
     inbox.drain().await.unwrap();
-    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'old', 'here')").await, 1);
+    assert_eq!(scene.database.replay("a", "old", Some("here")).await, 1);
     assert_eq!(inbox.drain().await.unwrap(), 1);
-    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'new')").await, 2);
+    assert_eq!(scene.database.replay("a", "new", None).await, 2);
     assert_eq!(inbox.drain().await.unwrap(), 2);
 }
 
@@ -92,7 +91,7 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
         .database
         .execute("UPDATE inbox_delivery SET status = 3, finished_at = now(), locked_until = NULL, locked_by = NULL")
         .await;
-    assert_eq!(scene.database.query_one_i64("SELECT inbox_replay('a', 'stock')").await, 1);
+    assert_eq!(scene.database.replay("a", "stock", None).await, 1);
     gate.add_permits(1);
     runs.reached(2).await;
 
@@ -102,21 +101,4 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
     scene.settled().await;
     assert_eq!(scene.database.query_texts(row).await, ["poisoned|2|1|from the first life"]);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_replay_is_of_its_own_inbox_whatever_the_search_path_is() {
-    let scene = Scene::new().await;
-    let runs = Runs::new();
-    let inbox =
-        scene.inbox().subscribe("orders", runs.answering("stock", |_| Err(Failure::poison("no")))).build().unwrap();
-    inbox.accept(record("a")).await.unwrap();
-    inbox.drain().await.unwrap();
-    let client = scene.database.client().await;
-    client.batch_execute("CREATE SCHEMA elsewhere; SET search_path = elsewhere").await.unwrap();
-
-    let row = client.query_one("SELECT public.inbox_replay('a', 'stock')", &[]).await.unwrap();
-
-    assert_eq!(row.get::<_, i64>(0), 1);
-    assert_eq!(scene.states().await, ["a stock pending"]);
 }

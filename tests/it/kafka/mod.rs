@@ -2,5 +2,14 @@
 //! have to fail on purpose.
 
 mod flow;
+mod kill_points;
+mod observer;
 mod position;
+mod power_cut;
+pub mod reader;
+mod service;
 mod stage;
+mod static_member;
+mod storm;
+mod watched;
+mod zombie;

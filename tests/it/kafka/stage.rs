@@ -1,8 +1,8 @@
 //! What a test of the ingest needs: a topic and a group of its own beside a scene.
 
-use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Postgres, Running};
+use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Running};
 
-use crate::scene::{Runs, Scene, quick, within};
+use super::super::scene::{Db, Runs, Scene, quick, within};
 use crate::support::kafka::Kafka;
 use crate::support::kafka_admin::unique_name;
 use crate::support::kafka_records::TestRecord;
@@ -12,6 +12,7 @@ pub struct Stage {
     pub kafka: &'static Kafka,
     pub topic: String,
     pub group: String,
+    pub partitions: i32,
 }
 
 impl Stage {
@@ -19,7 +20,7 @@ impl Stage {
     pub async fn new(partitions: i32) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.create_unique_topic(partitions).await;
-        Self { scene: Scene::new().await, kafka, topic, group: unique_name("group") }
+        Self { scene: Scene::new().await, kafka, topic, group: unique_name("group"), partitions }
     }
 
     pub fn source(&self) -> Source {
@@ -27,11 +28,11 @@ impl Stage {
     }
 
     /// Records are known by their position, unless the test says otherwise.
-    pub fn inbox(&self, runs: &Runs) -> Inbox<Postgres> {
+    pub fn inbox(&self, runs: &Runs) -> Inbox<Db> {
         self.build(self.scene.inbox(), runs)
     }
 
-    pub fn build(&self, builder: InboxBuilder<Postgres>, runs: &Runs) -> Inbox<Postgres> {
+    pub fn build(&self, builder: InboxBuilder<Db>, runs: &Runs) -> Inbox<Db> {
         builder
             .limits(quick())
             .subscribe(&*self.topic, runs.handler("a").concurrency(100))
@@ -70,7 +71,7 @@ impl Stage {
         self.scene.database.query_texts(sql).await
     }
 
-    pub async fn start(&self, runs: &Runs) -> Running<Postgres> {
+    pub async fn start(&self, runs: &Runs) -> Running<Db> {
         within(self.inbox(runs).start_from(self.source())).await.unwrap()
     }
 }

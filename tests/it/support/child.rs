@@ -6,7 +6,8 @@
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -75,13 +76,20 @@ impl Child {
     pub fn spawn(role: &str, variables: &[(&str, &str)]) -> Child {
         let program = std::env::current_exe().expect("this test binary");
         let mut command = bound_command(&program, None, Signal::SIGKILL);
-        command
-            .args([ENTRY_TEST, "--exact", "--nocapture", "--test-threads=1"])
-            .env(ROLE_VARIABLE, role)
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args([ENTRY_TEST, "--exact", "--nocapture", "--test-threads=1"]).env(ROLE_VARIABLE, role);
+        Child::run(role, command, variables)
+    }
+
+    /// Starts an example of this crate, which cargo builds beside the tests. What it prints is found by
+    /// [`Child::await_printed`].
+    pub fn spawn_example(name: &str, variables: &[(&str, &str)]) -> Child {
+        let tests = std::env::current_exe().expect("this test binary");
+        let folder = tests.parent().and_then(Path::parent).expect("two folders above it").join("examples");
+        Child::run(name, bound_command(&folder.join(name), None, Signal::SIGKILL), variables)
+    }
+
+    fn run(role: &str, mut command: Command, variables: &[(&str, &str)]) -> Child {
+        command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = spawn_bound(command).expect("cannot start a child");
         let (sender, output) = watch::channel(Output::default());
         let sender = Arc::new(sender);
@@ -102,8 +110,17 @@ impl Child {
     /// Waits for a line, which may have been said already, and returns it. Panics with the child's output when it ends
     /// without that line or a minute passes.
     pub async fn await_line(&self, is_wanted: impl Fn(&str) -> bool) -> String {
+        self.await_in(|output| &output.said, is_wanted).await
+    }
+
+    /// As [`Child::await_line`], for anything on its output that contains the text.
+    pub async fn await_printed(&self, text: &str) -> String {
+        self.await_in(|output| &output.raw, |line| line.contains(text)).await
+    }
+
+    async fn await_in(&self, lines: fn(&Output) -> &Vec<String>, is_wanted: impl Fn(&str) -> bool) -> String {
         let mut output = self.output.clone();
-        let find = |output: &Output| output.said.iter().find(|line| is_wanted(line)).cloned();
+        let find = |output: &Output| lines(output).iter().find(|line| is_wanted(line)).cloned();
         let arrived = output.wait_for(|output| find(output).is_some() || output.streams_ended == STREAMS);
         let reason = match tokio::time::timeout(LINE_DEADLINE, arrived).await {
             Ok(_) => "ended",
@@ -161,6 +178,12 @@ impl Child {
         let ended = process.try_wait().expect("a child can be waited for");
         assert!(ended.is_none(), "the child {} has ended already:\n{}", self.role, self.raw_output());
         send_signal(&process, signal);
+    }
+
+    /// The last lines of everything it has printed.
+    pub fn last_printed(&self, lines_max: usize) -> String {
+        let output = self.output.borrow();
+        output.raw[output.raw.len().saturating_sub(lines_max)..].join("\n")
     }
 
     fn raw_output(&self) -> String {

@@ -82,6 +82,16 @@ impl Kafka {
         result.into_iter().next().expect("one").unwrap_or_else(|error| panic!("cannot alter {topic}: {error:?}"));
     }
 
+    /// Sets what the broker keeps of a group under the consumer protocol, such as its session timeout.
+    pub async fn alter_group(&self, group: &str, settings: &[(&str, &str)]) {
+        let mut change = AlterConfig::new(ResourceSpecifier::Group(group));
+        for (name, value) in settings {
+            change = change.set(name, value);
+        }
+        let result = self.admin().alter_configs([&change], &options()).await.expect("an answer");
+        result.into_iter().next().expect("one").unwrap_or_else(|error| panic!("cannot alter {group}: {error:?}"));
+    }
+
     /// Deletes the records before `offset`, as retention would: it becomes the low watermark.
     pub async fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
         let before = position(topic, partition, Offset::Offset(offset));

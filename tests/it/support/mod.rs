@@ -18,6 +18,7 @@ pub mod mock_kafka;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod proxy;
+pub mod sqlite;
 pub mod tls;
 
 pub mod cache;

@@ -19,7 +19,9 @@ use tokio_postgres::NoTls;
 use super::folder::ServiceFolder;
 use super::ports::free_port;
 use super::postgres_binaries::{SUPERUSER, make_data_folder, program};
-use super::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, service_server, spawn_bound, wait_for_end};
+use super::process::{
+    PROCESS_DEADLINE, PROCESS_POLL, run_to_end, send_signal, service_server, service_tool, spawn_bound, wait_for_end,
+};
 
 /// How often another port is tried when somebody was faster.
 const PORT_ATTEMPTS: usize = 10;
@@ -123,6 +125,22 @@ impl Cluster {
         self.inner.log()
     }
 
+    /// Another server that has what this one has now and nothing that comes later: what a standby without a connection
+    /// is when it is promoted.
+    pub async fn fall_behind(&self) -> Cluster {
+        let port = self.port().to_string();
+        let copy = move || {
+            let folder = ServiceFolder::create("pg");
+            let mut backup = service_tool(&program("pg_basebackup"), folder.path());
+            backup.args(["--host", "127.0.0.1", "--port", &port, "--username", SUPERUSER]);
+            backup.args(["--checkpoint", "fast", "--wal-method", "stream", "--no-sync"]);
+            backup.arg("--pgdata").arg(folder.path().join("data"));
+            run_to_end(backup);
+            Cluster::start_in(folder, &ClusterOptions::default())
+        };
+        tokio::task::spawn_blocking(copy).await.expect("the copy starts")
+    }
+
     /// For callers outside a runtime.
     pub fn start_blocking(options: &ClusterOptions) -> Cluster {
         let folder = ServiceFolder::create("pg");
@@ -130,6 +148,10 @@ impl Cluster {
         if let Some(hba) = &options.hba {
             folder.write("data/pg_hba.conf", hba);
         }
+        Cluster::start_in(folder, options)
+    }
+
+    fn start_in(folder: ServiceFolder, options: &ClusterOptions) -> Cluster {
         let mut inner = Inner { port: 0, settings: Vec::new(), postmaster: Mutex::new(None), folder };
         inner.settings = inner.all_settings(options);
         for _ in 0..PORT_ATTEMPTS {

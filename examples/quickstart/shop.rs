@@ -1,0 +1,53 @@
+//! The handlers: plain async functions. What they do is yours; when they are run, and how often, is Wharf's.
+
+use diesel::sql_types::Integer;
+use diesel_async::RunQueryDsl;
+use serde::Deserialize;
+use wharf::{AsyncSqliteConnection, Failure, HandlerKey, Message};
+
+pub const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve");
+pub const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+pub const CHECK_FRAUD: HandlerKey = HandlerKey::new("fraud.check");
+
+#[derive(Debug, Deserialize)]
+pub struct Order {
+    number: i32,
+    customer: String,
+}
+
+pub fn order(number: i32) -> String {
+    let customer = if number == 3 { "mallory" } else { "alice" };
+    serde_json::json!({ "number": number, "customer": customer }).to_string()
+}
+
+/// Healthy, and exactly once: the row and the outcome commit together.
+pub async fn reserve_stock(order: Message<Order>, conn: &mut AsyncSqliteConnection) -> Result<(), Failure> {
+    diesel::sql_query("INSERT INTO reservation (order_number) VALUES (?)")
+        .bind::<Integer, _>(order.payload.number)
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Flaky: the mail server is down for the second order, and back at the third attempt.
+pub async fn send_receipt(order: Message<Order>) -> Result<(), Failure> {
+    match (order.payload.number, order.attempt()) {
+        (2, 1..=2) => Err(Failure::retry("the mail server is down")),
+        _ => Ok(()),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FraudService {
+    /// Knows no mallory.
+    Broken,
+    Repaired,
+}
+
+/// Hopeless for one customer, until somebody repairs it.
+pub async fn check_fraud(order: Message<Order>, service: FraudService) -> Result<(), Failure> {
+    match (order.payload.customer.as_str(), service) {
+        ("mallory", FraudService::Broken) => Err(Failure::retry("the fraud service does not know mallory")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,237 @@
+-- The inbox: messages, deliveries, and what stands around them. The tables and columns are PostgreSQL's; what differs says why.
+--
+-- All stamps are integers, microseconds since 1970 UTC, of the clock in inbox_now. The views show them as text.
+-- Bytes are stored as TEXT where they are UTF-8 without NUL, as BLOB where they are not: the sqlite3 shell and the JSON functions read
+-- them as they stand, and no view can meet text that is none.
+-- AUTOINCREMENT: an id that was given out is never given out again, also when its row is gone.
+
+-- The one clock. SQLite has none of its own, so it is the host's, moved by an offset that only tests change.
+CREATE TABLE inbox_clock (
+    offset_us INTEGER NOT NULL
+);
+INSERT INTO inbox_clock VALUES (0);
+-- julianday is exact to a millisecond, and old shells know it too.
+CREATE VIEW inbox_now AS
+SELECT CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000 + offset_us AS at FROM inbox_clock;
+
+-- A key is an alias of a handler id. A renamed handler keeps its id, so what was stored under the old name is found, and a
+-- redelivery after the rename is still a duplicate.
+CREATE TABLE inbox_handler (
+    id            INTEGER PRIMARY KEY AUTOINCREMENT,
+    key           TEXT    NOT NULL,                  -- the current name, for people; the mapping is inbox_handler_key
+    same_as       INTEGER,                           -- set when two ids became one handler: the id of its current key
+    paused_at     INTEGER,                           -- not null: nobody claims its deliveries
+    unknown_since INTEGER,                           -- since when deliveries wait and no live processor knows the handler
+    registered_at INTEGER NOT NULL
+);
+
+CREATE TABLE inbox_handler_key (
+    key        TEXT    PRIMARY KEY,
+    handler_id INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Accepted records. Insert-only until retention removes them.
+CREATE TABLE inbox_message (
+    seq             INTEGER PRIMARY KEY AUTOINCREMENT,
+    kafka_offset    INTEGER,
+    received_at     INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
+    recorded_at     INTEGER,                         -- stamped by the producer or the broker
+    kafka_partition INTEGER,
+    message_id      TEXT    NOT NULL,
+    source          TEXT    NOT NULL,
+    topic           TEXT    NOT NULL,
+    payload_hash    BLOB    NOT NULL,                -- first 16 bytes of SHA-256; tells a duplicate from a conflict
+    record_key      BLOB,
+    headers         BLOB,                            -- read with the view inbox_headers
+    payload         BLOB,                            -- NULL (tombstone) is not the same as empty
+    -- Deduplication: accept's ON CONFLICT, and how operators find a message.
+    UNIQUE (message_id, source)
+);
+
+-- One message for one handler: the unit of work. One tree in the order of its key, which is the order of arrival.
+CREATE TABLE inbox_delivery (
+    message_seq  INTEGER NOT NULL,
+    handler_id   INTEGER NOT NULL,
+    due_at       INTEGER NOT NULL,
+    locked_until INTEGER,                            -- the claim's end; past and not NULL: its process died. Not indexed
+    finished_at  INTEGER,                            -- set for done, discarded and poisoned: leaves the claim index
+    locked_by    INTEGER,                            -- inbox_processor.id
+    attempts     INTEGER NOT NULL DEFAULT 0,         -- starts. Only ever grows: it is the claim's fencing token
+    errors       INTEGER NOT NULL DEFAULT 0,         -- failures charged against the retry limit
+    crashes      INTEGER NOT NULL DEFAULT 0,         -- process deaths in a row; reset by any outcome
+    status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
+    reason       TEXT,                               -- why it was poisoned or discarded
+    last_error   TEXT,
+    PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
+) WITHOUT ROWID;
+
+-- The claim, in exactly its order; also the oldest due delivery of a handler. A claim writes no column of it.
+CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
+-- Listing poisoned deliveries without a scan. Rows enter it only when they are given up.
+CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at) WHERE status = 3;
+
+-- Per consumer group, topic and partition: the next offset to accept, written in the transaction that accepts.
+CREATE TABLE inbox_ledger (
+    consumer_group  TEXT    NOT NULL,
+    topic           TEXT    NOT NULL,
+    kafka_partition INTEGER NOT NULL,
+    next_offset     INTEGER NOT NULL,
+    updated_at      INTEGER NOT NULL,
+    topic_id        TEXT,                            -- Kafka's own: a topic that is made anew has another
+    PRIMARY KEY (consumer_group, topic, kafka_partition)
+) WITHOUT ROWID;
+
+-- Records that Kafka no longer had when they were to be read. A gap is noted once.
+CREATE TABLE inbox_gap (
+    consumer_group  TEXT    NOT NULL,
+    topic           TEXT    NOT NULL,
+    kafka_partition INTEGER NOT NULL,
+    from_offset     INTEGER NOT NULL,                -- the first that is missing
+    to_offset       INTEGER NOT NULL,                -- the first that was there
+    noticed_at      INTEGER NOT NULL,
+    PRIMARY KEY (consumer_group, topic, kafka_partition, from_offset, to_offset)
+) WITHOUT ROWID;
+
+-- Records that could not become messages, kept whole.
+CREATE TABLE inbox_quarantine (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    quarantined_at  INTEGER NOT NULL,
+    kafka_offset    INTEGER,
+    recorded_at     INTEGER,
+    kafka_partition INTEGER,
+    topic           TEXT    NOT NULL,
+    reason          TEXT    NOT NULL,
+    detail          TEXT,
+    message_id      BLOB,                            -- the identity as given: it may be what is wrong with the record
+    source          BLOB,
+    record_key      BLOB,
+    headers         BLOB,
+    payload         BLOB,
+    -- Over position, identity and content: a record that is redelivered is quarantined once.
+    record_hash     BLOB    NOT NULL UNIQUE
+);
+
+-- Who is alive and which handlers it knows.
+CREATE TABLE inbox_processor (
+    id          INTEGER PRIMARY KEY AUTOINCREMENT,
+    name        TEXT    NOT NULL,
+    version     TEXT    NOT NULL,
+    handler_ids TEXT    NOT NULL,                    -- a JSON array
+    started_at  INTEGER NOT NULL,
+    seen_at     INTEGER NOT NULL,
+    alive_until INTEGER NOT NULL
+);
+
+-- One row for each act of a person. Append-only.
+CREATE TABLE inbox_audit (
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
+    acted_at INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
+    actor    TEXT    NOT NULL DEFAULT 'sql',         -- SQLite knows no users
+    action   TEXT    NOT NULL,
+    filter   TEXT    NOT NULL,                       -- JSON
+    affected INTEGER NOT NULL,
+    reason   TEXT
+);
+
+-- Every delivery in words. Ages are seconds.
+CREATE VIEW inbox_status AS
+SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
+       CASE d.status
+           WHEN 0 THEN CASE WHEN d.locked_until > now.at THEN 'running' ELSE 'pending' END
+           WHEN 2 THEN 'done'
+           WHEN 3 THEN 'poisoned'
+           WHEN 4 THEN 'discarded'
+       END AS state,
+       d.reason, d.attempts, d.errors, d.crashes,
+       strftime('%Y-%m-%d %H:%M:%f', d.due_at / 1e6, 'unixepoch') AS due_at,
+       strftime('%Y-%m-%d %H:%M:%f', d.locked_until / 1e6, 'unixepoch') AS locked_until, p.name AS locked_by,
+       strftime('%Y-%m-%d %H:%M:%f', d.finished_at / 1e6, 'unixepoch') AS finished_at,
+       (now.at - m.received_at) / 1e6 AS age, strftime('%Y-%m-%d %H:%M:%f', m.received_at / 1e6, 'unixepoch') AS received_at,
+       d.last_error, d.message_seq, d.handler_id
+FROM inbox_delivery d
+CROSS JOIN inbox_now now
+LEFT JOIN inbox_message m ON m.seq = d.message_seq
+LEFT JOIN inbox_handler h ON h.id = d.handler_id
+LEFT JOIN inbox_processor p ON p.id = d.locked_by;
+
+-- What the machine gave up and a person must look at. Bytes that are not text are shown as hex (\x...).
+CREATE VIEW inbox_poisoned AS
+SELECT m.message_id, m.source, m.topic, h.key AS handler_key, d.reason, d.last_error, d.attempts, d.errors, d.crashes,
+       strftime('%Y-%m-%d %H:%M:%f', d.finished_at / 1e6, 'unixepoch') AS poisoned_at,
+       strftime('%Y-%m-%d %H:%M:%f', m.received_at / 1e6, 'unixepoch') AS received_at, m.kafka_partition, m.kafka_offset,
+       CASE typeof(m.record_key) WHEN 'blob' THEN '\x' || lower(hex(m.record_key)) ELSE m.record_key END AS record_key,
+       CASE typeof(m.payload) WHEN 'blob' THEN '\x' || lower(hex(m.payload)) ELSE m.payload END AS payload,
+       d.message_seq, d.handler_id
+FROM inbox_delivery d
+LEFT JOIN inbox_message m ON m.seq = d.message_seq
+LEFT JOIN inbox_handler h ON h.id = d.handler_id
+WHERE d.status = 3;
+
+-- What is still to be done, per handler. Ages are seconds.
+CREATE VIEW inbox_backlog AS
+SELECT h.key AS handler_key,
+       count(*) FILTER (WHERE d.due_at <= now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS due,
+       count(*) FILTER (WHERE d.due_at > now.at) AS later,
+       count(*) FILTER (WHERE d.locked_until > now.at) AS running,
+       (now.at - min(d.due_at) FILTER (WHERE d.due_at <= now.at)) / 1e6 AS oldest_due_age,
+       strftime('%Y-%m-%d %H:%M:%f', h.paused_at / 1e6, 'unixepoch') AS paused_at,
+       strftime('%Y-%m-%d %H:%M:%f', h.unknown_since / 1e6, 'unixepoch') AS unknown_since, h.id AS handler_id
+FROM inbox_handler h
+CROSS JOIN inbox_now now
+LEFT JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
+GROUP BY h.id;
+
+-- The headers of a message as a JSON array, in order, duplicates and all: [{"name": …, "value": …}, …]. What is not ASCII is shown as
+-- hex (\x...). Bytes that are not headers end the list. The column holds for each header the length of the name (4 bytes), the name,
+-- the length of the value (4 bytes, -1 for none), the value.
+CREATE VIEW inbox_headers AS
+SELECT m.seq AS message_seq, m.message_id, m.source,
+       (WITH RECURSIVE
+            digit (place) AS (VALUES (1), (2), (3), (4), (5), (6), (7), (8)),
+            -- Names and values by turns: where each begins and how long it is, and the one before it. A value of length -1 is none.
+            field (number, at, size, before_at, before_size) AS (
+                SELECT 0, 1, 0, 0, 0
+                UNION ALL
+                SELECT number + 1, at + max(size, 0) + 4,
+                       (SELECT CASE WHEN number % 2 = 1 AND bytes = 'FFFFFFFF' THEN -1 ELSE
+                                   (SELECT sum((instr('0123456789ABCDEF', substr(bytes, place, 1)) - 1) << (4 * (8 - place))) FROM digit)
+                               END
+                        FROM (SELECT hex(substr(m.headers, at + max(size, 0), 4)) AS bytes)),
+                       at, size
+                FROM field
+                WHERE at + max(size, 0) + 3 <= length(m.headers)),
+            header (name, value) AS (
+                SELECT substr(m.headers, before_at, before_size), CASE WHEN size >= 0 THEN substr(m.headers, at, size) END
+                FROM field
+                WHERE number > 0 AND number % 2 = 0 AND at + max(size, 0) - 1 <= length(m.headers)
+                ORDER BY number)
+        SELECT json_group_array(json_object(
+                   'name', CASE WHEN CAST(name AS TEXT) GLOB '*[^' || char(1) || '-~]*' OR instr(name, x'00') > 0
+                                THEN '\x' || lower(hex(name)) ELSE CAST(name AS TEXT) END,
+                   'value', CASE WHEN CAST(value AS TEXT) GLOB '*[^' || char(1) || '-~]*' OR instr(value, x'00') > 0
+                                 THEN '\x' || lower(hex(value)) ELSE CAST(value AS TEXT) END))
+        FROM header) AS headers
+FROM inbox_message m;
+
+-- Gives a poisoned or discarded delivery a fresh set of retries, due now:
+--     INSERT INTO inbox_replay (message_id, handler_key) VALUES ('order-17/placed', 'mail.receipt');
+-- and with a source, if there are several. How many it was stands in inbox_audit: 0 when there is no such delivery or it is not given
+-- up. The attempt number goes on, so that a claim from before the replay stays invalid. SQLite has no functions to store; what is written
+-- to this view, a trigger acts on.
+CREATE VIEW inbox_replay AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source WHERE false;
+CREATE TRIGGER inbox_replay_now INSTEAD OF INSERT ON inbox_replay
+BEGIN
+    UPDATE inbox_delivery
+    SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
+        locked_until = NULL, locked_by = NULL
+    WHERE message_seq IN (SELECT seq FROM inbox_message
+                          WHERE message_id = NEW.message_id AND source = coalesce(NEW.source, source))
+      -- Ids that became one handler are one.
+      AND handler_id IN (SELECT same.id FROM inbox_handler_key k
+                         JOIN inbox_handler own ON own.id = k.handler_id
+                         JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+                         WHERE k.key = NEW.handler_key)
+      AND status IN (3, 4);
+    INSERT INTO inbox_audit (action, filter, affected)
+    VALUES ('replay', json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), changes());
+END;

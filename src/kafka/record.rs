@@ -1,0 +1,22 @@
+//! A record as Kafka gives it, all bytes, copied out of librdkafka's memory.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use rdkafka::message::{BorrowedMessage, Message};
+
+use super::native;
+use crate::record::Record;
+
+pub(super) fn read(message: &BorrowedMessage<'_>) -> Record {
+    let mut record = Record::new(message.topic()).position(message.partition(), message.offset());
+    record.key = message.key().map(Bytes::copy_from_slice);
+    record.payload = message.payload().map(Bytes::copy_from_slice);
+    record.headers = native::headers(message.headers());
+    record.recorded_at = message
+        .timestamp()
+        .to_millis()
+        .and_then(|millis| u64::try_from(millis).ok())
+        .and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
+    record
+}

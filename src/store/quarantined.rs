@@ -1,0 +1,38 @@
+//! Quarantined records: what is kept of their detail, what makes two of them the same, and how a conflict becomes one.
+
+use sha2::{Digest, Sha256};
+
+use super::seam::{NewMessage, Quarantined};
+use crate::record::Record;
+
+/// Characters of the detail that are kept.
+pub(super) const DETAIL_CHARS_MAX: usize = 500;
+
+/// A message whose identity is taken by another payload, as the record it was.
+pub(super) fn conflict(message: &NewMessage) -> Quarantined {
+    let record = Record::from(&*message.message);
+    Quarantined {
+        record,
+        reason: "conflict",
+        detail: Some("the identity is taken by a message with another payload".to_owned()),
+    }
+}
+
+/// Where it was, who it says it is, and what it holds: the same for a redelivered record, different for any other.
+pub(super) fn record_hash(record: &Record) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    let mut part = |bytes: Option<&[u8]>| {
+        // Lengths keep two neighbouring fields from running into one another; -1 tells none from empty.
+        hash.update(bytes.map_or(-1, |bytes| i64::try_from(bytes.len()).unwrap_or(i64::MAX)).to_be_bytes());
+        hash.update(bytes.unwrap_or_default());
+    };
+    part(Some(record.topic.as_bytes()));
+    part(record.position.map(|p| p.partition.to_be_bytes()).as_ref().map(|b| b.as_slice()));
+    part(record.position.map(|p| p.offset.to_be_bytes()).as_ref().map(|b| b.as_slice()));
+    part(record.id.as_deref());
+    part(record.source.as_deref());
+    part(record.key.as_deref());
+    part(record.headers.encode().as_deref());
+    part(record.payload.as_deref());
+    hash.finalize().to_vec()
+}

@@ -1,0 +1,193 @@
+//! Accepts a batch: messages, deliveries, quarantined records and the ledger, in one transaction, all or nothing.
+//!
+//! Nobody else writes meanwhile, so there is one path: each message is inserted or found, in the order of the batch, which the seq
+//! follows. Row by row with prepared statements: in the same process that costs no more than one large statement would.
+
+use std::time::Duration;
+
+use diesel::sql_types::{BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::clock::{self, micros, to_stamp};
+use super::errors::database;
+use super::ledger;
+use super::quarantine;
+use super::statement::{Content, only_row, statement};
+use crate::error::{Error, Kind, Result};
+use crate::store::quarantined;
+use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
+
+statement! {
+    /// Inserts a message unless its identity is known.
+    Insert<'a>("
+        INSERT INTO inbox_message (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, received_at, recorded_at,
+                                   record_key, headers, payload)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+        ON CONFLICT (message_id, source) DO NOTHING
+        RETURNING seq")
+    -> (BigInt) {
+        message_id: &'a str => Text,
+        source: &'a str => Text,
+        topic: &'a str => Text,
+        payload_hash: &'a [u8] => Binary,
+        kafka_partition: Option<i32> => Nullable<Integer>,
+        kafka_offset: Option<i64> => Nullable<BigInt>,
+        received_at: i64 => BigInt,
+        recorded_at: Option<i64> => Nullable<BigInt>,
+        record_key: Content<'a> => Content<'static>,
+        headers: Option<Vec<u8>> => Nullable<Binary>,
+        payload: Content<'a> => Content<'static>,
+    }
+}
+
+statement! {
+    InsertDelivery("
+        INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6)") {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+        due_at: i64 => BigInt,
+        locked_until: Option<i64> => Nullable<BigInt>,
+        locked_by: Option<i32> => Nullable<Integer>,
+        attempts: i32 => Integer,
+    }
+}
+
+statement! {
+    Find<'a>("SELECT seq, payload_hash FROM inbox_message WHERE message_id = ?1 AND source = ?2") -> (BigInt, Binary) {
+        message_id: &'a str => Text,
+        source: &'a str => Text,
+    }
+}
+
+statement! {
+    /// Whether a handler has a delivery of the message under this id, or one that became the same handler, also for a process that
+    /// knows only the older one.
+    IsTaken("
+        SELECT count(*) > 0 FROM inbox_handler own
+        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+        JOIN inbox_delivery d ON d.message_seq = ?1 AND d.handler_id = same.id
+        WHERE own.id = ?2")
+    -> (Bool) {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+/// A batch that outlives its caller.
+pub(super) struct OwnBatch {
+    messages: Vec<NewMessage>,
+    quarantined: Vec<Quarantined>,
+    ledger: Vec<LedgerEntry>,
+    processor: Option<i32>,
+    lease: Duration,
+}
+
+impl From<&AcceptBatch<'_>> for OwnBatch {
+    /// Cheap: payloads are shared.
+    fn from(batch: &AcceptBatch<'_>) -> Self {
+        Self {
+            messages: batch.messages.to_vec(),
+            quarantined: batch.quarantined.to_vec(),
+            ledger: batch.ledger.to_vec(),
+            processor: batch.processor,
+            lease: batch.lease,
+        }
+    }
+}
+
+pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(Vec<Accepted>, Vec<LedgerMove>)> {
+    let count = batch.messages.len();
+    let cannot = || database(format!("cannot accept {count} messages"));
+    let now = clock::now(conn).map_err(cannot())?;
+    for record in &batch.quarantined {
+        quarantine::insert(conn, record, now).map_err(cannot())?;
+    }
+    let mut answers = Vec::with_capacity(count);
+    for message in &batch.messages {
+        let answer = match insert(message, now).load::<(i64,)>(conn).map_err(cannot())?.pop() {
+            Some((seq,)) => {
+                for delivery in &message.deliveries {
+                    insert_delivery(batch, seq, delivery, now).execute(conn).map_err(cannot())?;
+                }
+                Accepted::New { seq }
+            }
+            None => known(conn, message, now).map_err(cannot())?.ok_or_else(|| {
+                Error::new(
+                    Kind::Server,
+                    "cannot accept a message: it is neither new nor known, as if a trigger had taken it",
+                )
+            })?,
+        };
+        answers.push(answer);
+    }
+    // After everything else of the batch, and in its transaction.
+    let moves = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
+    Ok((answers, moves))
+}
+
+/// The identity was there before: adds what is missing, or quarantines another payload.
+fn known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> QueryResult<Option<Accepted>> {
+    let find = Find { message_id: &message.message.id, source: &message.message.source };
+    let Some((seq, payload_hash)) = find.load::<(i64, Vec<u8>)>(conn)?.pop() else { return Ok(None) };
+    if payload_hash != message.payload_hash {
+        quarantine::insert(conn, &quarantined::conflict(message), now)?;
+        return Ok(Some(Accepted::Conflict));
+    }
+    let mut added = 0;
+    for delivery in &message.deliveries {
+        if !is_taken(conn, seq, delivery)? {
+            let handler_id = delivery.ids.current;
+            let missing = InsertDelivery {
+                message_seq: seq,
+                handler_id,
+                due_at: now,
+                locked_until: None,
+                locked_by: None,
+                attempts: 0,
+            };
+            added += missing.execute(conn)?;
+        }
+    }
+    Ok(Some(Accepted::Duplicate { seq, added }))
+}
+
+fn is_taken(conn: &mut SqliteConnection, message_seq: i64, delivery: &NewDelivery) -> QueryResult<bool> {
+    for &handler_id in delivery.ids.all.iter() {
+        let (is_taken,) = IsTaken { message_seq, handler_id }.load::<(bool,)>(conn).and_then(only_row)?;
+        if is_taken {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+pub(super) fn insert(message: &NewMessage, now: i64) -> Insert<'_> {
+    let stored = &*message.message;
+    Insert {
+        message_id: &stored.id,
+        source: &stored.source,
+        topic: &stored.topic,
+        payload_hash: &message.payload_hash,
+        kafka_partition: stored.position.map(|p| p.partition),
+        kafka_offset: stored.position.map(|p| p.offset),
+        received_at: now,
+        recorded_at: stored.recorded_at.map(to_stamp),
+        record_key: stored.key.as_deref().into(),
+        headers: stored.headers.encode(),
+        payload: stored.payload.as_deref().into(),
+    }
+}
+
+fn insert_delivery(batch: &OwnBatch, message_seq: i64, delivery: &NewDelivery, now: i64) -> InsertDelivery {
+    // Without a processor nobody would run what is inserted as claimed.
+    let locked_by = batch.processor.filter(|_| delivery.is_handed_over);
+    InsertDelivery {
+        message_seq,
+        handler_id: delivery.ids.current,
+        due_at: now,
+        locked_until: locked_by.map(|_| now + micros(batch.lease)),
+        locked_by,
+        attempts: i32::from(locked_by.is_some()),
+    }
+}

@@ -1,0 +1,158 @@
+//! The ledger: per consumer group, topic and partition the next offset to accept; and the gaps it had to pass over.
+//!
+//! Moved in the transaction that accepts, read when a partition is assigned. It only ever grows, so a process that was paused and wakes
+//! up late cannot set it back; and it moves only from where it is believed to be, so a file that was set back does not pretend.
+
+use std::sync::Arc;
+
+use diesel::sql_types::{BigInt, Integer, Nullable, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::clock::{self, from_stamp};
+use super::errors::database;
+use super::statement::statement;
+use crate::error::Result;
+use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerState, Opening, Standing};
+
+statement! {
+    Advance<'a>("
+        UPDATE inbox_ledger SET next_offset = max(next_offset, ?1), updated_at = ?2
+        WHERE consumer_group = ?3 AND topic = ?4 AND kafka_partition = ?5 AND next_offset >= ?6") {
+        next_offset: i64 => BigInt,
+        now: i64 => BigInt,
+        group: &'a str => Text,
+        topic: &'a str => Text,
+        partition: i32 => Integer,
+        from_offset: i64 => BigInt,
+    }
+}
+
+statement! {
+    Read<'a>("
+        SELECT next_offset, topic_id FROM inbox_ledger
+        WHERE consumer_group = ?1 AND topic = ?2 AND kafka_partition = ?3")
+    -> (BigInt, Nullable<Text>) {
+        group: &'a str => Text,
+        topic: &'a str => Text,
+        partition: i32 => Integer,
+    }
+}
+
+statement! {
+    Open<'a>("
+        INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset, updated_at, topic_id)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+        ON CONFLICT (consumer_group, topic, kafka_partition)
+        DO UPDATE SET next_offset = max(l.next_offset, excluded.next_offset), updated_at = excluded.updated_at,
+                      topic_id = coalesce(l.topic_id, excluded.topic_id)") {
+        group: &'a str => Text,
+        topic: &'a str => Text,
+        partition: i32 => Integer,
+        next_offset: i64 => BigInt,
+        now: i64 => BigInt,
+        topic_id: Option<&'a str> => Nullable<Text>,
+    }
+}
+
+statement! {
+    NoteGap<'a>("
+        INSERT INTO inbox_gap (consumer_group, topic, kafka_partition, from_offset, to_offset, noticed_at)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+        ON CONFLICT DO NOTHING") {
+        group: &'a str => Text,
+        topic: &'a str => Text,
+        partition: i32 => Integer,
+        from_offset: i64 => BigInt,
+        to_offset: i64 => BigInt,
+        now: i64 => BigInt,
+    }
+}
+
+statement! {
+    /// Scans the messages: a person asked.
+    States<'a>("
+        SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest
+        FROM inbox_ledger l
+        LEFT JOIN (SELECT topic, kafka_partition, count(*) AS stored, max(kafka_offset) AS highest
+                   FROM (SELECT topic, kafka_partition, kafka_offset FROM inbox_message WHERE kafka_offset IS NOT NULL
+                         UNION ALL
+                         SELECT topic, kafka_partition, kafka_offset FROM inbox_quarantine WHERE kafka_offset IS NOT NULL)
+                   GROUP BY topic, kafka_partition) s USING (topic, kafka_partition)
+        WHERE l.consumer_group = ?1
+        ORDER BY l.topic, l.kafka_partition")
+    -> (Text, Integer, BigInt, BigInt, Nullable<BigInt>) {
+        group: &'a str => Text,
+    }
+}
+
+statement! {
+    Gaps<'a>("
+        SELECT topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
+        WHERE consumer_group = ?1 ORDER BY topic, kafka_partition, from_offset, to_offset")
+    -> (Text, Integer, BigInt, BigInt, BigInt) {
+        group: &'a str => Text,
+    }
+}
+
+/// Moves the ledger in the transaction of the caller; one answer an entry.
+pub(super) fn advance(conn: &mut SqliteConnection, entries: &[LedgerEntry], now: i64) -> QueryResult<Vec<LedgerMove>> {
+    let mut moves = Vec::with_capacity(entries.len());
+    for LedgerEntry { group, topic, partition, from_offset, next_offset } in entries {
+        let (partition, from_offset, next_offset) = (*partition, *from_offset, *next_offset);
+        let moved = Advance { next_offset, now, group, topic, partition, from_offset }.execute(conn)?;
+        moves.push(if moved > 0 { LedgerMove::Moved } else { LedgerMove::Behind });
+    }
+    Ok(moves)
+}
+
+pub(super) fn read(
+    conn: &mut SqliteConnection,
+    group: &str,
+    partitions: &[(Arc<str>, i32)],
+) -> Result<Vec<Option<Standing>>> {
+    let mut standings = Vec::with_capacity(partitions.len());
+    for (topic, partition) in partitions {
+        let read = Read { group, topic, partition: *partition }.load::<(i64, Option<String>)>(conn);
+        let row = read.map_err(database("cannot read the ledger"))?.pop();
+        standings.push(row.map(|(next_offset, topic_id)| Standing { next_offset, topic_id }));
+    }
+    Ok(standings)
+}
+
+pub(super) fn open(conn: &mut SqliteConnection, group: &str, openings: &[Opening]) -> Result<()> {
+    let write = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        for Opening { topic, topic_id, partition, at, gap_from } in openings {
+            let topic_id = topic_id.as_deref();
+            Open { group, topic, partition: *partition, next_offset: *at, now, topic_id }.execute(conn)?;
+            if let Some(from_offset) = *gap_from {
+                NoteGap { group, topic, partition: *partition, from_offset, to_offset: *at, now }.execute(conn)?;
+            }
+        }
+        QueryResult::Ok(())
+    };
+    write(conn).map_err(database("cannot write the ledger"))
+}
+
+pub(super) fn report(conn: &mut SqliteConnection, group: &str) -> Result<LedgerReport> {
+    let states = States { group }.load::<(String, i32, i64, i64, Option<i64>)>(conn);
+    let gaps = Gaps { group }.load::<(String, i32, i64, i64, i64)>(conn);
+    let state = |(topic, partition, next_offset, stored, highest_stored)| LedgerState {
+        topic,
+        partition,
+        next_offset,
+        stored,
+        highest_stored,
+    };
+    let gap = |(topic, partition, from_offset, to_offset, noticed_at)| Gap {
+        topic,
+        partition,
+        from_offset,
+        to_offset,
+        noticed_at: from_stamp(noticed_at),
+    };
+    Ok(LedgerReport {
+        partitions: states.map_err(database("cannot read the ledger"))?.into_iter().map(state).collect(),
+        gaps: gaps.map_err(database("cannot read the gaps"))?.into_iter().map(gap).collect(),
+    })
+}

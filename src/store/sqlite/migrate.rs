@@ -1,0 +1,73 @@
+//! Migrations: embedded SQL, run once each, in order, in one transaction that nobody else can write beside.
+//!
+//! The versions stand in a table of our own, because a service that migrates its own tables with diesel in the same file owns diesel's
+//! table. A schema newer than this build is refused, unless the newer migration says that this build can live with it.
+
+use diesel::connection::SimpleConnection;
+use diesel::sql_types::{Bool, Integer, Nullable};
+use diesel::{RunQueryDsl, SqliteConnection};
+
+use super::errors::database;
+use super::statement::{only_row, statement};
+use crate::error::Result;
+use crate::store::version::{self, Found, Migration};
+
+const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, sql: include_str!("../../../migrations/sqlite/0001_inbox/up.sql"), compatible_with: 1 }];
+
+const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
+    version         INTEGER PRIMARY KEY,
+    compatible_with INTEGER NOT NULL,
+    applied_at      TEXT    NOT NULL DEFAULT CURRENT_TIMESTAMP)";
+
+statement! {
+    HasVersions("SELECT count(*) > 0 FROM sqlite_schema WHERE type = 'table' AND name = 'inbox_migration'") -> (Bool) {}
+}
+
+statement! {
+    Newest("SELECT max(version), (SELECT compatible_with FROM inbox_migration ORDER BY version DESC LIMIT 1) FROM inbox_migration")
+    -> (Nullable<Integer>, Nullable<Integer>) {}
+}
+
+statement! {
+    Note("INSERT INTO inbox_migration (version, compatible_with) VALUES (?1, ?2)") {
+        version: i32 => Integer,
+        compatible_with: i32 => Integer,
+    }
+}
+
+/// Runs what is missing, in the transaction of the caller.
+pub(super) fn migrate(conn: &mut SqliteConnection) -> Result<()> {
+    let cannot = || database("cannot migrate the schema");
+    let found = find(conn)?.unwrap_or_default();
+    version::refuse_unknown(found, VERSION)?;
+    if found.version >= VERSION {
+        return Ok(());
+    }
+    conn.batch_execute(CREATE_VERSIONS).map_err(cannot())?;
+    for migration in version::missing(MIGRATIONS, found) {
+        conn.batch_execute(migration.sql).map_err(cannot())?;
+        let Migration { version, compatible_with, .. } = *migration;
+        Note { version, compatible_with }.execute(conn).map_err(cannot())?;
+        tracing::info!(target: "wharf::store", version, "schema migrated");
+    }
+    Ok(())
+}
+
+/// Refuses a schema that this build cannot work with, and says what to do about it.
+pub(super) fn check(conn: &mut SqliteConnection) -> Result<()> {
+    version::check(find(conn)?, VERSION)
+}
+
+fn find(conn: &mut SqliteConnection) -> Result<Option<Found>> {
+    let cannot = || database("cannot read the schema version");
+    let (has_versions,) = HasVersions {}.load::<(bool,)>(conn).and_then(only_row).map_err(cannot())?;
+    if !has_versions {
+        return Ok(None);
+    }
+    let newest = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).and_then(only_row);
+    let (version, compatible_with) = newest.map_err(cannot())?;
+    Ok(Found::from_columns(version, compatible_with))
+}

@@ -1,0 +1,90 @@
+//! Writes records that could not become messages, whole, once each; and finds out whether a message is to blame for being refused.
+
+use diesel::connection::SimpleConnection;
+use diesel::result::Error as DieselError;
+use diesel::sql_types::{BigInt, Binary, Integer, Nullable, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::accept;
+use super::clock::{self, to_stamp};
+use super::errors::{database, kind};
+use super::statement::{Content, statement};
+use crate::error::{Kind, Result};
+use crate::sanitize;
+use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
+use crate::store::seam::{NewMessage, Quarantined};
+
+statement! {
+    /// A record that comes again is quarantined once.
+    InsertQuarantined<'a>("
+        INSERT INTO inbox_quarantine (quarantined_at, topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id,
+                                      source, record_key, headers, payload, record_hash)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+        ON CONFLICT (record_hash) DO NOTHING") {
+        quarantined_at: i64 => BigInt,
+        topic: String => Text,
+        reason: &'a str => Text,
+        detail: Option<String> => Nullable<Text>,
+        kafka_partition: Option<i32> => Nullable<Integer>,
+        kafka_offset: Option<i64> => Nullable<BigInt>,
+        recorded_at: Option<i64> => Nullable<BigInt>,
+        message_id: Content<'a> => Content<'static>,
+        source: Content<'a> => Content<'static>,
+        record_key: Content<'a> => Content<'static>,
+        headers: Option<Vec<u8>> => Nullable<Binary>,
+        payload: Content<'a> => Content<'static>,
+        record_hash: Vec<u8> => Binary,
+    }
+}
+
+pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -> QueryResult<()> {
+    let record = &row.record;
+    let insert = InsertQuarantined {
+        quarantined_at: now,
+        // A topic is text in the table; what cannot be is made so. Kafka allows only [a-zA-Z0-9._-].
+        topic: sanitize::text(&record.topic, DETAIL_CHARS_MAX),
+        reason: row.reason,
+        detail: row.detail.as_deref().map(|detail| sanitize::text(detail, DETAIL_CHARS_MAX)),
+        kafka_partition: record.position.map(|p| p.partition),
+        kafka_offset: record.position.map(|p| p.offset),
+        recorded_at: record.recorded_at.map(to_stamp),
+        message_id: record.id.as_deref().into(),
+        source: record.source.as_deref().into(),
+        record_key: record.key.as_deref().into(),
+        headers: record.headers.encode(),
+        payload: record.payload.as_deref().into(),
+        record_hash: record_hash(record),
+    };
+    insert.execute(conn).map(drop)
+}
+
+/// Whether the message is refused for what it holds. Tries it and takes it back.
+pub(super) fn refuses(conn: &mut SqliteConnection, message: &NewMessage) -> Result<bool> {
+    let cannot = || database("cannot ask why a message is refused");
+    let now = clock::now(conn).map_err(cannot())?;
+    conn.batch_execute("SAVEPOINT wharf_refusal").map_err(cannot())?;
+    let inserted = accept::insert(message, now).load::<(i64,)>(conn);
+    conn.batch_execute("ROLLBACK TO wharf_refusal; RELEASE wharf_refusal").map_err(cannot())?;
+    Ok(inserted.is_err_and(|error| is_refusal(&error)))
+}
+
+/// Whether an error is about the values: a constraint, a limit, or what a trigger raised, which may say anything. What is known to be
+/// the database's own trouble is not.
+fn is_refusal(error: &DieselError) -> bool {
+    const OWN_TROUBLE: [&str; 6] = [
+        "no such ",
+        "database disk image",
+        "file is not a database",
+        "interrupted",
+        "access permission",
+        "SQL logic error",
+    ];
+    match kind(error) {
+        Kind::Data => true,
+        Kind::Server => {
+            let message = error.to_string();
+            !OWN_TROUBLE.iter().any(|trouble| message.starts_with(trouble))
+        }
+        Kind::Configuration | Kind::Schema | Kind::Connection | Kind::Passing | Kind::Stopped => false,
+    }
+}

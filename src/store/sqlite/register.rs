@@ -1,0 +1,107 @@
+//! Handler ids: reads what is known, lets `aliases.rs` decide, writes what is missing, all in one turn of the writer.
+
+use std::collections::HashMap;
+
+use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::clock;
+use super::errors::database;
+use super::statement::{only_row, statement};
+use crate::error::Result;
+use crate::store::aliases;
+use crate::store::seam::{HandlerIds, WantedHandler};
+
+statement! {
+    /// All keys: they are as many as there were handlers, ever.
+    KnownKeys("SELECT key, handler_id FROM inbox_handler_key") -> (Text, SmallInt) {}
+}
+
+statement! {
+    NewHandler<'a>("INSERT INTO inbox_handler (key, registered_at) VALUES (?1, ?2) RETURNING id") -> (SmallInt) {
+        key: &'a str => Text,
+        now: i64 => BigInt,
+    }
+}
+
+statement! {
+    NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES (?1, ?2)") {
+        key: &'a str => Text,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    /// The name people see is the one the newest registration uses.
+    Rename<'a>("UPDATE inbox_handler SET key = ?1 WHERE id = ?2 AND key <> ?1") {
+        key: &'a str => Text,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    SameAs("SELECT id, same_as FROM inbox_handler") -> (SmallInt, Nullable<SmallInt>) {}
+}
+
+statement! {
+    SetSameAs("UPDATE inbox_handler SET same_as = ?1 WHERE id = ?2") {
+        same_as: Option<i16> => Nullable<SmallInt>,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+pub(super) fn register(conn: &mut SqliteConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
+    let cannot = || database("cannot register the handlers");
+    let known = known_keys(conn).map_err(cannot())?;
+    aliases::refuse_shared_ids(wanted, &known)?;
+    add_missing(conn, wanted, &known).map_err(cannot())?;
+    let ids = aliases::resolve(wanted, &known_keys(conn).map_err(cannot())?)?;
+    unite_and_part(conn, wanted, &ids).map_err(cannot())?;
+    Ok(ids)
+}
+
+fn known_keys(conn: &mut SqliteConnection) -> QueryResult<HashMap<String, i16>> {
+    Ok(KnownKeys {}.load::<(String, i16)>(conn)?.into_iter().collect())
+}
+
+fn add_missing(conn: &mut SqliteConnection, wanted: &[WantedHandler], known: &HashMap<String, i16>) -> QueryResult<()> {
+    let now = clock::now(conn)?;
+    let plan = aliases::plan(wanted, known);
+    let mut aliases = plan.aliases;
+    for keys in plan.new_handlers {
+        let Some(first) = keys.first() else { continue };
+        let (id,) = NewHandler { key: first, now }.load::<(i16,)>(conn).and_then(only_row)?;
+        aliases.extend(keys.into_iter().map(|key| (key, id)));
+    }
+    for (key, handler_id) in &aliases {
+        NewAlias { key, handler_id: *handler_id }.execute(conn)?;
+    }
+    Ok(())
+}
+
+fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[HandlerIds]) -> QueryResult<()> {
+    let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
+    for (handler, ids) in wanted.iter().zip(ids) {
+        Rename { key: &handler.key, handler_id: ids.current }.execute(conn)?;
+        // Two handlers of one program are two, whatever a later version made of them: it was rolled back.
+        let rows = SameAs {}.load::<(i16, Option<i16>)>(conn)?;
+        let stands_for =
+            |id: i16| rows.iter().find(|(row, _)| *row == id).map_or(id, |(row, same)| same.unwrap_or(*row));
+        let others: Vec<i16> = every.iter().filter(|id| !ids.all.contains(id)).map(|id| stands_for(*id)).collect();
+        for (id, same_as) in rows.iter().filter(|(id, _)| ids.all.contains(id)) {
+            if same_as.is_some_and(|same_as| others.contains(&same_as)) {
+                SetSameAs { same_as: None, handler_id: *id }.execute(conn)?;
+            }
+        }
+        // Processes that know only one of the ids must not add deliveries to what is there under another.
+        if ids.all.len() > 1 {
+            for (id, same_as) in &rows {
+                let is_ours = ids.all.contains(id) || same_as.is_some_and(|same_as| ids.all.contains(&same_as));
+                if is_ours {
+                    SetSameAs { same_as: Some(ids.current), handler_id: *id }.execute(conn)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The ledger, as the ingest uses it: no public call reaches all of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::message::StoredMessage;
+use crate::record::{Headers, Position};
+use crate::store::seam::{
+    AcceptBatch, Accepted, Answers, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Opening, Seam,
+    WantedHandler,
+};
+use crate::store::{Sqlite, Store};
+
+async fn store() -> (Store<Sqlite>, HandlerIds) {
+    let store = Store::<Sqlite>::in_memory().await.unwrap();
+    store.migrate().await.unwrap();
+    let wanted = WantedHandler { key: "stock".to_owned(), former_keys: Vec::new() };
+    let ids = store.backend.register(&[wanted]).await.unwrap().remove(0);
+    (store, ids)
+}
+
+fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
+    let stored = StoredMessage {
+        id: format!("orders/0/{offset}").into(),
+        source: "orders".to_owned(),
+        topic: "orders".to_owned(),
+        position: Some(Position { partition: 0, offset }),
+        key: None,
+        headers: Headers::default(),
+        payload: None,
+        recorded_at: None,
+    };
+    let deliveries = vec![NewDelivery { ids: ids.clone(), is_handed_over: false }];
+    NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }
+}
+
+async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64, next_offset: i64) -> Answers {
+    let entry = LedgerEntry { group: "shop".into(), topic: "orders".into(), partition: 0, from_offset, next_offset };
+    let lease = Duration::from_secs(30);
+    let batch = AcceptBatch { messages, quarantined: &[], ledger: &[entry], processor: None, lease };
+    store.backend.accept(&batch).await.unwrap()
+}
+
+async fn next_offset(store: &Store<Sqlite>) -> Option<i64> {
+    let standing = store.backend.ledger("shop", &[("orders".into(), 0)]).await.unwrap();
+    standing[0].as_ref().map(|standing| standing.next_offset)
+}
+
+fn opening(at: i64, gap_from: Option<i64>) -> Opening {
+    Opening { topic: "orders".into(), topic_id: None, partition: 0, at, gap_from }
+}
+
+#[tokio::test]
+async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
+    let (store, ids) = store().await;
+    assert_eq!(next_offset(&store).await, None);
+    // Nobody has opened it.
+    assert_eq!(accept(&store, &[], 0, 1).await.ledger, [LedgerMove::Behind]);
+
+    store.backend.open_ledger("shop", &[opening(5, None)]).await.unwrap();
+    let answers = accept(&store, &[message(&ids, 5), message(&ids, 6)], 5, 7).await;
+    assert!(matches!(answers.messages[..], [Accepted::New { seq: 1 }, Accepted::New { seq: 2 }]));
+    assert_eq!((answers.ledger, next_offset(&store).await), (vec![LedgerMove::Moved], Some(7)));
+
+    // A process that comes late with what is there already, and one that believes it further than it is.
+    let late = accept(&store, &[message(&ids, 5)], 5, 6).await;
+    assert!(matches!(late.messages[..], [Accepted::Duplicate { seq: 1, added: 0 }]));
+    assert_eq!(late.ledger, [LedgerMove::Moved]);
+    assert_eq!(accept(&store, &[], 9, 10).await.ledger, [LedgerMove::Behind]);
+    assert_eq!(next_offset(&store).await, Some(7));
+
+    store.backend.open_ledger("shop", &[opening(3, None)]).await.unwrap();
+    assert_eq!(next_offset(&store).await, Some(7));
+}
+
+#[tokio::test]
+async fn gaps_are_noted_once_and_the_report_counts_what_is_stored() {
+    let (store, ids) = store().await;
+    store.backend.open_ledger("shop", &[opening(5, None)]).await.unwrap();
+    accept(&store, &[message(&ids, 5)], 5, 6).await;
+    for _ in 0..2 {
+        store.backend.open_ledger("shop", &[opening(9, Some(6))]).await.unwrap();
+    }
+
+    let report = store.backend.ledger_report("shop").await.unwrap();
+
+    let [state] = &report.partitions[..] else { panic!("{report:?}") };
+    assert_eq!((state.next_offset, state.stored, state.highest_stored), (9, 1, Some(5)));
+    let [gap] = &report.gaps[..] else { panic!("{report:?}") };
+    assert_eq!((gap.from_offset, gap.to_offset), (6, 9));
+    assert!(store.backend.ledger_report("another").await.unwrap().partitions.is_empty());
+}
+
+#[tokio::test]
+async fn the_backlog_is_counted_up_to_a_limit() {
+    let (store, ids) = store().await;
+    assert_eq!(store.backend.backlog(&ids.all, 10).await.unwrap().open, 0);
+    let messages: Vec<NewMessage> = (0..5).map(|offset| message(&ids, offset)).collect();
+    accept(&store, &messages, 0, 5).await;
+
+    let open = async |count_max| store.backend.backlog(&ids.all, count_max).await.unwrap().open;
+
+    assert_eq!((open(10).await, open(3).await), (5, 3));
+}

@@ -1,0 +1,207 @@
+//! Who is alive, and which deliveries nobody alive knows the handler of.
+
+use std::time::Duration;
+
+use diesel::sql_types::{BigInt, Bool, Integer, Nullable, SmallInt, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::clock::{self, micros};
+use super::errors::database;
+use super::statement::{only_row, statement};
+use crate::error::Result;
+use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
+
+/// How long a processor that is not seen any more stays on the list.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);
+
+statement! {
+    Forget("DELETE FROM inbox_processor WHERE alive_until < ?1") {
+        before: i64 => BigInt,
+    }
+}
+
+statement! {
+    Enroll<'a>("
+        INSERT INTO inbox_processor (name, version, handler_ids, started_at, seen_at, alive_until) VALUES (?1, ?2, ?3, ?4, ?4, ?5)
+        RETURNING id")
+    -> (Integer) {
+        name: &'a str => Text,
+        version: &'a str => Text,
+        handler_ids: String => Text,
+        now: i64 => BigInt,
+        alive_until: i64 => BigInt,
+    }
+}
+
+statement! {
+    /// Written again when it is gone: the file may have been put back to an older state.
+    KeepAlive<'a>("
+        INSERT INTO inbox_processor (id, name, version, handler_ids, started_at, seen_at, alive_until)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6)
+        ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, alive_until = excluded.alive_until") {
+        id: i32 => Integer,
+        name: &'a str => Text,
+        version: &'a str => Text,
+        handler_ids: String => Text,
+        now: i64 => BigInt,
+        alive_until: i64 => BigInt,
+    }
+}
+
+statement! {
+    Paused("SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL") -> (SmallInt) {}
+}
+
+statement! {
+    Withdraw("DELETE FROM inbox_processor WHERE id = ?1") {
+        id: i32 => Integer,
+    }
+}
+
+statement! {
+    /// While a transactional handler had the writer, nobody could give a sign of life.
+    Prolong("UPDATE inbox_processor SET alive_until = alive_until + ?1 WHERE alive_until > ?2") {
+        by: i64 => BigInt,
+        alive_at: i64 => BigInt,
+    }
+}
+
+statement! {
+    /// Every handler: whether a live processor knows it or no delivery of it is open. One index probe a handler.
+    Judge("
+        SELECT h.id, h.key, h.unknown_since,
+               h.id NOT IN (SELECT k.value FROM inbox_processor p, json_each(p.handler_ids) k WHERE p.alive_until > ?1)
+               AND (SELECT true FROM inbox_delivery d INDEXED BY inbox_delivery_due
+                    WHERE d.handler_id = h.id AND d.finished_at IS NULL LIMIT 1) IS TRUE
+        FROM inbox_handler h")
+    -> (SmallInt, Text, Nullable<BigInt>, Bool) {
+        now: i64 => BigInt,
+    }
+}
+
+statement! {
+    SetUnknownSince("UPDATE inbox_handler SET unknown_since = ?1 WHERE id = ?2") {
+        since: Option<i64> => Nullable<BigInt>,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    /// Poisons, in bounded steps, what has been unknown for longer than the grace.
+    PoisonUnknown("
+        UPDATE inbox_delivery
+        SET status = 3, reason = 'unknown key', finished_at = ?1, locked_until = NULL, locked_by = NULL
+        WHERE handler_id = ?2
+          AND message_seq IN (SELECT d.message_seq FROM inbox_delivery d INDEXED BY inbox_delivery_due
+                              WHERE d.handler_id = ?2 AND d.finished_at IS NULL AND d.due_at <= ?1
+                                AND (d.locked_until IS NULL OR d.locked_until <= ?1)
+                              ORDER BY d.due_at, d.message_seq LIMIT ?3)") {
+        now: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+        limit: i32 => Integer,
+    }
+}
+
+statement! {
+    /// One index walk, no longer than the limit.
+    BacklogOf("
+        SELECT count(*), min(due_at)
+        FROM (SELECT due_at FROM inbox_delivery INDEXED BY inbox_delivery_due
+              WHERE handler_id = ?1 AND finished_at IS NULL ORDER BY due_at, message_seq LIMIT ?2)")
+    -> (BigInt, Nullable<BigInt>) {
+        handler_id: i16 => SmallInt,
+        limit: i32 => Integer,
+    }
+}
+
+/// A processor, as it signs.
+pub(super) struct Signature {
+    name: String,
+    handler_ids: Vec<i16>,
+    ttl: Duration,
+}
+
+impl From<&Enrolment<'_>> for Signature {
+    fn from(Enrolment { name, handler_ids, ttl }: &Enrolment<'_>) -> Self {
+        Self { name: (*name).to_owned(), handler_ids: handler_ids.to_vec(), ttl: *ttl }
+    }
+}
+
+impl Signature {
+    fn ids_as_json(&self) -> String {
+        let ids: Vec<String> = self.handler_ids.iter().map(i16::to_string).collect();
+        format!("[{}]", ids.join(","))
+    }
+}
+
+pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
+    let cannot = || database("cannot count the backlog");
+    let now = clock::now(conn).map_err(cannot())?;
+    let limit = i32::try_from(count_max).unwrap_or(i32::MAX);
+    let (mut open, mut oldest_due) = (0, now);
+    for &handler_id in handler_ids {
+        let counted = BacklogOf { handler_id, limit }.load::<(i64, Option<i64>)>(conn).and_then(only_row);
+        let (count, oldest) = counted.map_err(cannot())?;
+        open += count.unsigned_abs();
+        oldest_due = oldest.map_or(oldest_due, |oldest| oldest_due.min(oldest));
+    }
+    Ok(Backlog { open, oldest_age: Duration::from_micros((now - oldest_due).unsigned_abs()) })
+}
+
+/// Also takes out processors that have not been seen for a day.
+pub(super) fn enroll(conn: &mut SqliteConnection, signature: &Signature) -> Result<i32> {
+    let enroll = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        Forget { before: now - micros(FORGOTTEN_AFTER) }.execute(conn)?;
+        let alive_until = now + micros(signature.ttl);
+        let handler_ids = signature.ids_as_json();
+        let enroll = Enroll { name: &signature.name, version: crate::VERSION, handler_ids, now, alive_until };
+        enroll.load::<(i32,)>(conn).and_then(only_row)
+    };
+    enroll(conn).map(|(id,)| id).map_err(database("cannot enroll the processor"))
+}
+
+pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, signature: &Signature) -> Result<Vec<i16>> {
+    let keep = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        let alive_until = now + micros(signature.ttl);
+        let handler_ids = signature.ids_as_json();
+        KeepAlive { id, name: &signature.name, version: crate::VERSION, handler_ids, now, alive_until }
+            .execute(conn)?;
+        Paused {}.load::<(i16,)>(conn)
+    };
+    let paused = keep(conn).map_err(database("cannot keep the processor alive"))?;
+    Ok(paused.into_iter().map(|(id,)| id).filter(|id| signature.handler_ids.contains(id)).collect())
+}
+
+pub(super) fn withdraw(conn: &mut SqliteConnection, id: i32) -> Result<()> {
+    Withdraw { id }.execute(conn).map(drop).map_err(database("cannot withdraw the processor"))
+}
+
+/// Processors that were alive at a moment are, for as much longer as they could not say so.
+pub(super) fn prolong(conn: &mut SqliteConnection, alive_at: i64, by: Duration) -> QueryResult<()> {
+    Prolong { by: micros(by), alive_at }.execute(conn).map(drop)
+}
+
+/// Notes since when a handler is unknown while deliveries wait for it, and that it is known again; poisons what has waited too long.
+pub(super) fn check_unknown(conn: &mut SqliteConnection, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
+    let cannot = || database("cannot look for unknown handler keys");
+    let now = clock::now(conn).map_err(cannot())?;
+    let judged = Judge { now }.load::<(i16, String, Option<i64>, bool)>(conn).map_err(cannot())?;
+    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    let mut unknown = Vec::new();
+    for (handler_id, key, since, is_unknown) in judged {
+        if is_unknown != since.is_some() {
+            let since = is_unknown.then_some(now);
+            SetUnknownSince { since, handler_id }.execute(conn).map_err(cannot())?;
+        }
+        if !is_unknown {
+            continue;
+        }
+        let is_over = since.unwrap_or(now) <= now - micros(grace);
+        let poison = PoisonUnknown { now, handler_id, limit };
+        let poisoned = if is_over { poison.execute(conn).map_err(cannot())? } else { 0 };
+        unknown.push(UnknownHandler { key, poisoned: u64::try_from(poisoned).unwrap_or(u64::MAX) });
+    }
+    Ok(unknown)
+}

@@ -1,0 +1,62 @@
+//! Versions of the schema: which one a build can work with, and which migrations are missing. Pure: the stores read and write.
+
+use crate::error::{Error, Kind, Result};
+
+/// One step of the schema. Never edited after release.
+pub(super) struct Migration {
+    pub(super) version: i32,
+    pub(super) sql: &'static str,
+    /// The oldest build, by the newest migration it has, that can go on working with this schema.
+    pub(super) compatible_with: i32,
+}
+
+/// The newest migration that a database has had.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Found {
+    pub(super) version: i32,
+    pub(super) compatible_with: i32,
+}
+
+impl Found {
+    pub(super) fn from_columns(version: Option<i32>, compatible_with: Option<i32>) -> Option<Self> {
+        Some(Self { version: version?, compatible_with: compatible_with? })
+    }
+}
+
+/// The migrations that are to be run, in order.
+pub(super) fn missing(migrations: &[Migration], found: Found) -> impl Iterator<Item = &Migration> {
+    migrations.iter().filter(move |migration| migration.version > found.version)
+}
+
+/// Refuses a schema that this build cannot work with, and says what to do about it.
+pub(super) fn check(found: Option<Found>, known: i32) -> Result<()> {
+    let Some(found) = found else {
+        let none = "there is no inbox in this database: call store.migrate() once before it is used";
+        return Err(Error::new(Kind::Schema, none));
+    };
+    refuse_unknown(found, known)?;
+    if found.version < known {
+        return Err(Error::new(
+            Kind::Schema,
+            format!(
+                "the inbox schema has version {} and this build needs {known}: call store.migrate() once before it is used",
+                found.version
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses a newer schema, unless its migration says that this build can live with it.
+pub(super) fn refuse_unknown(Found { version, compatible_with }: Found, known: i32) -> Result<()> {
+    if version > known && compatible_with > known {
+        return Err(Error::new(
+            Kind::Schema,
+            format!(
+                "the inbox schema has version {version}, this build knows {known} and must not touch it: run a newer build \
+                 of this service"
+            ),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! What an outcome sets in its delivery's row: the same in every store.
+
+use std::time::Duration;
+
+use crate::outcome::Outcome;
+
+/// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
+const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+const OPEN: i16 = 0;
+const DONE: i16 = 2;
+const POISONED: i16 = 3;
+const DISCARDED: i16 = 4;
+
+/// An outcome as the columns it sets.
+pub(super) struct Written<'a> {
+    pub(super) status: i16,
+    /// When it is due again, from now on; `None`: as before.
+    pub(super) delay: Option<Duration>,
+    pub(super) is_charged: bool,
+    pub(super) keeps_crashes: bool,
+    pub(super) reason: Option<&'a str>,
+    pub(super) error: Option<&'a str>,
+}
+
+impl<'a> From<&'a Outcome> for Written<'a> {
+    fn from(outcome: &'a Outcome) -> Self {
+        let open =
+            Written { status: OPEN, delay: None, is_charged: false, keeps_crashes: false, reason: None, error: None };
+        match outcome {
+            Outcome::Done => Written { status: DONE, ..open },
+            Outcome::Retry { after, error } => {
+                Written { delay: Some((*after).min(DELAY_MAX)), is_charged: true, error: Some(error), ..open }
+            }
+            Outcome::Snoozed { after } => Written { delay: Some((*after).min(DELAY_MAX)), ..open },
+            Outcome::Discarded { reason } => Written { status: DISCARDED, reason: Some(reason), ..open },
+            Outcome::Poisoned { reason, error, charged } => Written {
+                status: POISONED,
+                is_charged: *charged,
+                keeps_crashes: true,
+                reason: Some(reason.as_str()),
+                error: error.as_deref(),
+                ..open
+            },
+            Outcome::Released => Written { keeps_crashes: true, ..open },
+        }
+    }
+}
+
+impl Written<'_> {
+    /// Done, poisoned or discarded: nobody claims it any more.
+    #[cfg(feature = "sqlite")]
+    pub(super) fn is_finished(&self) -> bool {
+        self.status != OPEN
+    }
+}

@@ -1,0 +1,249 @@
+//! What only a server can be asked: other isolation levels, table and row locks, settings, schemas, stored functions. SQLite has none of
+//! them, and what it has instead is in `sqlite/`.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use wharf::{Failure, Inbox, Limits, Receipt, Record, Store};
+
+use super::claims::{NOT_ONCE, four_processors_run, stuck};
+use super::scene::{Runs, Scene, quick, record, records};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    // The first call registers the handlers, under a lock that we hold.
+    let register = "(hashtextextended('wharf register ' || current_schema(), 0))";
+    let client = scene.database.client().await;
+    client.batch_execute(&format!("SELECT pg_advisory_lock{register}")).await.unwrap();
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("a")).await }
+    });
+    let ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
+    scene.until(&format!("SELECT (count(*) = 1)::int::bigint {ours} AND wait_event = 'advisory'")).await;
+
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    client.batch_execute(&format!("SELECT pg_advisory_unlock{register}")).await.unwrap();
+
+    let open = "AND (state LIKE 'idle in transaction%' OR wait_event = 'advisory')";
+    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {ours} {open}")).await;
+    let other = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+    assert_eq!(other.accept(record("a")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
+    assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
+}
+
+// F23: what is acknowledged is durable, also where a role or a database has switched that off.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_acknowledged_is_committed_durably() {
+    let scene = Scene::new().await;
+    scene
+        .database
+        .execute(
+            "CREATE TABLE seen (at_commit text);
+             CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+             CREATE CONSTRAINT TRIGGER see AFTER INSERT ON inbox_delivery DEFERRABLE INITIALLY DEFERRED
+                 FOR EACH ROW EXECUTE FUNCTION see();
+             CREATE CONSTRAINT TRIGGER see AFTER INSERT ON inbox_quarantine DEFERRABLE INITIALLY DEFERRED
+                 FOR EACH ROW EXECUTE FUNCTION see();
+             DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$",
+        )
+        .await;
+    let runs = Runs::new();
+    let first = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+    let both = scene.another_inbox().await;
+    let both =
+        both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
+
+    first.accept(record("new")).await.unwrap();
+    first.accept(record("").payload("quarantined")).await.unwrap();
+    both.accept(record("new")).await.unwrap();
+    both.accept(record("new").payload("conflict")).await.unwrap();
+
+    assert_eq!(scene.database.query_texts("SELECT at_commit FROM seen").await, ["on"; 4]);
+}
+
+// F43
+#[tokio::test(flavor = "multi_thread")]
+async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
+    for level in ["repeatable read", "serializable"] {
+        let scene = Scene::new().await;
+        let name = scene.database.name().to_owned();
+        scene.database.execute(&format!("ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")).await;
+        let runs = four_processors_run(&scene, 2_000).await;
+        assert_eq!(runs.count(), 2_000, "{level}");
+        assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0, "{level}");
+    }
+}
+
+// What is claimed while the inbox shuts down must not stay locked until its lease ends, and count as a crash then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_under_way_at_shutdown_is_given_back() {
+    let scene = Scene::new().await;
+    let limits = Limits { poll: Duration::from_millis(5), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", stuck("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let mut client = scene.database.client().await;
+    let lock = client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE inbox_delivery IN EXCLUSIVE MODE").await.unwrap();
+    lock.batch_execute(ONE_DUE).await.unwrap();
+    let waits = "SELECT least(count(*), 1)::bigint FROM pg_stat_activity WHERE datname = current_database()
+                 AND wait_event_type = 'Lock' AND query LIKE '%WITH claimed AS%'";
+    scene.until(waits).await;
+
+    let mut shutdown = Box::pin(running.shutdown(Duration::from_secs(1)));
+    // Polled once: it has begun.
+    tokio::select! {
+        biased;
+        _ = &mut shutdown => panic!("it did not wait for the claim"),
+        () = std::future::ready(()) => {}
+    }
+    lock.commit().await.unwrap();
+    shutdown.await.unwrap();
+
+    let row = "SELECT concat_ws('|', state, errors, crashes, locked_until) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["pending|0|0"]);
+}
+
+const ONE_DUE: &str = "
+    INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('a', 'orders', 'orders', '');
+    INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+    SELECT currval('inbox_message_seq'), id, now() - interval '1 second' FROM inbox_handler";
+
+// F51
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let limits = Limits { poll: Duration::from_secs(60), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock").concurrency(4)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let mut client = scene.database.client().await;
+    let slow = client.transaction().await.unwrap();
+    slow.batch_execute(
+        "INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('late', 'orders', 'orders', '');
+         INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+         SELECT currval('inbox_message_seq'), id, now() FROM inbox_handler",
+    )
+    .await
+    .unwrap();
+
+    inbox.accept_all(records(1_000)).await.unwrap();
+    runs.reached(500).await;
+    slow.commit().await.unwrap();
+    // A poll is a minute away: what brings it in is the work that goes on.
+    inbox.accept_all((0..500).map(|number| record(&format!("more-{number}")))).await.unwrap();
+
+    scene.settled().await;
+    assert_eq!(runs.ids().iter().filter(|id| *id == "late").count(), 1);
+    assert_eq!(runs.count(), 1_501);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F49
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_locks_by_the_hundred_are_recovered_beside_one_that_somebody_holds() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept_all(records(300)).await.unwrap();
+    let die = "UPDATE inbox_delivery SET attempts = 1, locked_by = 999, locked_until = now() - interval '1 second'";
+    scene.database.execute(die).await;
+    let mut client = scene.database.client().await;
+    let holder = client.transaction().await.unwrap();
+    let hold = "SELECT 1 FROM inbox_delivery ORDER BY due_at, message_seq LIMIT 1 FOR UPDATE";
+    holder.batch_execute(hold).await.unwrap();
+
+    let running = inbox.start().await.unwrap();
+    let rest = "SELECT (count(*) = 1)::int::bigint FROM inbox_delivery WHERE finished_at IS NULL";
+    scene.until(rest).await;
+    holder.rollback().await.unwrap();
+    scene.settled().await;
+    assert_eq!(runs.count(), 300);
+    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.database.query_one_i64(done).await, 300);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_schemas_of_one_database_are_two_inboxes() {
+    let scene = Scene::new().await;
+    let url = scene.database.url();
+    let separator = if url.contains('?') { '&' } else { '?' };
+    for schema in ["left_side", "right_side"] {
+        scene.database.execute(&format!("CREATE SCHEMA {schema}")).await;
+        let store = Store::connect(&format!("{url}{separator}options=-csearch_path%3D{schema}")).await.unwrap();
+        store.migrate().await.unwrap();
+        let runs = Runs::new();
+        let inbox = Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("stock")).build().unwrap();
+
+        assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
+
+        assert_eq!(inbox.drain().await.unwrap(), 1);
+        assert_eq!(scene.count(&format!("{schema}.inbox_status WHERE state = 'done'")).await, 1);
+    }
+    assert_eq!(scene.count("inbox_message").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_of_its_own_inbox_whatever_the_search_path_is() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let inbox =
+        scene.inbox().subscribe("orders", runs.answering("stock", |_| Err(Failure::poison("no")))).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let client = scene.database.client().await;
+    client.batch_execute("CREATE SCHEMA elsewhere; SET search_path = elsewhere").await.unwrap();
+
+    let row = client.query_one("SELECT public.inbox_replay('a', 'stock')", &[]).await.unwrap();
+
+    assert_eq!(row.get::<_, i64>(0), 1);
+    assert_eq!(scene.states().await, ["a stock pending"]);
+}
+
+// F14
+#[tokio::test(flavor = "multi_thread")]
+async fn the_functions_for_people_fail_on_no_bytes() {
+    let scene = Scene::new().await;
+    let client = scene.database.client().await;
+    let mut runner = TestRunner::deterministic();
+    let any_bytes = prop::collection::vec(prop_oneof![any::<u8>(), Just(0), Just(255)], 0..40);
+    let mut samples: Vec<Vec<u8>> = (0..500).map(|_| any_bytes.new_tree(&mut runner).unwrap().current()).collect();
+    samples.extend([
+        vec![],
+        vec![0],
+        vec![0xff; 4],
+        vec![0x7f, 0xff, 0xff, 0xff],
+        vec![0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 1],
+        vec![0, 0, 0, 0, 0x80, 0, 0, 0, 1],
+        vec![0x80, 0, 0, 0, 0, 0, 0, 0],
+    ]);
+    let sql = "SELECT length(inbox_text($1)), (SELECT count(*) FROM inbox_headers($1))";
+    let statement = client.prepare(sql).await.unwrap();
+    for bytes in samples {
+        let result = client.query_one(&statement, &[&bytes]).await;
+        assert!(result.is_ok(), "{bytes:02x?}: {:?}", result.unwrap_err());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_are_shown_in_a_parallel_query_too() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    inbox.accept(Record::new("orders").id("a").payload(vec![0xff, 0])).await.unwrap();
+    let client = scene.database.client().await;
+    let parallel = "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
+                    SET max_parallel_workers_per_gather = 2";
+    client.batch_execute(parallel).await.unwrap();
+
+    let row = client.query_one("SELECT count(*) FROM inbox_message WHERE inbox_text(payload) = '\\xff00'", &[]).await;
+
+    assert_eq!(row.unwrap().get::<_, i64>(0), 1);
+}

@@ -1,0 +1,204 @@
+//! Trouble of the server is waited out, and no record is ever blamed for it. SQLite has no server to be away, and its one trouble, a
+//! writer that does not let go, is in `sqlite/one_writer.rs`. A batch that commits in two parts is PostgreSQL's as well.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+use wharf::{Inbox, Limits, Receipt, Record};
+
+use super::refused::{ACCEPTED, stock_inbox};
+use super::scene::{Db, Runs, Scene, quick, record, within};
+use crate::support::events::Events;
+use crate::support::proxy::Proxy;
+
+/// Refuses every other row of the quarantine, in words that diesel does not know and in words that it does.
+const REFUSED_AT_FIRST: [&str; 2] = [
+    "CREATE SEQUENCE tries;
+     CREATE FUNCTION refuse_at_first() RETURNS trigger LANGUAGE plpgsql AS $$
+     BEGIN
+         IF nextval('tries') % 2 = 1 THEN RAISE EXCEPTION 'not now'; END IF;
+         RETURN NEW;
+     END $$;
+     CREATE TRIGGER refuse_at_first BEFORE INSERT ON inbox_quarantine FOR EACH ROW EXECUTE FUNCTION refuse_at_first()",
+    "CREATE SEQUENCE tries;
+     ALTER TABLE inbox_quarantine ADD CONSTRAINT refuse_at_first CHECK (nextval('tries') % 2 = 0)",
+];
+
+// F15
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_handed_over_runs_though_the_rest_of_its_batch_is_refused_at_first() {
+    for refusal in REFUSED_AT_FIRST {
+        hand_over_beside_refusals(refusal).await;
+    }
+}
+
+/// The statement for what is new has committed when the one for what is known is refused.
+async fn hand_over_beside_refusals(refusal: &str) {
+    let scene = Scene::new().await;
+    scene.database.execute(refusal).await;
+    let runs = Runs::new();
+    // Whoever waits for a claim to run out waits for longer than this test.
+    let limits = Limits { lease: Duration::from_secs(600), ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("known")).await.unwrap();
+
+    // Several times: whether a slot is free for a hand-over is the claim loop's doing.
+    for number in 0..10 {
+        let forged = record("known").payload(format!("forged {number}"));
+        let receipts = inbox.accept_all([record(&format!("new {number}")), forged]).await.unwrap();
+        assert_eq!(receipts[1], Receipt::Quarantined { reason: "conflict" });
+    }
+
+    scene.settled().await;
+    assert_eq!(scene.count("inbox_delivery WHERE status = 2 AND crashes = 0").await, 11);
+    assert_eq!((runs.count(), scene.count("inbox_quarantine").await), (11, 10));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+async fn pid_of(client: &Client) -> i32 {
+    client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
+}
+
+/// An inbox that has accepted a record already, and a session to make trouble from.
+async fn before_the_trouble(setting: &str) -> (Scene, Client, Inbox<Db>) {
+    let scene = Scene::new().await;
+    let client = scene.database.client().await;
+    client.batch_execute(&format!("ALTER DATABASE {} SET {setting}", scene.database.name())).await.unwrap();
+    // Sessions keep the setting they began with, also those that a pooler holds.
+    let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    client.batch_execute(&format!("SELECT pg_terminate_backend(pid) {others}")).await.unwrap();
+    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {others} AND pid <> {}", pid_of(&client).await)).await;
+    let inbox = stock_inbox(&scene, &Runs::new()).await;
+    assert_eq!(inbox.accept(record("first")).await.unwrap(), ACCEPTED);
+    (scene, client, inbox)
+}
+
+/// Accepts the record while the database is in trouble that `end_of_trouble` ends, after several tries. Returns the receipt; nothing
+/// has been quarantined.
+async fn waits_out(
+    scene: &Scene,
+    inbox: &Inbox<Db>,
+    record: Record,
+    sign: &str,
+    end_of_trouble: impl AsyncFnOnce(),
+) -> Receipt {
+    let events = Events::capture();
+    let mut call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record).await }
+    });
+
+    let is_sign = |error: &str| error.contains(sign);
+    let many_tries =
+        events.wait_for_count(6, |event| event.message == "store trouble" && event.field("error").is_some_and(is_sign));
+    let early = tokio::select! {
+        _ = many_tries => None,
+        answer = &mut call => Some(answer),
+    };
+    end_of_trouble().await;
+    let answer = match early {
+        Some(answer) => answer,
+        None => within(call).await,
+    };
+
+    assert_eq!(scene.count("inbox_quarantine").await, 0);
+    answer.unwrap().unwrap()
+}
+
+// F15
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_costs_no_record() {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start_for(&scene.database.url()).await;
+    let store = wharf::Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let limits = Limits { backoff_max: Duration::from_millis(100), ..quick() };
+    let runs = Runs::new();
+    let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("first")).await.unwrap();
+    proxy.refuse().await;
+    proxy.reset_all().await;
+    let events = Events::capture();
+    let target = format!("{} at 127.0.0.1:{}", scene.database.name(), proxy.port());
+
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept_all((0..100).map(|number| record(&number.to_string()))).await }
+    });
+    let is_ours = |error: &str| error.contains(&target);
+    events.wait_for_count(8, |event| event.field("error").is_some_and(is_ours)).await;
+    proxy.pass().await;
+
+    assert_eq!(within(call).await.unwrap().unwrap(), vec![ACCEPTED; 100]);
+    assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (101, 0));
+}
+
+// F15: as in a failover, until the new primary is writable.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_read_only_for_a_while_costs_no_record() {
+    let (scene, client, inbox) = before_the_trouble("default_transaction_read_only = off").await;
+    let name = scene.database.name();
+    let switch = async |state: &str| {
+        // Sessions keep the setting they began with, and ours may be among them.
+        let sql = format!(
+            "SET default_transaction_read_only = off;
+             ALTER DATABASE {name} SET default_transaction_read_only = {state};
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'wharf'"
+        );
+        client.batch_execute(&sql).await.unwrap();
+    };
+    switch("on").await;
+
+    let receipt =
+        waits_out(&scene, &inbox, record("good"), "read-only transaction", async || switch("off").await).await;
+
+    assert_eq!(receipt, ACCEPTED);
+}
+
+// F15: as in a migration that rewrites the table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_locked_for_a_while_costs_no_record() {
+    let (scene, client, inbox) = before_the_trouble("lock_timeout = '20ms'").await;
+    client.batch_execute("BEGIN; LOCK TABLE inbox_message IN ACCESS EXCLUSIVE MODE").await.unwrap();
+
+    let unlock = async || client.batch_execute("ROLLBACK").await.unwrap();
+    let receipt = waits_out(&scene, &inbox, record("good"), "lock timeout", unlock).await;
+
+    assert_eq!(receipt, ACCEPTED);
+}
+
+// F15: as in an operator's transaction that is left open.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_known_message_that_somebody_holds_costs_no_record() {
+    let (scene, client, inbox) = before_the_trouble("lock_timeout = '20ms'").await;
+    client.batch_execute("BEGIN; SELECT FROM inbox_message FOR UPDATE").await.unwrap();
+
+    let unlock = async || client.batch_execute("ROLLBACK").await.unwrap();
+    let receipt = waits_out(&scene, &inbox, record("first"), "lock timeout", unlock).await;
+
+    assert_eq!(receipt, Receipt::Duplicate { added: 0 });
+}
+
+// F15: as an operator does who clears blocked sessions.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_are_ended_again_and_again_cost_no_record() {
+    let (scene, client, inbox) = before_the_trouble("jit = off").await;
+    client.batch_execute("BEGIN; LOCK TABLE inbox_message IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("good")).await }
+    });
+
+    let blocked = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let is_given_up = "(SELECT count(*) FROM inbox_quarantine) > 0";
+    for _ in 0..5 {
+        scene.until(&format!("SELECT ((SELECT count(*) {blocked}) = 1 OR {is_given_up})::int::bigint")).await;
+        let pid = scene.database.query_one_i64(&format!("SELECT coalesce(max(pid), 0)::bigint {blocked}")).await;
+        scene.database.execute(&format!("SELECT pg_terminate_backend({pid}) WHERE {pid} <> 0")).await;
+        scene.until(&format!("SELECT (count(*) = 0)::int::bigint FROM pg_stat_activity WHERE pid = {pid}")).await;
+    }
+    client.batch_execute("ROLLBACK").await.unwrap();
+
+    assert_eq!(within(call).await.unwrap().unwrap(), ACCEPTED);
+    assert_eq!(scene.count("inbox_quarantine").await, 0);
+}

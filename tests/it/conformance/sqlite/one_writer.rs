@@ -1,0 +1,307 @@
+//! One writer at a time: what that means for those who wait, and that nobody waits for ever, is stopped or runs twice for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use diesel::connection::SimpleConnection;
+use diesel_async::RunQueryDsl;
+use futures_util::FutureExt;
+use tokio::sync::{Semaphore, watch};
+use wharf::{
+    Failure, Inbox, Limits, Message, Raw, Receipt, Registration, Sqlite, SqliteOptions, Store, TxHandler, tx_handler,
+};
+
+use super::effect::{self, Connection, effects};
+use super::scene::{Db, Runs, Scene, key, quick, record, records, within};
+use super::transactional::{once_more, outcome_of, scene};
+use crate::support::events::Events;
+
+/// Deliveries that were not run exactly once.
+const NOT_ONCE: &str = "inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR crashes <> 0 OR status <> 2";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_sql_error_that_the_handler_swallows_is_undone_alone() {
+    async fn careless(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::write(conn, message.id()).await?;
+        assert!(effect::execute(conn, "INSERT INTO effect SELECT no_such_function()").await.is_err());
+        Ok(())
+    }
+    let scene = scene().await;
+    assert_eq!(outcome_of(&scene, tx_handler(key("stock"), careless)).await, "done|0");
+    assert_eq!(effects(&scene).await, ["a"]);
+}
+
+// What SQLite does by itself when the disk is full: what comes after would commit alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_ended_under_the_handler_is_a_failure() {
+    async fn ending(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::write(conn, message.id()).await?;
+        effect::execute(conn, "ROLLBACK").await?;
+        Ok(())
+    }
+    let scene = scene().await;
+    let outcome = outcome_of(&scene, tx_handler(key("stock"), ending).retry(once_more())).await;
+    assert_eq!(outcome, "poisoned|retries exhausted|2");
+    assert!(effects(&scene).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_is_stopped_in_a_statement_leaves_the_writer_to_the_next() {
+    async fn counting(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::write(conn, message.id()).await?;
+        if message.attempt() == 1 {
+            use diesel_async::AsyncConnection;
+            let slow = "WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) SELECT max(i) FROM n";
+            // In a nested transaction, which stays open then.
+            conn.transaction(async |conn| diesel::sql_query(slow).execute(conn).await).await?;
+        }
+        Ok(())
+    }
+    let scene = scene().await;
+    let stopped = tx_handler(key("stock"), counting).timeout(Duration::from_millis(50)).retry(once_more());
+    assert_eq!(outcome_of(&scene, stopped).await, "done|1");
+    assert_eq!(effects(&scene).await, ["a"]);
+}
+
+/// A transactional handler that says when it has the writer and keeps it until it is allowed to end.
+struct Holding {
+    has_it: watch::Sender<bool>,
+    may_end: Arc<Semaphore>,
+}
+
+impl Holding {
+    fn new() -> Self {
+        Self { has_it: watch::Sender::new(false), may_end: Arc::new(Semaphore::new(0)) }
+    }
+
+    fn handler(&self, name: &'static str) -> Registration<Db> {
+        Registration::transactional(key(name), Self { has_it: self.has_it.clone(), may_end: Arc::clone(&self.may_end) })
+    }
+
+    async fn began(&self) {
+        within(self.has_it.subscribe().wait_for(|has_it| *has_it)).await.unwrap();
+    }
+}
+
+impl TxHandler<Raw, Connection> for Holding {
+    async fn handle(&self, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::write(conn, message.id()).await?;
+        self.has_it.send_replace(true);
+        self.may_end.acquire().await?.forget();
+        Ok(())
+    }
+}
+
+// F28: nobody can take a claim away meanwhile, so nobody has to be stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_claims() {
+    let scene = scene().await;
+    let limits = Limits { lease: Duration::from_millis(700), ..quick() };
+    let (runs, gate, holding) = (Runs::new(), watch::Sender::new(false), Holding::new());
+    let inbox = scene
+        .inbox()
+        .limits(limits.clone())
+        .subscribe("orders", runs.gated("plain", &gate).concurrency(20))
+        .subscribe("holds", holding.handler("transactional"))
+        .build()
+        .unwrap();
+    let there = scene.another_inbox().await.limits(limits.clone());
+    let there = there.subscribe("orders", runs.gated("plain", &gate).concurrency(1)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(20)).await.unwrap();
+    runs.reached(20).await;
+    inbox.accept(wharf::Record::new("holds").id("h")).await.unwrap();
+    holding.began().await;
+
+    let there = there.start();
+    tokio::time::sleep(limits.lease * 3).await;
+    holding.may_end.add_permits(1);
+    // Another process looks for locks that ran out, as soon as it can.
+    let there = there.await.unwrap();
+    tokio::time::sleep(limits.lease / 2).await;
+    gate.send_replace(true);
+
+    scene.settled().await;
+    assert_eq!((runs.count(), scene.count(NOT_ONCE).await), (20, 0));
+    for running in [running, there] {
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
+    }
+}
+
+// F28: the same when the transaction is rolled back in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
+    let scene = scene().await;
+    let limits = Limits { lease: Duration::from_millis(700), ..quick() };
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let failing = effect::writing(&Runs::new(), "transactional", |_| {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(2_100)).await;
+            Err(Failure::poison("after all"))
+        })
+    });
+    let inbox = scene
+        .inbox()
+        .limits(limits)
+        .subscribe("orders", runs.gated("plain", &gate).concurrency(20))
+        .subscribe("fails", failing)
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(20)).await.unwrap();
+    runs.reached(20).await;
+    inbox.accept(wharf::Record::new("fails").id("f")).await.unwrap();
+
+    scene.until("SELECT count(*) FROM inbox_poisoned").await;
+    gate.send_replace(true);
+
+    scene.settled().await;
+    assert_eq!(runs.count(), 20);
+    assert_eq!(scene.count(NOT_ONCE).await, 1);
+    assert!(effects(&scene).await.is_empty());
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F30: somebody else has it by the time it gets the writer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
+    let scene = scene().await;
+    let runs = Runs::new();
+    struct Robbing(Runs);
+    impl TxHandler<Raw, Connection> for Robbing {
+        async fn handle(&self, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+            self.0.note(&message);
+            effect::write(conn, message.id()).await?;
+            if self.0.count() == 1 {
+                let others = "message_seq <> (SELECT seq FROM inbox_message WHERE message_id = ?)";
+                let rob =
+                    format!("UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL WHERE {others}");
+                let rob = diesel::sql_query(rob).bind::<diesel::sql_types::Text, _>(message.id());
+                rob.execute(conn).await?;
+            }
+            Ok(())
+        }
+    }
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", Registration::transactional(key("stock"), Robbing(runs.clone())))
+        .build()
+        .unwrap();
+    inbox.accept_all([record("a"), record("b")]).await.unwrap();
+    let running = inbox.start().await.unwrap();
+
+    scene.settled().await;
+    assert_eq!((runs.count(), effects(&scene).await), (3, vec!["a".to_owned(), "b".to_owned()]));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+fn impatient() -> Limits {
+    Limits { accept_patience: Duration::from_millis(500), backoff_max: Duration::from_millis(100), ..quick() }
+}
+
+async fn impatient_store(scene: &Scene) -> Store<Sqlite> {
+    let options = SqliteOptions { busy_timeout: Duration::from_millis(200) };
+    Store::<Sqlite>::open_with(scene.database.path(), options).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accepting_from_within_a_transactional_handler_fails_in_time_and_hangs_nobody() {
+    struct Accepting(Arc<std::sync::OnceLock<Inbox<Sqlite>>>);
+    impl TxHandler<Raw, Connection> for Accepting {
+        async fn handle(&self, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+            effect::write(conn, message.id()).await?;
+            let error = self.0.get().unwrap().accept(record("from within")).await.unwrap_err();
+            assert!(error.is_transient() && error.to_string().contains("busy"), "{error}");
+            Ok(())
+        }
+    }
+    let scene = scene().await;
+    let itself = Arc::new(std::sync::OnceLock::new());
+    let accepting = Registration::transactional(key("stock"), Accepting(Arc::clone(&itself)));
+    let builder = Inbox::builder(impatient_store(&scene).await).limits(impatient());
+    let inbox = builder.subscribe("orders", accepting).build().unwrap();
+    itself.set(inbox.clone()).unwrap();
+    inbox.accept(record("a")).await.unwrap();
+
+    assert_eq!(within(inbox.drain()).await.unwrap(), 1);
+
+    assert_eq!(effects(&scene).await, ["a"]);
+    assert_eq!(scene.states().await, ["a stock done"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() {
+    let scene = scene().await;
+    let (events, holding, runs) = (Events::capture(), Holding::new(), Runs::new());
+    let builder = Inbox::builder(impatient_store(&scene).await)
+        .limits(Limits { accept_patience: Duration::from_secs(60), ..impatient() });
+    let inbox = builder
+        .subscribe("holds", holding.handler("holds.the.writer"))
+        .subscribe("orders", runs.handler("stock"))
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(wharf::Record::new("holds").id("h")).await.unwrap();
+    holding.began().await;
+
+    let accepting = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("a")).await }
+    });
+    events
+        .wait_for(|event| event.message == "store trouble" && event.field("error").is_some_and(|e| e.contains("busy")))
+        .await;
+    holding.may_end.add_permits(1);
+
+    assert_eq!(within(accepting).await.unwrap().unwrap(), Receipt::Accepted { deliveries: 1 });
+    scene.settled().await;
+    assert_eq!((runs.count(), effects(&scene).await), (1, vec!["h".to_owned()]));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// F15: as with an operator's transaction that is left open, or another process that is stopped in one.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_process_that_does_not_let_go_of_the_writer_costs_no_record() {
+    let scene = Scene::new().await;
+    let (events, runs) = (Events::capture(), Runs::new());
+    let builder = Inbox::builder(impatient_store(&scene).await)
+        .limits(Limits { accept_patience: Duration::from_secs(60), ..impatient() });
+    let inbox = builder.subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("first")).await.unwrap();
+    let mut other = scene.database.client();
+    other.batch_execute("BEGIN IMMEDIATE; UPDATE inbox_handler SET registered_at = 0").unwrap();
+
+    let accepting = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept(record("a")).await }
+    });
+    let is_locked = |error: &str| error.contains("database is locked");
+    events.wait_for_count(5, |event| event.field("error").is_some_and(is_locked)).await;
+    other.batch_execute("ROLLBACK").unwrap();
+
+    assert_eq!(within(accepting).await.unwrap().unwrap(), Receipt::Accepted { deliveries: 1 });
+    assert_eq!(scene.count("inbox_quarantine").await, 0);
+    assert_eq!(inbox.drain().await.unwrap(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_dropped_midway_leaves_no_transaction_open() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    let mut other = scene.database.client();
+    for round in 0..30 {
+        let inbox = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+        other.batch_execute("BEGIN IMMEDIATE").unwrap();
+        assert!(inbox.start().now_or_never().is_none());
+        let call = tokio::spawn({
+            let inbox = inbox.clone();
+            async move { inbox.accept(record(&format!("r{round}"))).await }
+        });
+        tokio::time::sleep(Duration::from_millis(round % 7)).await;
+        call.abort();
+        other.batch_execute("ROLLBACK").unwrap();
+        within(inbox.drain()).await.unwrap();
+    }
+    // Whoever had left one open would still have the lock.
+    other.batch_execute("PRAGMA busy_timeout = 5000; BEGIN IMMEDIATE; ROLLBACK").unwrap();
+}

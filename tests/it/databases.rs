@@ -1,0 +1,270 @@
+//! The databases a scene can be on, and what each says in its own way.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use wharf::{Backend, Postgres, Sqlite, Store};
+
+use crate::scene::store_url;
+use crate::support::database::TestDatabase;
+use crate::support::sqlite::{SqliteFile, connect, execute};
+
+/// A database of one test. Its SQL is PostgreSQL's; a few acts that each database says in its own way have a method.
+pub trait Database: Sized {
+    type Backend: Backend;
+    type RunLog: RunLog;
+
+    /// An empty one.
+    fn create() -> impl Future<Output = Self>;
+
+    /// A store of its own on this database, as another process would have.
+    fn open(&self) -> impl Future<Output = Store<Self::Backend>>;
+
+    /// The only value of the only row, an integer.
+    fn query_one_i64(&self, sql: &str) -> impl Future<Output = i64>;
+
+    /// The first column of every row, as text.
+    fn query_texts(&self, sql: &str) -> impl Future<Output = Vec<String>>;
+
+    /// Replays as an operator would, in SQL. Returns how many deliveries that were.
+    fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> impl Future<Output = i64>;
+
+    /// Milliseconds until each delivery is due, by the database's clock alone.
+    fn due_in_ms(&self) -> impl Future<Output = Vec<i64>>;
+
+    /// Where a child process finds it.
+    fn url(&self) -> String;
+
+    /// A store of a child process.
+    fn open_at(url: &str) -> impl Future<Output = Store<Self::Backend>>;
+
+    /// Makes the table `run`.
+    fn prepare_run_log(&self) -> impl Future<Output = ()>;
+
+    /// A connection of its own to write to the table `run` with, whatever transaction is open elsewhere.
+    fn run_log(url: &str) -> impl Future<Output = Self::RunLog>;
+
+    /// The next message gets this seq.
+    fn restart_sequence(&self, at: i64) -> impl Future<Output = ()>;
+
+    /// The headers of a message as people see them: `name=value`, `name` alone without a value.
+    fn headers_of(&self, message_id: &str) -> impl Future<Output = Vec<String>>;
+
+    /// Messages whose id begins with `bad` violate a constraint: diesel knows it for the data's fault.
+    fn refuse_bad_by_constraint(&self) -> impl Future<Output = ()>;
+
+    /// Messages whose id begins with `bad` meet an error that diesel has no name for.
+    fn refuse_bad_by_trigger(&self) -> impl Future<Output = ()>;
+
+    /// The table `effect` refers to what is not there, which is found out at COMMIT.
+    fn refuse_effects_at_commit(&self) -> impl Future<Output = ()>;
+
+    /// Who an act in SQL is said to be by.
+    fn actor(&self) -> &'static str;
+}
+
+/// Where runs are noted before they are begun.
+pub trait RunLog: Send + Sync + 'static {
+    /// Notes a run, given as a row of SQL values.
+    fn note(&self, row: &str) -> impl Future<Output = ()> + Send;
+}
+
+const RUN_TABLE: &str = "CREATE TABLE IF NOT EXISTS run (message_id text, handler_key text, attempt int)";
+
+impl RunLog for tokio_postgres::Client {
+    async fn note(&self, row: &str) {
+        self.batch_execute(&format!("INSERT INTO run VALUES {row}")).await.unwrap();
+    }
+}
+
+impl RunLog for Mutex<diesel::SqliteConnection> {
+    async fn note(&self, row: &str) {
+        use diesel::connection::SimpleConnection;
+        self.lock().unwrap().batch_execute(&format!("INSERT INTO run VALUES {row}")).unwrap();
+    }
+}
+
+impl Database for TestDatabase {
+    type Backend = Postgres;
+    type RunLog = tokio_postgres::Client;
+
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    async fn open_at(url: &str) -> Store<Postgres> {
+        Store::connect(url).await.unwrap()
+    }
+
+    async fn prepare_run_log(&self) {
+        self.execute(RUN_TABLE).await;
+    }
+
+    async fn run_log(url: &str) -> tokio_postgres::Client {
+        crate::support::postgres::connect(url).await
+    }
+
+    async fn create() -> Self {
+        TestDatabase::create().await
+    }
+
+    async fn open(&self) -> Store<Postgres> {
+        Store::connect(&store_url(self).await).await.unwrap()
+    }
+
+    async fn query_one_i64(&self, sql: &str) -> i64 {
+        self.query_one_i64(sql).await
+    }
+
+    async fn query_texts(&self, sql: &str) -> Vec<String> {
+        self.query_texts(sql).await
+    }
+
+    async fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> i64 {
+        let source = source.map_or("NULL".to_owned(), |source| format!("'{source}'"));
+        self.query_one_i64(&format!("SELECT inbox_replay('{message_id}', '{handler_key}', {source})")).await
+    }
+
+    async fn due_in_ms(&self) -> Vec<i64> {
+        let sql = "SELECT (extract(epoch FROM due_at - now()) * 1000)::bigint::text FROM inbox_delivery";
+        self.query_texts(sql).await.iter().map(|ms| ms.parse().unwrap()).collect()
+    }
+
+    async fn restart_sequence(&self, at: i64) {
+        self.execute(&format!("ALTER SEQUENCE inbox_message_seq RESTART WITH {at}")).await;
+    }
+
+    async fn headers_of(&self, message_id: &str) -> Vec<String> {
+        let sql = "SELECT concat(inbox_text(h.name), '=' || inbox_text(h.value)) FROM inbox_message m, inbox_headers(m.headers) h";
+        self.query_texts(&format!("{sql} WHERE m.message_id = '{message_id}' ORDER BY h.ordinal")).await
+    }
+
+    async fn refuse_bad_by_constraint(&self) {
+        let check = "CHECK (message_id NOT LIKE 'bad%') NOT VALID";
+        self.execute(&format!("ALTER TABLE inbox_message ADD CONSTRAINT no_bad {check}")).await;
+    }
+
+    async fn refuse_bad_by_trigger(&self) {
+        self.execute(
+            "CREATE FUNCTION refuse_bad() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF NEW.message_id LIKE 'bad%' THEN RAISE EXCEPTION 'we do not like %', NEW.message_id; END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER refuse_bad BEFORE INSERT ON inbox_message FOR EACH ROW EXECUTE FUNCTION refuse_bad()",
+        )
+        .await;
+    }
+
+    async fn refuse_effects_at_commit(&self) {
+        self.execute(
+            "CREATE TABLE nobody (id text PRIMARY KEY);
+             ALTER TABLE effect ADD FOREIGN KEY (message_id) REFERENCES nobody (id) DEFERRABLE INITIALLY DEFERRED",
+        )
+        .await;
+    }
+
+    fn actor(&self) -> &'static str {
+        "postgres"
+    }
+}
+
+impl Database for SqliteFile {
+    type Backend = Sqlite;
+    type RunLog = Mutex<diesel::SqliteConnection>;
+
+    fn url(&self) -> String {
+        self.path().display().to_string()
+    }
+
+    async fn open_at(url: &str) -> Store<Sqlite> {
+        Store::<Sqlite>::open(url).await.unwrap()
+    }
+
+    /// In a file of its own: a transactional handler has the writer of the other.
+    async fn prepare_run_log(&self) {
+        let log = run_log_beside(&self.url());
+        execute(&mut connect(&log), &format!("PRAGMA journal_mode = WAL; {RUN_TABLE}"));
+        self.execute(&format!("ATTACH '{}' AS log", log.display())).await;
+    }
+
+    async fn run_log(url: &str) -> Mutex<diesel::SqliteConnection> {
+        let mut log = connect(&run_log_beside(url));
+        // What is written survives the process, and only processes die here.
+        execute(&mut log, "PRAGMA synchronous = OFF");
+        Mutex::new(log)
+    }
+
+    async fn create() -> Self {
+        SqliteFile::create()
+    }
+
+    async fn open(&self) -> Store<Sqlite> {
+        Store::<Sqlite>::open(self.path()).await.unwrap()
+    }
+
+    async fn query_one_i64(&self, sql: &str) -> i64 {
+        self.query_one_i64(sql).await
+    }
+
+    async fn query_texts(&self, sql: &str) -> Vec<String> {
+        self.query_texts(sql).await
+    }
+
+    async fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> i64 {
+        let source = source.map_or("NULL".to_owned(), |source| format!("'{source}'"));
+        let values = format!("VALUES ('{message_id}', '{handler_key}', {source})");
+        self.execute(&format!("INSERT INTO inbox_replay (message_id, handler_key, source) {values}")).await;
+        self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
+    }
+
+    async fn due_in_ms(&self) -> Vec<i64> {
+        let sql = "SELECT (due_at - now()) / 1000 FROM inbox_delivery";
+        self.query_texts(sql).await.iter().map(|ms| ms.parse().unwrap()).collect()
+    }
+
+    async fn restart_sequence(&self, at: i64) {
+        let set = "INSERT INTO sqlite_sequence (name, seq) VALUES ('inbox_message'";
+        self.execute(&format!("DELETE FROM sqlite_sequence WHERE name = 'inbox_message'; {set}, {})", at - 1)).await;
+    }
+
+    async fn headers_of(&self, message_id: &str) -> Vec<String> {
+        let sql = "SELECT concat(h.value ->> 'name', '=' || (h.value ->> 'value')) FROM inbox_headers m, json_each(m.headers) h";
+        self.query_texts(&format!("{sql} WHERE m.message_id = '{message_id}' ORDER BY h.key")).await
+    }
+
+    async fn refuse_bad_by_constraint(&self) {
+        self.execute(
+            "CREATE TABLE refused (only_once INTEGER PRIMARY KEY);
+             CREATE TRIGGER refuse_bad BEFORE INSERT ON inbox_message WHEN NEW.message_id LIKE 'bad%'
+             BEGIN INSERT INTO refused VALUES (1), (1); END",
+        )
+        .await;
+    }
+
+    async fn refuse_bad_by_trigger(&self) {
+        self.execute(
+            "CREATE TRIGGER refuse_bad BEFORE INSERT ON inbox_message WHEN NEW.message_id LIKE 'bad%'
+             BEGIN SELECT RAISE(ABORT, 'we do not like it'); END",
+        )
+        .await;
+    }
+
+    async fn refuse_effects_at_commit(&self) {
+        self.execute(
+            "CREATE TABLE nobody (id text PRIMARY KEY);
+             DROP TABLE effect;
+             CREATE TABLE effect (message_id text REFERENCES nobody (id) DEFERRABLE INITIALLY DEFERRED)",
+        )
+        .await;
+    }
+
+    fn actor(&self) -> &'static str {
+        "sql"
+    }
+}
+
+fn run_log_beside(url: &str) -> PathBuf {
+    Path::new(url).with_file_name("run.db")
+}

@@ -1,0 +1,151 @@
+//! The child process that the tests of the group kill, stop and continue: an inbox that reads the test's topic.
+//!
+//! It says whatever Wharf says at level INFO and above, as `message field=value ...`, and what became of it.
+
+use std::fmt::{Debug, Write};
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::field::{Field, Visit};
+use tracing::{Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use wharf::{Failure, Identity, Inbox, Kafka, Limits, Message, Raw, Store, handler};
+
+use super::stage::Stage;
+use crate::scene::{key, quick};
+use crate::support::child::{Child, Role, parameter, say};
+
+pub const ROLE: (&str, Role) = ("reader", read);
+
+const URL: &str = "READER_URL";
+const BROKERS: &str = "READER_BROKERS";
+const GROUP: &str = "READER_GROUP";
+const TOPIC: &str = "READER_TOPIC";
+/// `name=value`, one a line.
+const SETTINGS: &str = "READER_SETTINGS";
+
+/// A member that has died is known to be dead after this, in milliseconds.
+const SESSION_MS: &str = "1500";
+const HEARTBEAT_MS: &str = "300";
+
+/// How a reader is started.
+#[derive(Clone)]
+pub struct Reader {
+    pub url: String,
+    brokers: String,
+    group: String,
+    topic: String,
+    settings: Vec<(String, String)>,
+}
+
+impl Reader {
+    /// A reader of the stage's topic into the stage's database.
+    pub fn on(stage: &Stage) -> Reader {
+        Reader {
+            url: stage.scene.database.url(),
+            brokers: stage.kafka.brokers().to_owned(),
+            group: stage.group.clone(),
+            topic: stage.topic.clone(),
+            settings: Vec::new(),
+        }
+        .set("client.id", "reader")
+    }
+
+    /// Any setting of librdkafka.
+    pub fn set(mut self, name: &str, value: &str) -> Reader {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The group soon gives up on it when it has died.
+    pub fn soon_missed(self) -> Reader {
+        self.set("session.timeout.ms", SESSION_MS).set("heartbeat.interval.ms", HEARTBEAT_MS)
+    }
+
+    /// A static member: started again under the same name, it has its partitions back at once.
+    pub fn named(self, name: &str) -> Reader {
+        self.set("group.instance.id", name)
+    }
+
+    pub fn spawn(&self) -> Child {
+        let settings: Vec<String> = self.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let variables = [
+            (URL, self.url.as_str()),
+            (BROKERS, &self.brokers),
+            (GROUP, &self.group),
+            (TOPIC, &self.topic),
+            (SETTINGS, &settings.join("\n")),
+        ];
+        Child::spawn(ROLE.0, &variables)
+    }
+}
+
+/// How often the reader has said this.
+pub fn times_said(child: &Child, message: &str) -> usize {
+    child.lines().iter().filter(|line| line.starts_with(message)).count()
+}
+
+/// The child: reads until it is killed, asked to end by SIGTERM, or cannot go on.
+fn read() {
+    let subscriber = tracing_subscriber::registry().with(Speaker);
+    tracing::subscriber::set_global_default(subscriber).expect("a child has one role");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let topic = parameter(TOPIC);
+        let limits = Limits { crash_limit: 1_000, backoff_max: Duration::from_millis(200), ..quick() };
+        let inbox = Inbox::builder(Store::connect(&parameter(URL)).await.unwrap())
+            .limits(limits)
+            .subscribe(&*topic, handler(key("a"), async |_: Message<Raw>| Ok::<(), Failure>(())).concurrency(100))
+            .identity(&*topic, Identity::position())
+            .build()
+            .unwrap();
+        let settings = parameter(SETTINGS);
+        let settings = settings.lines().map(|line| line.split_once('=').unwrap());
+        let kafka = Kafka::new(parameter(BROKERS), parameter(GROUP));
+        let kafka = settings.fold(kafka, |kafka, (name, value)| kafka.set(name, value));
+        let mut running = inbox.start_from(kafka).await.unwrap();
+        say("at work");
+        let mut asked_to_end = signal(SignalKind::terminate()).unwrap();
+        tokio::select! {
+            _ = asked_to_end.recv() => {}
+            error = running.failure() => say(format!("failed: {error}")),
+        }
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
+        say("ended");
+    });
+}
+
+/// Says the events.
+struct Speaker;
+
+impl<S: Subscriber> Layer<S> for Speaker {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>, _: Context<'_, S>) -> bool {
+        metadata.target().starts_with("wharf") && *metadata.level() <= Level::INFO
+    }
+
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        say(format!("{}{}", line.message, line.fields));
+    }
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        } else {
+            let _ = write!(self.fields, " {}={value:?}", field.name());
+        }
+    }
+}

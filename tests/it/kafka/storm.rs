@@ -1,0 +1,97 @@
+//! Storms of rebalances: readers join and leave, asked to or killed, while records keep coming. Nothing is lost, the ledger never goes
+//! back, and no offset is ever committed before what precedes it is stored, with each of Kafka's three ways to share partitions.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::reader::Reader;
+use super::stage::Stage;
+use crate::scene::within;
+use crate::support::child::Child;
+
+const PARTITIONS: i32 = 8;
+const MEMBERS: usize = 3;
+/// In each of them a reader joins and another leaves.
+const CHANGES: usize = 6;
+/// Records of one partition that are written together, and how many such portions there are at most.
+const PORTION: usize = 50;
+const PORTIONS_MAX: usize = 30 * PARTITIONS as usize;
+
+// F03
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_eager_rebalances_loses_nothing() {
+    let stage = Arc::new(Stage::new(PARTITIONS).await);
+    let reader = Reader::on(&stage).soon_missed().set("partition.assignment.strategy", "range");
+    storm(stage, reader).await;
+}
+
+// F03, F07
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_cooperative_rebalances_loses_nothing() {
+    let stage = Arc::new(Stage::new(PARTITIONS).await);
+    let reader = Reader::on(&stage).soon_missed().set("partition.assignment.strategy", "cooperative-sticky");
+    storm(stage, reader).await;
+}
+
+// F03, F07
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_under_the_consumer_protocol_loses_nothing() {
+    let stage = Arc::new(Stage::new(PARTITIONS).await);
+    // With this protocol it is the group that has a session timeout, not the member.
+    let settings = [("consumer.session.timeout.ms", "1500"), ("consumer.heartbeat.interval.ms", "300")];
+    stage.kafka.alter_group(&stage.group, &settings).await;
+    let reader = Reader::on(&stage).set("group.protocol", "consumer");
+    storm(stage, reader).await;
+}
+
+async fn storm(stage: Arc<Stage>, reader: Reader) {
+    let observer = stage.observed();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let producing = tokio::spawn(produce_until(Arc::clone(&stage), Arc::clone(&is_over)));
+    let mut members: Vec<Child> = (0..MEMBERS).map(|_| reader.spawn()).collect();
+    let mut stored = 0;
+    for change in 0..CHANGES {
+        stored = moved_on(&stage, stored).await;
+        members.push(reader.spawn());
+        let leaving = members.remove(0);
+        if change % 2 == 0 {
+            leaving.kill9().await;
+        } else {
+            leaving.await_said("at work").await;
+            leaving.term();
+        }
+        // Asked to, it leaves while the next one comes.
+        tokio::spawn(async move { leaving.wait().await });
+    }
+    is_over.store(true, Ordering::Relaxed);
+    let produced = within(producing).await.unwrap();
+    stage.caught_up(&produced).await;
+    for member in members {
+        member.await_said("at work").await;
+        member.term();
+        assert!(member.wait().await.success(), "{:?}", member.lines());
+    }
+    observer.finish().await;
+    stage.assert_whole(&produced).await;
+}
+
+/// Waits until the ledger is beyond what it was, so that every change meets a group at work.
+async fn moved_on(stage: &Stage, stored: i64) -> i64 {
+    let ledger = "SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger";
+    stage.scene.until(&format!("SELECT (({ledger}) > {stored})::int::bigint")).await;
+    stage.scene.database.query_one_i64(ledger).await
+}
+
+/// Writes portions to the partitions in turn; returns how many records each of them has in the end.
+async fn produce_until(stage: Arc<Stage>, is_over: Arc<AtomicBool>) -> Vec<i64> {
+    let mut produced = vec![0; usize::try_from(PARTITIONS).unwrap()];
+    for portion in 0..PORTIONS_MAX {
+        if is_over.load(Ordering::Relaxed) {
+            break;
+        }
+        let partition = portion % produced.len();
+        stage.produce(i32::try_from(partition).unwrap(), PORTION).await;
+        produced[partition] += i64::try_from(PORTION).unwrap();
+    }
+    produced
+}

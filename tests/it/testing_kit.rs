@@ -1,0 +1,130 @@
+//! The kit for users' tests keeps its word: time moves when told, deaths are deaths, and a handler that is not idempotent is found out.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use diesel_async::RunQueryDsl;
+use futures_util::FutureExt;
+use wharf::testing::{CrashPoint, State, TestInbox, assert_idempotent};
+use wharf::{
+    AsyncSqliteConnection, Failure, HandlerKey, Message, Raw, Record, Registration, RetryPolicy, Sqlite, handler,
+    tx_handler,
+};
+
+const KEY: HandlerKey = HandlerKey::new("mail.receipt");
+
+fn order() -> Record {
+    Record::new("orders").id("order-17")
+}
+
+/// What handlers did, in order.
+type Effects = Arc<Mutex<Vec<u32>>>;
+
+fn noting(effects: &Effects) -> Registration<Sqlite> {
+    let effects = Arc::clone(effects);
+    handler(KEY, move |order: Message<Raw>| {
+        effects.lock().unwrap().push(order.attempt());
+        async { Ok::<(), Failure>(()) }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retries_are_due_when_the_clock_has_moved_there() {
+    let failing = handler(KEY, async |_: Message<Raw>| Err::<(), _>(Failure::retry("no")))
+        .retry(RetryPolicy::exponential().max_retries(2).max_delay(Duration::from_secs(3_600)));
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", failing)).await.unwrap();
+    inbox.accept(order()).await.unwrap();
+
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    let first = inbox.assert_state("order-17", KEY, State::Pending).await;
+    assert_eq!((first.attempts, first.errors), (1, 1));
+    assert!(!first.due_in.is_zero());
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+
+    inbox.advance(first.due_in).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    inbox.advance(Duration::from_secs(3_600)).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    let last = inbox.assert_state("order-17", KEY, State::Poisoned).await;
+    assert_eq!((last.reason.as_deref(), last.last_error.as_deref()), (Some("retries exhausted"), Some("no")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_after_the_handler_leaves_a_claim_and_the_handler_runs_again() {
+    let effects = Effects::default();
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting(&effects))).await.unwrap();
+    inbox.accept(order()).await.unwrap();
+    inbox.crash_at(CrashPoint::AfterHandler);
+    inbox.drain().await.unwrap();
+    inbox.assert_state("order-17", KEY, State::Running).await;
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+
+    inbox.advance_past_lease().await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    let delivery = inbox.assert_state("order-17", KEY, State::Done).await;
+    assert_eq!(delivery.attempts, 2);
+    assert_eq!(*effects.lock().unwrap(), [1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_before_the_handler_has_done_nothing() {
+    let effects = Effects::default();
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting(&effects))).await.unwrap();
+    inbox.accept(order()).await.unwrap();
+    inbox.crash_at(CrashPoint::BeforeHandler);
+    inbox.drain().await.unwrap();
+    assert!(effects.lock().unwrap().is_empty());
+
+    inbox.advance_past_lease().await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(*effects.lock().unwrap(), [2]);
+}
+
+async fn insert(_: Message<Raw>, conn: &mut AsyncSqliteConnection) -> Result<(), Failure> {
+    diesel::sql_query("INSERT INTO inbox_audit (action, filter, affected) VALUES ('effect', '{}', 1)")
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transactional_handler_leaves_nothing_behind_when_the_process_dies() {
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", tx_handler(KEY, insert))).await.unwrap();
+    inbox.accept(order()).await.unwrap();
+    inbox.crash_at(CrashPoint::AfterHandler);
+    inbox.drain().await.unwrap();
+    inbox.advance_past_lease().await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(inbox.assert_state("order-17", KEY, State::Done).await.attempts, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_is_not_idempotent_is_found_out() {
+    let effects = Effects::default();
+    let seen = async || effects.lock().unwrap().len();
+    let proven = AssertUnwindSafe(assert_idempotent(noting(&effects), order(), seen)).catch_unwind().await;
+    let panic = proven.unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert!(text.contains("mail.receipt is not idempotent: after one run 1, after two 2"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_uses_the_id_as_its_key_is_idempotent() {
+    let ids: Arc<Mutex<std::collections::HashSet<String>>> = Arc::default();
+    let sent = Arc::clone(&ids);
+    let send = handler(KEY, move |order: Message<Raw>| {
+        sent.lock().unwrap().insert(order.id().to_owned());
+        async { Ok::<(), Failure>(()) }
+    });
+    assert_idempotent(send, order(), async || ids.lock().unwrap().len()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_expectation_says_what_is_there() {
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting(&Effects::default()))).await.unwrap();
+    inbox.accept(order()).await.unwrap();
+    let asserted = AssertUnwindSafe(inbox.assert_state("order-17", KEY, State::Done)).catch_unwind().await;
+    let text = asserted.unwrap_err().downcast_ref::<String>().unwrap().clone();
+    assert!(text.contains("is not Done") && text.contains("Pending"), "{text}");
+}
