@@ -27,8 +27,9 @@ pub struct Message<P> {
 pub(crate) struct StoredMessage {
     /// Shared: events about a delivery outlive its payload.
     pub(crate) id: Arc<str>,
-    pub(crate) source: String,
-    pub(crate) topic: String,
+    /// Shared, as is the topic: they are the same for most messages, and often each other's.
+    pub(crate) source: Arc<str>,
+    pub(crate) topic: Arc<str>,
     pub(crate) position: Option<Position>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
@@ -40,9 +41,9 @@ impl From<&StoredMessage> for Record {
     /// The record a message was, for the quarantine.
     fn from(stored: &StoredMessage) -> Self {
         Self {
-            topic: stored.topic.clone(),
+            topic: stored.topic.as_ref().to_owned(),
             id: Some(Bytes::copy_from_slice(stored.id.as_bytes())),
-            source: Some(stored.source.clone().into()),
+            source: Some(Bytes::copy_from_slice(stored.source.as_bytes())),
             position: stored.position,
             key: stored.key.clone(),
             headers: stored.headers.clone(),

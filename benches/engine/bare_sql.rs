@@ -1,9 +1,8 @@
 //! The baseline: hand-written SQL on the same tables, prepared, batched, two connections, nothing around it.
 
-use std::time::Instant;
-
 use tokio_postgres::Client;
 
+use crate::meter::{Measured, Meter, print_statements};
 use crate::support::postgres::{Cluster, connect};
 use crate::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Scale, fresh_database, tidy_up};
 
@@ -30,19 +29,21 @@ const COMPLETE: &str = "
     FROM unnest($1::bigint[]) AS s (message_seq)
     WHERE d.message_seq = s.message_seq AND d.handler_id = 1 AND d.finished_at IS NULL";
 
-pub async fn accept(cluster: &Cluster, scale: Scale) -> f64 {
+pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    rate(
-        scale,
-        on_each_connection(&url, scale, |client, numbers| async move { insert(&client, numbers, 0).await }).await,
-    )
+    let measured = on_each_connection(cluster, &url, scale, |client, numbers| async move {
+        insert(&client, numbers, 0).await;
+    });
+    let measured = measured.await;
+    print_statements(&url, "accept, bare SQL").await;
+    measured
 }
 
-pub async fn drain(cluster: &Cluster, scale: Scale) -> f64 {
+pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    on_each_connection(&url, scale, |client, numbers| async move { insert(&client, numbers, 0).await }).await;
+    on_each_connection(cluster, &url, scale, |client, numbers| async move { insert(&client, numbers, 0).await }).await;
     tidy_up(&url).await;
-    let seconds = on_each_connection(&url, scale, |client, _| async move {
+    let measured = on_each_connection(cluster, &url, scale, |client, _| async move {
         let claim = client.prepare(CLAIM).await.unwrap();
         let complete = client.prepare(COMPLETE).await.unwrap();
         loop {
@@ -55,14 +56,18 @@ pub async fn drain(cluster: &Cluster, scale: Scale) -> f64 {
         }
     })
     .await;
-    rate(scale, seconds)
+    print_statements(&url, "drain, bare SQL").await;
+    measured
 }
 
-pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> f64 {
+pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    let seconds =
-        on_each_connection(&url, scale, |client, numbers| async move { insert(&client, numbers, 1).await }).await;
-    rate(scale, seconds)
+    let measured = on_each_connection(cluster, &url, scale, |client, numbers| async move {
+        insert(&client, numbers, 1).await;
+    });
+    let measured = measured.await;
+    print_statements(&url, "accept to done, bare SQL").await;
+    measured
 }
 
 /// Inserts in batches; with `attempts` 1 each batch is inserted as claimed and completed at once.
@@ -81,8 +86,13 @@ async fn insert(client: &Client, numbers: Vec<usize>, attempts: i32) {
     }
 }
 
-/// Shares the messages out to the connections, runs `work` on each at once, and returns the seconds it took.
-async fn on_each_connection<F>(url: &str, scale: Scale, work: impl Fn(Client, Vec<usize>) -> F) -> f64
+/// Shares the messages out to the connections, runs `work` on each at once, and returns what it took.
+async fn on_each_connection<F>(
+    cluster: &Cluster,
+    url: &str,
+    scale: Scale,
+    work: impl Fn(Client, Vec<usize>) -> F,
+) -> Measured
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -92,16 +102,12 @@ where
         let numbers: Vec<usize> = (0..scale.messages).filter(|number| number % CONNECTIONS == share).collect();
         prepared.push((connect(url).await, numbers));
     }
-    let started_at = Instant::now();
+    let meter = Meter::start(cluster);
     for (client, numbers) in prepared {
         tasks.push(tokio::spawn(work(client, numbers)));
     }
     for task in tasks {
         task.await.unwrap();
     }
-    started_at.elapsed().as_secs_f64()
-}
-
-fn rate(scale: Scale, seconds: f64) -> f64 {
-    scale.messages as f64 / seconds
+    meter.stop(scale.messages)
 }

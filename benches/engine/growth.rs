@@ -26,8 +26,8 @@ pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     fill(&beside, scale.ballast).await;
     let mut growths = Vec::new();
     for _ in 0..scale.repeats.max(3) {
-        let empty_ms = claim_ms(&empty, work).await;
-        let beside_ms = claim_ms(&beside, work).await;
+        let empty_ms = claim_ms(cluster, &empty, work).await;
+        let beside_ms = claim_ms(cluster, &beside, work).await;
         growths.push(Growth { empty_ms, beside_ms, ratio: beside_ms / empty_ms });
     }
     growths.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
@@ -50,14 +50,14 @@ async fn fill(url: &str, ballast: usize) {
     tidy_up(url).await;
 }
 
-async fn claim_ms(url: &str, work: Scale) -> f64 {
+async fn claim_ms(cluster: &Cluster, url: &str, work: Scale) -> f64 {
     let inbox = ours::inbox(url).await;
     let client = connect(url).await;
     client.batch_execute("DELETE FROM inbox_message").await.unwrap();
     ours::accept_all(&inbox, work).await;
     client.batch_execute("VACUUM ANALYZE inbox_delivery").await.unwrap();
     client.batch_execute("SELECT pg_stat_statements_reset()").await.unwrap();
-    ours::drain_in_background(&inbox, url, work.messages).await;
+    ours::drain_in_background(cluster, &inbox, url, work.messages).await;
     let row = client
         .query_one(
             "SELECT sum(total_exec_time)::float8, sum(rows)::float8 FROM pg_stat_statements WHERE query LIKE '%WITH claimed AS%'",
@@ -75,7 +75,7 @@ pub async fn memory(cluster: &Cluster, scale: Scale) -> Memory {
         let url = fresh_database(cluster).await;
         let inbox = ours::inbox(&url).await;
         ours::accept_all(&inbox, Scale { messages, ..scale }).await;
-        ours::drain_in_background(&inbox, &url, messages).await;
+        ours::drain_in_background(cluster, &inbox, &url, messages).await;
         resident[place] = resident_mib();
     }
     let [small_mib, large_mib] = resident;

@@ -1,8 +1,10 @@
 //! How fast the engine is beside bare SQL that does the same durable writes, in one run on one machine.
 //!
 //! `cargo bench --bench engine` prints a table and writes `target/bench/engine.json`. Every ratio is the median of interleaved
-//! repeats, so that a busy moment of the machine hits both sides. `-- --smoke` only shows that everything still runs;
-//! `--messages=`, `--repeats=` and `--ballast=` set the scale.
+//! repeats, so that a busy moment of the machine hits both sides; beside it stands the processor time of both, which hardly
+//! depends on who else is there. `-- --smoke` only shows that everything still runs;
+//! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only);
+//! `--statements` shows what the server was asked.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,6 +17,7 @@
 
 mod bare_sql;
 mod growth;
+mod meter;
 mod ours;
 mod report;
 #[path = "../../tests/it/support/mod.rs"]
@@ -83,6 +86,10 @@ async fn run(scale: Scale) {
         report
             .accept_to_done
             .add(bare_sql::accept_to_done(&cluster, scale).await, ours::accept_to_done(&cluster, scale).await);
+    }
+    // For a quick look at the ratios alone, which is not written down.
+    if scale.ballast == 0 {
+        return report.print();
     }
     report.growth = growth::claim_growth(&cluster, scale).await;
     report.memory = growth::memory(&cluster, scale).await;

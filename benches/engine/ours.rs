@@ -2,51 +2,62 @@
 //! connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
 
+use crate::meter::{Measured, Meter, print_statements};
 use crate::support::postgres::{Cluster, connect};
 use crate::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Scale, fresh_database, tidy_up};
 
 /// Runs of the handler, to know without asking the database, which would slow down what is measured.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-pub async fn accept(cluster: &Cluster, scale: Scale) -> f64 {
-    let inbox = inbox(&fresh_database(cluster).await).await;
-    rate(scale, accept_all(&inbox, scale).await)
+pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
+    let url = fresh_database(cluster).await;
+    let inbox = inbox(&url).await;
+    // Registration happens on first use and is not what is measured.
+    inbox.accept_all([]).await.unwrap();
+    let meter = Meter::start(cluster);
+    accept_all(&inbox, scale).await;
+    let measured = meter.stop(scale.messages);
+    print_statements(&url, "accept, ours").await;
+    measured
 }
 
-pub async fn drain(cluster: &Cluster, scale: Scale) -> f64 {
+pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     let inbox = inbox(&url).await;
     accept_all(&inbox, scale).await;
     tidy_up(&url).await;
-    rate(scale, drain_in_background(&inbox, &url, scale.messages).await)
+    let measured = drain_in_background(cluster, &inbox, &url, scale.messages).await;
+    print_statements(&url, "drain, ours").await;
+    measured
 }
 
-pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> f64 {
+pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     let inbox = inbox(&url).await;
     let running = inbox.start().await.unwrap();
     HANDLED.store(0, Ordering::Relaxed);
-    let started_at = Instant::now();
+    let meter = Meter::start(cluster);
     accept_all(&inbox, scale).await;
     all_done(&url, scale.messages).await;
-    let seconds = started_at.elapsed().as_secs_f64();
+    let measured = meter.stop(scale.messages);
     running.shutdown(Duration::from_secs(10)).await.unwrap();
-    rate(scale, seconds)
+    print_statements(&url, "accept to done, ours").await;
+    measured
 }
 
-/// Starts the inbox, waits until the database says that nothing is open, and returns the seconds that took.
-pub async fn drain_in_background(inbox: &Inbox<Postgres>, url: &str, messages: usize) -> f64 {
+/// Starts the inbox, waits until the database says that nothing is open, and returns what that took.
+pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url: &str, messages: usize) -> Measured {
     HANDLED.store(0, Ordering::Relaxed);
-    let started_at = Instant::now();
+    let meter = Meter::start(cluster);
     let running = inbox.start().await.unwrap();
     all_done(url, messages).await;
-    let seconds = started_at.elapsed().as_secs_f64();
+    let measured = meter.stop(messages);
     running.shutdown(Duration::from_secs(10)).await.unwrap();
-    seconds
+    measured
 }
 
 /// An inbox with a no-op handler.
@@ -60,12 +71,8 @@ pub async fn inbox(url: &str) -> Inbox<Postgres> {
     Inbox::builder(store).limits(limits).subscribe("bench", no_op.concurrency(8 * BATCH_ROWS)).build().unwrap()
 }
 
-/// Accepts all messages in batches, from twice as many tasks as there are statements under way, so that a next batch is always there;
-/// returns the seconds.
-pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) -> f64 {
-    // Registration happens on first use and is not what is measured.
-    inbox.accept_all([]).await.unwrap();
-    let started_at = Instant::now();
+/// Accepts all messages in batches, from twice as many tasks as there are statements under way, so that a next batch is always there.
+pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) {
     const CALLERS: usize = 2 * CONNECTIONS;
     let tasks: Vec<_> = (0..CALLERS)
         .map(|share| {
@@ -81,7 +88,6 @@ pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) -> f64 {
     for task in tasks {
         task.await.unwrap();
     }
-    started_at.elapsed().as_secs_f64()
 }
 
 fn record(number: usize) -> Record {
@@ -100,8 +106,4 @@ async fn all_done(url: &str, messages: usize) {
     while client.query_one(&open, &[]).await.unwrap().get::<_, bool>(0) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-}
-
-fn rate(scale: Scale, seconds: f64) -> f64 {
-    scale.messages as f64 / seconds
 }

@@ -56,9 +56,17 @@ impl Room {
 struct Job {
     rows: Vec<Row>,
     size_bytes: usize,
-    reply: oneshot::Sender<Result<Vec<Receipt>>>,
+    reply: oneshot::Sender<Reply>,
     /// Free again when the rows are written.
     room: [OwnedSemaphorePermit; 2],
+}
+
+/// What a caller is told.
+struct Reply {
+    written: Result<Vec<Receipt>>,
+    /// Some rows of the batch, to be dropped where they were made: memory is given back best by the thread that took it, and the
+    /// store's own has other work.
+    rows: Vec<Row>,
 }
 
 impl Acceptor {
@@ -78,9 +86,9 @@ impl Acceptor {
         records: Vec<Record>,
     ) -> Result<Vec<Receipt>> {
         let mut receipts: Vec<Option<Receipt>> = Vec::with_capacity(records.len());
-        let mut places = Vec::new();
+        let mut places = Vec::with_capacity(records.len());
         let mut replies = Vec::new();
-        let mut rows = Vec::new();
+        let mut rows = Vec::with_capacity(records.len().min(shared.limits.accept_batch_rows));
         let mut size_bytes = 0;
         for record in records {
             let Some((row, row_bytes)) = row(shared, record) else {
@@ -102,17 +110,18 @@ impl Acceptor {
         }
         let mut places = places.into_iter();
         for reply in replies {
-            let written =
-                reply.await.map_err(|_| Error::stopped("the inbox was dropped before the records were accepted"))??;
+            let stopped = |_| Error::stopped("the inbox was dropped before the records were accepted");
+            let Reply { written, rows } = reply.await.map_err(stopped)?;
+            drop(rows);
             // In this order: a zip that asks `places` first would swallow one when `written` ends.
-            for (receipt, place) in written.into_iter().zip(places.by_ref()) {
+            for (receipt, place) in written?.into_iter().zip(places.by_ref()) {
                 receipts[place] = Some(receipt);
             }
         }
         Ok(receipts.into_iter().flatten().collect())
     }
 
-    async fn hand_in(&self, rows: Vec<Row>, size_bytes: usize) -> Result<oneshot::Receiver<Result<Vec<Receipt>>>> {
+    async fn hand_in(&self, rows: Vec<Row>, size_bytes: usize) -> Result<oneshot::Receiver<Reply>> {
         let room = [self.rows.take(rows.len()).await?, self.kibibytes.take(size_bytes.div_ceil(1024)).await?];
         let (reply, replied) = oneshot::channel();
         let job = Job { rows, size_bytes, reply, room };
@@ -124,12 +133,11 @@ impl Acceptor {
 
 /// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
 pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
-    let topic = record.topic.clone();
-    let Some(rules) = shared.topics.get(&topic) else {
-        events::unwanted(&topic);
+    let Some((topic, rules)) = shared.topics.get_key_value(&record.topic) else {
+        events::unwanted(&record.topic);
         return None;
     };
-    let wanted_by = |event_type: Option<&[u8]>| shared.wanted_by(&topic, event_type);
+    let wanted_by = |event_type: Option<&[u8]>| shared.wanted_by(topic, event_type);
     match prepare(record, &shared.limits, rules, wanted_by, rand::random) {
         Prepared::Message { message, payload_hash, wanted_by, size_bytes, fallback } => {
             match fallback {
@@ -144,7 +152,7 @@ pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row
             Some((Row::Quarantine(quarantined), size_bytes))
         }
         Prepared::Unwanted => {
-            events::unwanted(&topic);
+            events::unwanted(topic);
             None
         }
     }
@@ -186,25 +194,28 @@ async fn collect<B: Backend>(shared: Arc<Shared<B>>, mut queue: mpsc::Receiver<J
 
 /// Writes the jobs' rows as one batch and tells each caller its part.
 async fn write_jobs<B: Backend>(shared: &Arc<Shared<B>>, jobs: Vec<Job>) {
-    let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
     let mut callers = Vec::with_capacity(jobs.len());
+    let mut rows = Vec::new();
     for job in jobs {
         callers.push((job.rows.len(), job.reply, job.room));
-        rows.extend(job.rows);
+        // Mostly there is one job, or the first is the largest.
+        if rows.is_empty() {
+            rows = job.rows;
+        } else {
+            rows.extend(job.rows);
+        }
     }
-    // Callers that have gone away are told all the same; nobody listens then.
     let patience = Patience::Until(Instant::now() + shared.limits.accept_patience);
-    match write(shared, Batch { rows: &rows, ledger: &[] }, patience).await {
-        Ok(written) => {
-            let mut receipts = written.receipts.into_iter();
-            for (count, reply, _room) in callers {
-                let _ = reply.send(Ok(receipts.by_ref().take(count).collect()));
-            }
-        }
-        Err(error) => {
-            for (_, reply, _room) in callers {
-                let _ = reply.send(Err(error.repeat()));
-            }
-        }
+    let written = write(shared, Batch { rows: &rows, ledger: &[] }, patience).await;
+    let mut receipts = written.map(|written| written.receipts.into_iter());
+    for (count, reply, _room) in callers {
+        let written = match &mut receipts {
+            Ok(receipts) => Ok(receipts.take(count).collect()),
+            Err(error) => Err(error.repeat()),
+        };
+        let later = rows.split_off(count.min(rows.len()));
+        let rows = std::mem::replace(&mut rows, later);
+        // Callers that have gone away are told all the same; nobody listens then.
+        let _ = reply.send(Reply { written, rows });
     }
 }

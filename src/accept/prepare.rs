@@ -16,6 +16,8 @@ use crate::store::seam::Quarantined;
 /// What `build()` has settled for a topic that somebody subscribes to.
 #[derive(Debug, Default)]
 pub(crate) struct TopicRules {
+    /// The topic's name, shared by its messages.
+    pub(crate) topic: Arc<str>,
     pub(crate) identity: Identity,
     /// A handler wants some CloudEvents types only, so the type must be known.
     pub(crate) is_type_asked_for: bool,
@@ -51,10 +53,17 @@ pub(super) fn prepare(
             let size_bytes = record.size_bytes();
             let payload_hash = payload_hash(record.payload.as_ref());
             let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
+            let topic = shared_text(topic, &rules.topic);
+            let source = shared_text(source, &topic);
             let message = StoredMessage { id: id.into(), source, topic, position, key, headers, payload, recorded_at };
             Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }
     }
+}
+
+/// The text as one that others have too, when it is the same.
+fn shared_text(text: String, likely: &Arc<str>) -> Arc<str> {
+    if *text == **likely { Arc::clone(likely) } else { text.into() }
 }
 
 /// The handlers that want a record, and its identity; `None` when nobody wants it.

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result};
 use crate::events;
 use crate::inbox::Shared;
 use crate::message::StoredMessage;
-use crate::process::{Engine, HandOver};
+use crate::process::{Engine, Slot, Start};
 use crate::record::Record;
 use crate::store::Backend;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
@@ -202,6 +202,7 @@ async fn try_write<B: Backend>(
     let mut receipts = Vec::with_capacity(rows.len());
     let mut known = Vec::with_capacity(rows.len());
     let mut leaves_work = false;
+    let mut starts = Vec::new();
     for row in rows {
         match row {
             Row::Quarantine(quarantined) => {
@@ -211,11 +212,10 @@ async fn try_write<B: Backend>(
             }
             Row::Message { message, .. } => {
                 let Some(((answer, new), slots)) = answered.next() else { break };
-                if let (Accepted::New { seq }, Some(engine)) = (answer, &engine) {
+                if let (Accepted::New { seq }, true) = (answer, engine.is_some()) {
                     leaves_work |= slots.iter().any(Option::is_none);
-                    for hand_over in slots.into_iter().flatten() {
-                        engine.start_handed_over(hand_over, *seq, Arc::clone(message), answers.sent_at);
-                    }
+                    let taken = slots.into_iter().flatten();
+                    starts.extend(taken.map(|slot| Start::handed_over(slot, *seq, Arc::clone(message))));
                 } else {
                     leaves_work = true;
                 }
@@ -224,13 +224,16 @@ async fn try_write<B: Backend>(
             }
         }
     }
+    if let Some(engine) = &engine {
+        engine.start(starts, answers.sent_at);
+    }
     if leaves_work && let Some(engine) = shared.engine() {
         engine.wake.notify_one();
     }
     Ok((Written { receipts, ledger: answers.ledger }, known))
 }
 
-type Slots<B> = Vec<Option<HandOver<B>>>;
+type Slots<B> = Vec<Option<Slot<B>>>;
 
 /// The messages among the rows, and for each delivery the slot that waits for it, if there is one.
 fn new_messages<B: Backend>(

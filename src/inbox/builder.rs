@@ -130,6 +130,7 @@ fn topic_rules<B: Backend>(registrations: &[Registration<B>]) -> HashMap<String,
     for registration in registrations {
         for topic in &registration.topics {
             let rules = topics.entry(topic.clone()).or_default();
+            rules.topic = topic.as_str().into();
             rules.is_type_asked_for |= !registration.event_types.is_empty();
         }
     }

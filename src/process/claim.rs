@@ -7,8 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::Engine;
-use super::lane::{Lane, Slot};
+use futures_util::future::join_all;
+
+use super::engine::{Engine, Start};
+use super::lane::Slot;
 use super::solo;
 use crate::backoff::{Backoff, jittered};
 use crate::error::Result;
@@ -16,6 +18,8 @@ use crate::events;
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
 
+/// Claims sent at a time while there is a backlog: the server works on one while the other is being fsynced or read.
+const CLAIMS_MAX: usize = 2;
 /// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
 const COLLECT: Duration = Duration::from_millis(4);
 /// Full looks, from the beginning of the index, are this far apart; those between start at the claim floor. Where a full look is slow
@@ -33,8 +37,17 @@ pub(super) struct Claimer<B: Backend> {
     /// Until then suspects and expired locks are left alone: after a suspect has had its turn, and after our own outage, when the
     /// owners of expired locks get the chance to settle first.
     spared_until: Option<Instant>,
-    /// Counts rounds, to share slots fairly between the ids of one handler.
+    /// The last round left something behind, so more than one claim is worth it.
+    is_backlog: bool,
+    /// Counts claims, to share slots fairly between the ids of one handler.
     round: usize,
+}
+
+/// One claim of a round.
+struct Part<B: Backend> {
+    /// Never empty when it is sent.
+    room: Vec<Slot<B>>,
+    asks: Vec<Ask>,
 }
 
 /// What a round of claiming led to.
@@ -92,7 +105,7 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
-        Self { engine, floors: HashMap::new(), sweep_at: None, spared_until: None, round: 0 }
+        Self { engine, floors: HashMap::new(), sweep_at: None, spared_until: None, is_backlog: false, round: 0 }
     }
 
     /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
@@ -109,70 +122,101 @@ impl<B: Backend> Claimer<B> {
 
     /// Claims once for all free slots and starts what came back.
     pub(super) async fn round(&mut self) -> Result<Round> {
-        self.round = self.round.wrapping_add(1);
         // When the settler cannot keep up, claiming more would only make the pile of unsettled work higher.
         if self.engine.in_flight.unsettled() >= self.engine.limits.settle_queue_rows {
             return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
-        let claim_rows = self.engine.limits.claim_batch_rows;
-        let room: Vec<(Arc<Lane<B>>, Slot)> = self
-            .engine
-            .lanes
-            .iter()
-            .filter_map(|lane| Some((Arc::clone(lane), lane.take_free_slots(claim_rows)?)))
-            .collect();
-        if room.is_empty() {
+        let is_sweep = self.sweep_at.is_none_or(|at| Instant::now() >= at);
+        let first = self.part(is_sweep, 1);
+        if first.room.is_empty() {
             return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
         }
-        let is_sweep = self.sweep_at.is_none_or(|at| Instant::now() >= at);
-        self.claim(room, is_sweep).await
+        let mut parts = vec![first];
+        while self.is_backlog && parts.len() < CLAIMS_MAX {
+            let part = self.part(is_sweep, self.engine.limits.claim_batch_rows);
+            if part.room.is_empty() {
+                break;
+            }
+            parts.push(part);
+        }
+        self.claim(parts, is_sweep).await
     }
 
-    async fn claim(&mut self, room: Vec<(Arc<Lane<B>>, Slot)>, is_sweep: bool) -> Result<Round> {
-        let asks: Vec<Ask> = room.iter().flat_map(|(lane, slots)| self.asks(lane, slots, is_sweep)).collect();
+    /// Slots of every lane that has at least so many free, and what to ask for with them.
+    fn part(&mut self, is_sweep: bool, slots_min: usize) -> Part<B> {
+        let claim_rows = self.engine.limits.claim_batch_rows;
+        let lanes = self.engine.lanes.iter().filter(|lane| lane.free_slots() >= slots_min);
+        let room: Vec<_> = lanes.filter_map(|lane| lane.take_free_slots(claim_rows)).collect();
+        let asks = room.iter().flat_map(|slots| self.asks(slots, is_sweep)).collect();
+        // Only for what is asked: counting on without a claim would leave out the same id again and again.
+        self.round = self.round.wrapping_add(usize::from(!room.is_empty()));
+        Part { room, asks }
+    }
+
+    async fn claim(&mut self, parts: Vec<Part<B>>, is_sweep: bool) -> Result<Round> {
         let scope = self.scope();
         let engine = Arc::clone(&self.engine);
         let gate = engine.starting.read().await;
-        let request = self.engine.claim_request(&asks, scope);
-        let Claims { sent_at, deliveries: claimed } = engine.store.backend.claim(&request).await?;
-        if is_sweep {
-            let pause = (sent_at.elapsed() * 10).clamp(SWEEP_EVERY, SWEEP_EVERY_MAX);
-            self.sweep_at = Some(Instant::now() + pause);
+        let statements = parts.iter().map(async |part| {
+            let request = engine.claim_request(&part.asks, scope);
+            engine.store.backend.claim(&request).await
+        });
+        let answers = join_all(statements).await;
+        // How much less was found than asked for, by handler id.
+        let mut missing: HashMap<i16, i32> = HashMap::new();
+        let lanes_asked = parts.first().map_or(0, |part| part.room.len());
+        let (mut claimed, mut suspects, mut trouble) = (0, Vec::new(), None);
+        for (part, answer) in parts.into_iter().zip(answers) {
+            for ask in &part.asks {
+                *missing.entry(ask.handler_id).or_default() += ask.limit;
+            }
+            match answer {
+                Ok(Claims { sent_at, deliveries }) => {
+                    if is_sweep {
+                        let pause = (sent_at.elapsed() * 10).clamp(SWEEP_EVERY, SWEEP_EVERY_MAX);
+                        self.sweep_at = Some(Instant::now() + pause);
+                    }
+                    for delivery in &deliveries {
+                        *missing.entry(delivery.claim.handler_id).or_default() -= 1;
+                        let floor = self.floors.entry(delivery.claim.handler_id).or_insert(delivery.due_at);
+                        *floor = delivery.due_at.max(*floor);
+                    }
+                    claimed += deliveries.len();
+                    suspects.append(&mut self.start(part.room, deliveries, sent_at));
+                }
+                Err(error) => trouble = Some(error),
+            }
         }
-        let mut count: HashMap<i16, i32> = HashMap::new();
-        for delivery in &claimed {
-            *count.entry(delivery.claim.handler_id).or_default() += 1;
-            let floor = self.floors.entry(delivery.claim.handler_id).or_insert(delivery.due_at);
-            *floor = delivery.due_at.max(*floor);
+        drop(gate);
+        self.is_backlog = missing.values().any(|missing| *missing <= 0);
+        if !suspects.is_empty() {
+            solo::take_turns(self, suspects).await?;
         }
-        let is_full = asks.iter().any(|ask| count.get(&ask.handler_id).is_some_and(|count| *count >= ask.limit));
-        let next = match is_full {
+        if let Some(error) = trouble {
+            return Err(error);
+        }
+        let next = match self.is_backlog {
             true => Next::AtOnce,
             // What was committed late, or is due again, may stand below the floor.
             false if !is_sweep => {
                 self.sweep_at = None;
                 Next::AtOnce
             }
-            false if room.len() < engine.lanes.len() => Next::WhenSlotsAreFree,
+            false if lanes_asked < engine.lanes.len() => Next::WhenSlotsAreFree,
             false => Next::WhenWoken,
         };
-        let round = Round { claimed: claimed.len(), next };
-        let suspects = self.start(room, claimed, sent_at);
-        drop(gate);
-        if !suspects.is_empty() {
-            solo::take_turns(self, suspects).await?;
-        }
-        Ok(round)
+        Ok(Round { claimed, next })
     }
 
     /// Starts what was claimed; returns what has to run alone.
-    fn start(&self, mut room: Vec<(Arc<Lane<B>>, Slot)>, claimed: Vec<Claimed>, lease_starts: Instant) -> Vec<Claimed> {
+    fn start(&self, mut room: Vec<Slot<B>>, claimed: Vec<Claimed>, lease_starts: Instant) -> Vec<Claimed> {
         let mut suspects = Vec::new();
+        let mut starts = Vec::with_capacity(claimed.len());
         for delivery in claimed {
             let handler_id = delivery.claim.handler_id;
-            let found = room.iter_mut().find(|(lane, _)| lane.ids.all.contains(&handler_id));
+            let found = room.iter_mut().find(|slots| slots.lane.ids.all.contains(&handler_id));
             // Only what was asked for comes back, so there is a lane, and a slot of it.
-            let Some((lane, slots)) = found else { continue };
+            let Some(slots) = found else { continue };
             let subject = self.engine.subject_of(&delivery);
             match delivery.crashes {
                 0 => events::claimed(subject),
@@ -182,17 +226,18 @@ impl<B: Backend> Claimer<B> {
                 suspects.push(delivery);
                 continue;
             }
-            if let Some(slot) = slots.split(1) {
-                self.engine.start(lane, delivery, slot, lease_starts);
+            if let Some(slot) = slots.split_off() {
+                starts.push(Start { claimed: delivery, slot });
             }
         }
+        self.engine.start(starts, lease_starts);
         suspects
     }
 
     /// How many deliveries of each of the lane's ids to ask for: the free slots, shared out, beginning with another id each round.
-    fn asks(&self, lane: &Lane<B>, slots: &Slot, is_sweep: bool) -> Vec<Ask> {
-        let ids = &lane.ids.all;
-        let free = slots.num_permits();
+    fn asks(&self, slots: &Slot<B>, is_sweep: bool) -> Vec<Ask> {
+        let ids = &slots.lane.ids.all;
+        let free = slots.count;
         let share = |position: usize| {
             let place = (position + self.round) % ids.len();
             free / ids.len() + usize::from(place < free % ids.len())

@@ -7,16 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, RwLock, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, RwLock, Semaphore, watch};
 
 use super::decide::StopReason;
 use super::in_flight::InFlight;
 use super::lane::{Lane, Slot};
-use super::run::{self, Held};
+use super::outcomes::Outcomes;
+use super::run::{Held, Run};
 use crate::events::{self, Subject};
 use crate::limits::Limits;
 use crate::message::StoredMessage;
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Settlement, Stamp};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Stamp};
 use crate::store::{Backend, Store};
 
 pub(crate) struct Engine<B: Backend> {
@@ -26,8 +27,8 @@ pub(crate) struct Engine<B: Backend> {
     /// This process in `inbox_processor`, and in every lock it takes.
     pub(crate) processor: i32,
     pub(crate) in_flight: InFlight,
-    /// Outcomes on their way to the settler. Bounded, as is what may be unsettled: beyond it nothing is claimed or handed over.
-    pub(crate) outcomes: mpsc::Sender<Settlement>,
+    /// Outcomes on their way to the settler.
+    pub(crate) outcomes: Outcomes,
     /// Work may have become due.
     pub(crate) wake: Notify,
     /// A slot has become free.
@@ -54,28 +55,32 @@ pub(crate) enum Phase {
     Closed,
 }
 
-/// A delivery that accept inserted already claimed, with the slot that waits for it.
-pub(crate) struct HandOver<B: Backend> {
-    pub(crate) lane: Arc<Lane<B>>,
-    pub(crate) slot: Slot,
+/// A delivery that is claimed and has a slot to run in.
+pub(crate) struct Start<B: Backend> {
+    pub(super) claimed: Claimed,
+    pub(super) slot: Slot<B>,
+}
+
+impl<B: Backend> Start<B> {
+    /// A delivery that accept inserted already claimed, for the slot that waited for it.
+    pub(crate) fn handed_over(slot: Slot<B>, message_seq: i64, message: Arc<StoredMessage>) -> Self {
+        let claim = ClaimId { message_seq, handler_id: slot.lane.ids.current, attempt: 1 };
+        events::handed_over(Subject { message_id: Some(&message.id), handler: slot.lane.key.as_str(), attempt: 1 });
+        let claimed = Claimed { claim, errors: 0, crashes: 0, due_at: Stamp(0), message: Some(message) };
+        Self { claimed, slot }
+    }
 }
 
 impl<B: Backend> Engine<B> {
-    pub(crate) fn new(
-        store: Store<B>,
-        limits: Limits,
-        lanes: Arc<[Arc<Lane<B>>]>,
-        processor: i32,
-        outcomes: mpsc::Sender<Settlement>,
-    ) -> Self {
+    pub(crate) fn new(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, processor: i32) -> Self {
         Self {
+            outcomes: Outcomes::new(limits.settle_batch_rows),
             transactions: Semaphore::new(store.backend.transactions_max()),
             store,
             limits,
             lanes,
             processor,
             in_flight: InFlight::default(),
-            outcomes,
             wake: Notify::new(),
             freed: Notify::new(),
             runtime: Handle::current(),
@@ -132,13 +137,13 @@ impl<B: Backend> Engine<B> {
     }
 
     /// A slot for a delivery that is being accepted, when its handler has one free and nothing speaks against starting it.
-    pub(crate) fn take_slot(&self, lane: &Arc<Lane<B>>) -> Option<HandOver<B>> {
+    pub(crate) fn take_slot(&self, lane: &Arc<Lane<B>>) -> Option<Slot<B>> {
         // As in a round of claims: what is not settled must not pile up.
         let is_behind = self.in_flight.unsettled() >= self.limits.settle_queue_rows;
         if !self.is_running() || self.is_solo.load(Ordering::Relaxed) || is_behind || lane.is_paused() {
             return None;
         }
-        Some(HandOver { lane: Arc::clone(lane), slot: lane.take_slot()? })
+        lane.take_slot()
     }
 
     pub(crate) fn lane_of(&self, handler_id: i16) -> Option<&Arc<Lane<B>>> {
@@ -161,31 +166,30 @@ impl<B: Backend> Engine<B> {
         self.subject(claimed.claim, claimed.message.as_deref().map(|message| &*message.id))
     }
 
-    /// Starts a delivery that was inserted as claimed. `lease_starts` is a moment before the statement was sent.
-    pub(crate) fn start_handed_over(
-        self: &Arc<Self>,
-        HandOver { lane, slot }: HandOver<B>,
-        message_seq: i64,
-        message: Arc<StoredMessage>,
-        lease_starts: Instant,
-    ) {
-        let claim = ClaimId { message_seq, handler_id: lane.ids.current, attempt: 1 };
-        events::handed_over(Subject { message_id: Some(&message.id), handler: lane.key.as_str(), attempt: 1 });
-        let claimed = Claimed { claim, errors: 0, crashes: 0, due_at: Stamp(0), message: Some(message) };
-        self.start(&lane, claimed, slot, lease_starts);
-    }
-
-    /// Registers the claim and runs the delivery in a task of its own on the user's runtime.
-    pub(crate) fn start(self: &Arc<Self>, lane: &Arc<Lane<B>>, claimed: Claimed, slot: Slot, lease_starts: Instant) {
-        let stopped = self.in_flight.add(&claimed, lease_starts + self.limits.lease, lane.timeout);
+    /// Registers claims and runs each delivery in a task of its own on the user's runtime. `lease_starts` is a moment before the
+    /// statement that claimed them was sent.
+    pub(crate) fn start(self: &Arc<Self>, starts: Vec<Start<B>>, lease_starts: Instant) {
+        if starts.is_empty() {
+            return;
+        }
+        let claims = starts.iter().map(|start| (&start.claimed, start.slot.lane.timeout));
+        let leashes = self.in_flight.add(claims, lease_starts + self.limits.lease);
         // A claim that was under way when everything else was stopped.
         if self.phase() >= Phase::Stopping {
-            self.in_flight.stop(claimed.claim, StopReason::Shutdown);
+            leashes.iter().for_each(|leash| leash.stop(StopReason::Shutdown));
         }
-        // Made before the task: a runtime that has ended drops the task without ever looking at it.
-        let held = Held::new(Arc::clone(self), claimed.claim);
-        let run = run::run(held, Arc::clone(lane), claimed, slot, stopped);
-        // Joined by the in-flight list: shutdown waits until it is empty.
-        drop(self.runtime.spawn(run));
+        let run = |(start, leash): (Start<B>, _)| {
+            let Start { claimed, slot } = start;
+            // Made before the task: a runtime that has ended drops the task without ever looking at it.
+            Run { held: Held::new(Arc::clone(self), claimed.claim), claimed, slot, leash }
+        };
+        let runs: Vec<Run<B>> = starts.into_iter().zip(leashes).map(run).collect();
+        // The tasks are made where they run: from this thread each would be a trip through the runtime's shared queue, and its
+        // memory be given back by another thread than took it. Joined by the in-flight list: shutdown waits until it is empty.
+        drop(self.runtime.spawn(async move {
+            for run in runs {
+                drop(tokio::spawn(run.run()));
+            }
+        }));
     }
 }

@@ -3,96 +3,103 @@
 //! Renewal goes by this list, and stopping a handler goes through it. A claim is in it once; taking it out is how its end is known.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use super::decide::StopReason;
+use super::leash::Leash;
 use crate::store::seam::{ClaimId, Claimed};
 
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// A std mutex: nothing awaits while holding it.
     list: Mutex<List>,
+    /// How long the list is, and how many of them have returned and wait to be settled. Beside the list, so that handlers that return
+    /// do not wait for it.
+    held: AtomicUsize,
+    unsettled: AtomicUsize,
     /// Told whenever the list becomes shorter.
     shrunk: Notify,
 }
 
-#[derive(Default)]
-struct List {
-    claims: HashMap<ClaimId, Entry>,
-    /// How many of them have returned and wait to be settled.
-    returned: usize,
-}
-
-impl List {
-    fn remove(&mut self, claim: ClaimId) -> Option<Entry> {
-        let entry = self.claims.remove(&claim)?;
-        self.returned -= usize::from(entry.has_returned);
-        Some(entry)
-    }
-}
+type List = HashMap<ClaimId, Entry, BuildHasherDefault<Mix>>;
 
 struct Entry {
     /// For the events about it. Not the message: its payload may be large and is not needed any more.
     message_id: Option<Arc<str>>,
-    has_returned: bool,
     /// When the lock ends at the earliest, by this process's own clock.
     lease_ends: Instant,
-    /// Stops the handler; `None` once used or once the handler has returned.
-    stop: Option<oneshot::Sender<StopReason>>,
-    /// When the handler should have ended.
+    /// Stops the handler.
+    leash: Arc<Leash>,
+    /// When the handler should have ended; `None` once that was told.
     overruns_at: Option<Instant>,
 }
 
 impl InFlight {
-    /// Adds a claim whose lock ends at `lease_ends` at the earliest. The receiver is told when its handler has to stop.
-    pub(crate) fn add(
+    /// Adds claims, each with the timeout of its handler, whose locks end at `lease_ends` at the earliest. Returns the leashes of their
+    /// handlers, in order.
+    pub(crate) fn add<'a>(
         &self,
-        claimed: &Claimed,
+        claims: impl ExactSizeIterator<Item = (&'a Claimed, Option<Duration>)>,
         lease_ends: Instant,
-        timeout: Option<Duration>,
-    ) -> oneshot::Receiver<StopReason> {
-        let (stop, stopped) = oneshot::channel();
-        // Half as long again: the timeout itself ends every handler that yields.
-        let overruns_at = timeout.and_then(|timeout| Instant::now().checked_add(timeout.saturating_add(timeout / 2)));
-        let message_id = claimed.message.as_ref().map(|message| Arc::clone(&message.id));
-        let entry = Entry { message_id, has_returned: false, lease_ends, stop: Some(stop), overruns_at };
-        self.lock().claims.insert(claimed.claim, entry);
-        stopped
+    ) -> Vec<Arc<Leash>> {
+        let now = Instant::now();
+        let mut leashes = Vec::with_capacity(claims.len());
+        let mut list = self.lock();
+        for (claimed, timeout) in claims {
+            let leash = Arc::new(Leash::default());
+            // Half as long again: the timeout itself ends every handler that yields.
+            let overruns_at = timeout.and_then(|timeout| now.checked_add(timeout.saturating_add(timeout / 2)));
+            let message_id = claimed.message.as_ref().map(|message| Arc::clone(&message.id));
+            let entry = Entry { message_id, lease_ends, leash: Arc::clone(&leash), overruns_at };
+            list.insert(claimed.claim, entry);
+            leashes.push(leash);
+        }
+        self.held.store(list.len(), Ordering::Release);
+        leashes
     }
 
     pub(crate) fn remove(&self, claim: ClaimId) {
-        drop(self.lock().remove(claim));
-        self.shrunk.notify_waiters();
+        drop(self.remove_all([claim].into_iter()));
     }
 
     /// Takes claims off the list and returns their messages' ids, in order.
     pub(crate) fn remove_all(&self, claims: impl Iterator<Item = ClaimId>) -> Vec<Option<Arc<str>>> {
         let mut list = self.lock();
-        let message_ids = claims.map(|claim| list.remove(claim).and_then(|entry| entry.message_id)).collect();
+        let mut settled = 0;
+        let removed = claims.map(|claim| {
+            let entry = list.remove(&claim)?;
+            settled += usize::from(entry.leash.has_returned());
+            entry.message_id
+        });
+        let message_ids = removed.collect();
+        self.held.store(list.len(), Ordering::Release);
+        self.unsettled.fetch_sub(settled, Ordering::AcqRel);
         drop(list);
         self.shrunk.notify_waiters();
         message_ids
     }
 
     pub(crate) fn holds(&self, claim: ClaimId) -> bool {
-        self.lock().claims.contains_key(&claim)
+        self.lock().contains_key(&claim)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lock().claims.len()
+        self.held.load(Ordering::Acquire)
     }
 
     pub(crate) fn claims(&self) -> Vec<ClaimId> {
-        self.lock().claims.keys().copied().collect()
+        self.lock().keys().copied().collect()
     }
 
     pub(crate) fn renewed(&self, claims: &[ClaimId], lease_ends: Instant) {
         let mut list = self.lock();
         for claim in claims {
-            if let Some(entry) = list.claims.get_mut(claim) {
+            if let Some(entry) = list.get_mut(claim) {
                 entry.lease_ends = lease_ends;
             }
         }
@@ -100,27 +107,28 @@ impl InFlight {
 
     /// Tells the handler of a claim to stop.
     pub(crate) fn stop(&self, claim: ClaimId, reason: StopReason) {
-        if let Some(stop) = self.lock().claims.get_mut(&claim).and_then(|entry| entry.stop.take()) {
-            // Nobody listens any more when the handler has just returned, which is as good.
-            let _ = stop.send(reason);
+        if let Some(entry) = self.lock().get(&claim) {
+            entry.leash.stop(reason);
         }
     }
 
     pub(crate) fn stop_all(&self, reason: StopReason) {
-        for claim in self.claims() {
-            self.stop(claim, reason);
+        for entry in self.lock().values() {
+            entry.leash.stop(reason);
         }
     }
 
     /// Claims whose lock ends before `deadline` unless it is renewed.
     pub(crate) fn ending_before(&self, deadline: Instant) -> Vec<ClaimId> {
-        self.lock().claims.iter().filter(|(_, entry)| entry.lease_ends <= deadline).map(|(claim, _)| *claim).collect()
+        self.lock().iter().filter(|(_, entry)| entry.lease_ends <= deadline).map(|(claim, _)| *claim).collect()
     }
 
     /// Claims whose handler is past its timeout and still has not ended, each told once, with their messages' ids.
     pub(crate) fn overrun(&self, now: Instant) -> Vec<(ClaimId, Option<Arc<str>>)> {
         let mut list = self.lock();
-        let late = list.claims.iter_mut().filter(|(_, entry)| entry.overruns_at.is_some_and(|at| at <= now));
+        let late = list
+            .iter_mut()
+            .filter(|(_, entry)| entry.overruns_at.is_some_and(|at| at <= now) && !entry.leash.has_returned());
         late.map(|(claim, entry)| {
             entry.overruns_at = None;
             (*claim, entry.message_id.clone())
@@ -128,30 +136,26 @@ impl InFlight {
         .collect()
     }
 
-    /// The handler has returned: nothing left to stop, the claim stays until the outcome is written.
-    pub(crate) fn returned(&self, claim: ClaimId) {
-        let mut list = self.lock();
-        if let Some(entry) = list.claims.get_mut(&claim) {
-            entry.stop = None;
-            entry.overruns_at = None;
-            let is_first = !std::mem::replace(&mut entry.has_returned, true);
-            list.returned += usize::from(is_first);
+    /// The handler on this leash has returned: nothing left to stop, the claim stays until the outcome is written.
+    pub(crate) fn returned(&self, leash: &Leash) {
+        if leash.let_go() {
+            self.unsettled.fetch_add(1, Ordering::AcqRel);
         }
     }
 
     /// How many have returned and wait to be settled.
     pub(crate) fn unsettled(&self) -> usize {
-        self.lock().returned
+        self.unsettled.load(Ordering::Acquire)
     }
 
     /// Waits until nothing is held.
     pub(crate) async fn empty(&self) {
-        self.until(|list| list.claims.is_empty()).await;
+        self.until(List::is_empty).await;
     }
 
     /// Waits until this claim is not held any more.
     pub(crate) async fn gone(&self, claim: ClaimId) {
-        self.until(|list| !list.claims.contains_key(&claim)).await;
+        self.until(|list| !list.contains_key(&claim)).await;
     }
 
     async fn until(&self, is_so: impl Fn(&List) -> bool) {
@@ -168,5 +172,40 @@ impl InFlight {
     fn lock(&self) -> MutexGuard<'_, List> {
         // No code under the lock can panic; if it did, the list would still be consistent.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hashes claims. They are numbers that the database has given, which nobody can choose so that they collide: mixing them is enough.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Mix {
+    fn add(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+}
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        // A product is mixed best in its upper half; a table looks at both ends.
+        self.0 ^ (self.0 >> 32)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.add(u64::from(*byte));
+        }
+    }
+
+    fn write_i16(&mut self, number: i16) {
+        self.add(u64::from(number.cast_unsigned()));
+    }
+
+    fn write_i32(&mut self, number: i32) {
+        self.add(u64::from(number.cast_unsigned()));
+    }
+
+    fn write_i64(&mut self, number: i64) {
+        self.add(number.cast_unsigned());
     }
 }

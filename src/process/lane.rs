@@ -1,10 +1,8 @@
 //! Lanes: one per handler, with its own slots, so that a slow or failing handler holds up no other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::handler::{Body, HandlerKey, Registration, RetryPolicy};
 use crate::store::Backend;
@@ -18,13 +16,31 @@ pub(crate) struct Lane<B: Backend> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry: RetryPolicy,
     pub(crate) concurrency: usize,
-    slots: Arc<Semaphore>,
+    /// Not a semaphore: nobody waits for a slot, whoever finds none comes again when told that one is free.
+    free_slots: AtomicUsize,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
     is_paused: AtomicBool,
 }
 
-/// The right to run one delivery of a lane. Free again when dropped.
-pub(crate) type Slot = OwnedSemaphorePermit;
+/// The right to run deliveries of a lane, mostly one. Free again when dropped.
+pub(crate) struct Slot<B: Backend> {
+    pub(crate) lane: Arc<Lane<B>>,
+    pub(super) count: usize,
+}
+
+impl<B: Backend> Slot<B> {
+    /// One of several slots, if there is one left.
+    pub(super) fn split_off(&mut self) -> Option<Self> {
+        self.count = self.count.checked_sub(1)?;
+        Some(Self { lane: Arc::clone(&self.lane), count: 1 })
+    }
+}
+
+impl<B: Backend> Drop for Slot<B> {
+    fn drop(&mut self) {
+        self.lane.free_slots.fetch_add(self.count, Ordering::AcqRel);
+    }
+}
 
 impl<B: Backend> Lane<B> {
     pub(crate) fn new(registration: &Registration<B>, ids: HandlerIds) -> Self {
@@ -35,27 +51,25 @@ impl<B: Backend> Lane<B> {
             timeout: registration.timeout,
             retry: registration.retry.clone(),
             concurrency: registration.concurrency,
-            slots: Arc::new(Semaphore::new(registration.concurrency)),
+            free_slots: AtomicUsize::new(registration.concurrency),
             is_paused: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn free_slots(&self) -> usize {
-        self.slots.available_permits()
+        self.free_slots.load(Ordering::Acquire)
     }
 
-    /// The slots that are free now, at most `max`, as one permit to split. The others stay free for what is handed over meanwhile.
-    pub(crate) fn take_free_slots(&self, max: usize) -> Option<Slot> {
-        let free = u32::try_from(self.free_slots().min(max)).unwrap_or(u32::MAX);
-        if free == 0 {
-            return None;
-        }
-        Arc::clone(&self.slots).try_acquire_many_owned(free).ok()
+    /// The slots that are free now, at most `max`, as one to split. The others stay free for what is handed over meanwhile.
+    pub(crate) fn take_free_slots(self: &Arc<Self>, max: usize) -> Option<Slot<B>> {
+        let left = |free: usize| (free.min(max) > 0).then(|| free - free.min(max));
+        let free = self.free_slots.fetch_update(Ordering::AcqRel, Ordering::Acquire, left).ok()?;
+        Some(Slot { lane: Arc::clone(self), count: free.min(max) })
     }
 
     /// One slot, if there is one.
-    pub(crate) fn take_slot(&self) -> Option<Slot> {
-        Arc::clone(&self.slots).try_acquire_owned().ok()
+    pub(crate) fn take_slot(self: &Arc<Self>) -> Option<Slot<B>> {
+        self.take_free_slots(1)
     }
 
     pub(crate) fn is_paused(&self) -> bool {

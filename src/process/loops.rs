@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
@@ -55,11 +54,10 @@ impl<B: Backend> Loops<B> {
         let name: Arc<str> = processor_name().into();
         let enrolment = Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits) };
         let processor = store.backend.enroll(&enrolment).await?;
-        let (outcomes, settled) = mpsc::channel(limits.settle_queue_rows);
-        let engine = Arc::new(Engine::new(store, limits, lanes, processor, outcomes));
+        let engine = Arc::new(Engine::new(store, limits, lanes, processor));
         let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
         let reactor = engine.store.backend.reactor().clone();
-        settling.spawn_on(settle_loop(Arc::clone(&engine), settled), &reactor);
+        settling.spawn_on(settle_loop(Arc::clone(&engine)), &reactor);
         settling.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
         settling.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
         bringing_in.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);

@@ -8,7 +8,9 @@ mod decide;
 mod engine;
 mod in_flight;
 mod lane;
+mod leash;
 mod loops;
+mod outcomes;
 mod renew;
 mod run;
 mod settle;
@@ -16,6 +18,6 @@ mod solo;
 mod transact;
 mod upkeep;
 
-pub(crate) use engine::{Engine, HandOver};
-pub(crate) use lane::Lane;
+pub(crate) use engine::{Engine, Start};
+pub(crate) use lane::{Lane, Slot};
 pub(crate) use loops::{Extent, Loops, Work};

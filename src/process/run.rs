@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::oneshot;
 
 use super::decide::{Answer, Circumstances, StopReason, decide};
 use super::engine::Engine;
 use super::lane::{Lane, Slot};
+use super::leash::Leash;
 use super::transact::{self, TxEnd};
 use crate::events;
 use crate::handler::{Body, Failure};
@@ -22,25 +22,29 @@ use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
 
-pub(super) async fn run<B: Backend>(
-    mut held: Held<B>,
-    lane: Arc<Lane<B>>,
-    claimed: Claimed,
-    slot: Slot,
-    stopped: oneshot::Receiver<StopReason>,
-) {
-    let engine = Arc::clone(&held.engine);
-    let outcome = outcome(&engine, &lane, &claimed, stopped).await;
-    held.is_answered = true;
-    engine.in_flight.returned(claimed.claim);
-    drop(slot);
-    engine.freed.notify_one();
-    let subject = engine.subject_of(&claimed);
-    match outcome {
-        Some(Settled::Now(outcome)) => events::decided(subject, &outcome),
-        // Told by the settler, once it is written.
-        Some(Settled::Later(outcome)) => held.pass_on(outcome).await,
-        None => events::claim_lost(subject),
+/// A delivery about to run. A value, not yet a future: it is moved a few times before it is one.
+pub(super) struct Run<B: Backend> {
+    pub(super) held: Held<B>,
+    pub(super) claimed: Claimed,
+    pub(super) slot: Slot<B>,
+    pub(super) leash: Arc<Leash>,
+}
+
+impl<B: Backend> Run<B> {
+    pub(super) async fn run(self) {
+        let Self { mut held, claimed, slot, leash } = self;
+        let outcome = outcome(&held.engine, &slot.lane, &claimed, &leash).await;
+        held.is_answered = true;
+        let engine = &held.engine;
+        engine.in_flight.returned(&leash);
+        drop(slot);
+        engine.freed.notify_one();
+        match outcome {
+            Some(Settled::Now(outcome)) => events::decided(engine.subject_of(&claimed), &outcome),
+            // Told by the settler, once it is written.
+            Some(Settled::Later(outcome)) => held.pass_on(outcome),
+            None => events::claim_lost(engine.subject_of(&claimed)),
+        }
     }
 }
 
@@ -55,10 +59,10 @@ async fn outcome<B: Backend>(
     engine: &Arc<Engine<B>>,
     lane: &Lane<B>,
     claimed: &Claimed,
-    mut stopped: oneshot::Receiver<StopReason>,
+    leash: &Arc<Leash>,
 ) -> Option<Settled> {
     // Stopped before it began: the handler must not see it at all.
-    if let Ok(reason) = stopped.try_recv() {
+    if let Some(reason) = leash.reason() {
         return (reason != StopReason::ClaimLost).then_some(Settled::Later(Outcome::Released));
     }
     let Some(message) = claimed.message.clone() else {
@@ -67,14 +71,20 @@ async fn outcome<B: Backend>(
     };
     let attempt = claimed.claim.attempt.unsigned_abs();
     let answer = match &lane.body {
-        Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, stopped).await,
+        Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, leash).await,
         Body::Transactional(handler) => {
-            match transact::run(engine, lane, claimed.claim, Arc::clone(handler), message, stopped).await {
+            let handler = Arc::clone(handler);
+            // Boxed, so that its size is not that of every other run as well.
+            match Box::pin(transact::run(engine, lane, claimed.claim, handler, message, Arc::clone(leash))).await {
                 TxEnd::Committed => return Some(Settled::Now(Outcome::Done)),
                 TxEnd::Answer(answer) => answer,
             }
         }
     };
+    // What most runs come to; nothing has to be decided, and no dice be thrown.
+    if matches!(answer, Answer::Finished(Ok(()))) {
+        return Some(Settled::Later(Outcome::Done));
+    }
     let circumstances = Circumstances {
         errors: claimed.errors,
         policy: &lane.retry,
@@ -92,9 +102,9 @@ async fn outcome<B: Backend>(
 
 /// Waits for the handler, its timeout or a word from outside, whichever is first.
 pub(super) async fn watch(
-    handler: impl Future<Output = Result<(), Failure>>,
+    handler: impl Future<Output = Result<(), Failure>> + Unpin,
     timeout: Option<Duration>,
-    stopped: oneshot::Receiver<StopReason>,
+    leash: &Leash,
 ) -> Answer {
     let late = async {
         match timeout {
@@ -102,7 +112,7 @@ pub(super) async fn watch(
             None => std::future::pending().await,
         }
     };
-    let mut handler = Box::pin(AssertUnwindSafe(handler).catch_unwind());
+    let mut handler = AssertUnwindSafe(handler).catch_unwind();
     let answer = tokio::select! {
         // In this order: an answer that is there counts, even if time is up as well.
         biased;
@@ -110,7 +120,7 @@ pub(super) async fn watch(
             Ok(answer) => Answer::Finished(answer),
             Err(panic) => Answer::Panicked(panic_text(panic)),
         },
-        Ok(reason) = stopped => Answer::Stopped(reason),
+        reason = leash.pulled() => Answer::Stopped(reason),
         () = late => Answer::TimedOut(timeout.unwrap_or_default()),
     };
     // Dropping what is left of the handler runs its code too; the answer stands.
@@ -144,9 +154,9 @@ impl<B: Backend> Held<B> {
         Self { engine, claim, is_answered: false, is_passed_on: false }
     }
 
-    async fn pass_on(mut self, outcome: Outcome) {
+    fn pass_on(mut self, outcome: Outcome) {
         let settlement = Settlement { claim: self.claim, outcome };
-        self.is_passed_on = self.engine.outcomes.send(settlement).await.is_ok();
+        self.is_passed_on = self.engine.outcomes.push(settlement, self.engine.in_flight.len());
     }
 }
 

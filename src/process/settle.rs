@@ -4,10 +4,10 @@
 //! the queue, and their claims are kept. One row that cannot be written (somebody holds its lock) does not hold up the others.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -25,42 +25,40 @@ const WRITES_MAX: usize = 2;
 /// How long outcomes wait for others that are on their way, while handlers are running: a batch for each handful would cost a commit each.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// Runs until the engine is closed or every sender is gone.
-pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes: mpsc::Receiver<Settlement>) {
+/// Runs until the engine is closed.
+pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
+    let outcomes = &engine.outcomes;
+    let _open = outcomes.open();
     let batch_rows = engine.limits.settle_batch_rows;
     let mut backoff = Backoff::new(engine.limits.backoff_max);
     let mut writes: JoinSet<Result<(), Unwritten>> = JoinSet::new();
-    let (mut fresh, mut left) = (Vec::new(), Vec::new());
-    let (mut has_trouble, mut is_last) = (false, false);
-    let mut linger_until = Instant::now();
+    let mut left = Vec::new();
+    let mut has_trouble = false;
+    // Set by the first ones of a batch.
+    let mut linger_until: Option<Instant> = None;
+    let mut closed = pin!(engine.reached(Phase::Closed));
     loop {
-        let lingers = left.is_empty()
-            && fresh.len() < batch_rows
-            && engine.in_flight.len() > fresh.len()
-            && Instant::now() < linger_until;
+        let waiting = outcomes.len();
+        let now = Instant::now();
+        let until = *linger_until.get_or_insert(now + LINGER);
+        if waiting == 0 {
+            linger_until = None;
+        }
+        let lingers = left.is_empty() && waiting < batch_rows && engine.in_flight.len() > waiting && now < until;
         let is_due = match writes.len() {
-            0 => !lingers && fresh.len() + left.len() > 0,
-            under_way => under_way < WRITES_MAX && fresh.len() >= batch_rows,
+            0 => !lingers && waiting + left.len() > 0,
+            under_way => under_way < WRITES_MAX && waiting >= batch_rows,
         };
         if is_due {
             // What could not be written before stays apart: mixed in, one row that somebody holds would hold up the others again.
-            let parts = vec![std::mem::take(&mut left), std::mem::take(&mut fresh)];
+            let parts = vec![std::mem::take(&mut left), outcomes.take_batch()];
+            linger_until = None;
             writes.spawn(write(Arc::clone(&engine), parts));
             continue;
         }
-        if is_last && writes.is_empty() {
-            return;
-        }
-        let room = batch_rows.saturating_sub(fresh.len());
         tokio::select! {
-            received = outcomes.recv_many(&mut fresh, room), if room > 0 && !is_last => {
-                is_last = received == 0;
-                // The first ones of a batch set the time.
-                if fresh.len() == received {
-                    linger_until = Instant::now() + LINGER;
-                }
-            }
-            () = tokio::time::sleep_until(linger_until), if lingers && !fresh.is_empty() => {}
+            () = outcomes.arrived() => {}
+            () = tokio::time::sleep_until(until), if lingers && waiting > 0 => {}
             Some(written) = writes.join_next() => match written {
                 Ok(Ok(())) => {
                     if std::mem::take(&mut has_trouble) {
@@ -74,13 +72,13 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>, mut outcomes
                     left.extend(settlements);
                     tokio::select! {
                         () = backoff.pause() => {}
-                        () = engine.reached(Phase::Closed) => return,
+                        () = &mut closed => return,
                     }
                 }
                 // Only a panic of ours or the end of the reactor.
                 Err(_) => return,
             },
-            () = engine.reached(Phase::Closed) => return,
+            () = &mut closed => return,
         }
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::claim::Claimer;
-use super::engine::Engine;
-use super::lane::{Lane, Slot};
+use super::engine::{Engine, Start};
+use super::lane::Slot;
 use crate::error::Result;
 use crate::events;
 use crate::outcome::{Outcome, PoisonReason};
@@ -55,21 +55,21 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Resu
         if let Some(lane) = engine.lane_of(handler_id)
             && let Some(slot) = lane.take_slot()
         {
-            turn(engine, lane, handler_id, slot).await?;
+            turn(engine, handler_id, slot).await?;
         }
     }
     Ok(())
 }
 
 /// Claims the oldest delivery of the handler, which is a suspect as long as there is one, and waits until it has ended.
-async fn turn<B: Backend>(engine: &Arc<Engine<B>>, lane: &Arc<Lane<B>>, handler_id: i16, slot: Slot) -> Result<()> {
+async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, slot: Slot<B>) -> Result<()> {
     let asks = [Ask { handler_id, limit: 1, floor: None }];
     let gate = engine.starting.read().await;
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
-    let Some(delivery) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
-    let claim = delivery.claim;
-    events::claimed(engine.subject_of(&delivery));
-    engine.start(lane, delivery, slot, claims.sent_at);
+    let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
+    let claim = claimed.claim;
+    events::claimed(engine.subject_of(&claimed));
+    engine.start(vec![Start { claimed, slot }], claims.sent_at);
     drop(gate);
     tokio::select! {
         () = engine.in_flight.gone(claim) => {}

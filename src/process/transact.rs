@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use super::decide::{Answer, StopReason};
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
+use super::leash::Leash;
 use super::run::watch;
 use crate::backoff::Backoff;
 use crate::events::{self, Subject};
@@ -32,23 +33,23 @@ pub(super) async fn run<B: Backend>(
     claim: ClaimId,
     handler: Arc<dyn ErasedTxHandler<B::Connection>>,
     message: Arc<StoredMessage>,
-    mut stopped: oneshot::Receiver<StopReason>,
+    leash: Arc<Leash>,
 ) -> TxEnd {
     let _permit = tokio::select! {
         // In this order: what was stopped while it waited does not begin.
         biased;
-        Ok(reason) = &mut stopped => return TxEnd::Answer(Answer::Stopped(reason)),
+        reason = leash.pulled() => return TxEnd::Answer(Answer::Stopped(reason)),
         permit = engine.transactions.acquire() => permit,
     };
     let (answer, answered) = oneshot::channel();
     let (timeout, stored) = (lane.timeout, Arc::clone(&message));
     let work: TxWork<B::Connection> = Box::new(move |conn| {
         async move {
-            if let Ok(reason) = stopped.try_recv() {
+            if let Some(reason) = leash.reason() {
                 let _ = answer.send(Answer::Stopped(reason));
                 return WorkEnd::RollBack;
             }
-            let handled = watch(handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, stopped).await;
+            let handled = watch(handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, &leash).await;
             let end = match &handled {
                 Answer::Finished(Ok(())) => WorkEnd::Commit,
                 Answer::Finished(Err(_)) => WorkEnd::RollBack,

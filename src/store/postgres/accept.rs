@@ -289,8 +289,8 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
         count: rank(open.len()) - 1,
         ranks: messages.iter().map(|(rank, _)| *rank).collect(),
         message_ids: messages.iter().map(|(_, m)| &*m.message.id).collect(),
-        sources: messages.iter().map(|(_, m)| m.message.source.as_str()).collect(),
-        topics: messages.iter().map(|(_, m)| m.message.topic.as_str()).collect(),
+        sources: messages.iter().map(|(_, m)| &*m.message.source).collect(),
+        topics: messages.iter().map(|(_, m)| &*m.message.topic).collect(),
         payload_hashes: messages.iter().map(|(_, m)| m.payload_hash.as_slice()).collect(),
         kafka_partitions: messages.iter().map(|(_, m)| m.message.position.map(|p| p.partition)).collect(),
         kafka_offsets: messages.iter().map(|(_, m)| m.message.position.map(|p| p.offset)).collect(),
@@ -314,7 +314,7 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
 fn lock_known<'a>(messages: &[&'a NewMessage]) -> LockKnown<'a> {
     LockKnown {
         message_ids: messages.iter().map(|m| &*m.message.id).collect(),
-        sources: messages.iter().map(|m| m.message.source.as_str()).collect(),
+        sources: messages.iter().map(|m| &*m.message.source).collect(),
     }
 }
 

@@ -13,7 +13,7 @@ use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::statement;
+use super::statement::{SharedText, statement};
 use super::time::from_postgres;
 use crate::error::Result;
 use crate::message::StoredMessage;
@@ -72,7 +72,7 @@ type ClaimRow = (
     i32,
     i32,
     PgTimestamp,
-    Option<String>,
+    Option<SharedText>,
     Option<String>,
     Option<String>,
     Option<i32>,
@@ -209,7 +209,9 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest<'
     .load::<ClaimRow>(conn)
     .await
     .map_err(database("cannot claim deliveries"))?;
-    Ok(rows.into_iter().map(claimed).collect())
+    // Most messages of a batch are of one topic.
+    let mut topic: Arc<str> = "".into();
+    Ok(rows.into_iter().map(|row| claimed(row, &mut topic)).collect())
 }
 
 pub(super) async fn settle(conn: &mut AsyncPgConnection, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
@@ -303,7 +305,7 @@ fn claim_id((message_seq, handler_id, attempt): (i64, i16, i32)) -> ClaimId {
     ClaimId { message_seq, handler_id, attempt }
 }
 
-fn claimed(row: ClaimRow) -> Claimed {
+fn claimed(row: ClaimRow, last_topic: &mut Arc<str>) -> Claimed {
     let (
         seq,
         handler_id,
@@ -313,7 +315,7 @@ fn claimed(row: ClaimRow) -> Claimed {
         due_at,
         id,
         source,
-        topic,
+        topic_text,
         partition,
         offset,
         recorded_at,
@@ -321,17 +323,24 @@ fn claimed(row: ClaimRow) -> Claimed {
         headers,
         payload,
     ) = row;
-    let message = match (id, source, topic) {
-        (Some(id), Some(source), Some(topic)) => Some(Arc::new(StoredMessage {
-            id: id.into(),
-            source,
-            topic,
-            position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
-            key: key.map(Bytes::from),
-            headers: headers.and_then(|encoded| Headers::decode(&encoded.into())).unwrap_or_default(),
-            payload: payload.map(Bytes::from),
-            recorded_at: recorded_at.map(from_postgres),
-        })),
+    let message = match (id, source, topic_text) {
+        (Some(SharedText(id)), Some(source), Some(topic_text)) => {
+            if *topic_text != **last_topic {
+                *last_topic = topic_text.into();
+            }
+            let topic = Arc::clone(last_topic);
+            let source = if *source == *topic { Arc::clone(&topic) } else { source.into() };
+            Some(Arc::new(StoredMessage {
+                id,
+                source,
+                topic,
+                position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
+                key: key.map(Bytes::from),
+                headers: headers.and_then(|encoded| Headers::decode(&encoded.into())).unwrap_or_default(),
+                payload: payload.map(Bytes::from),
+                recorded_at: recorded_at.map(from_postgres),
+            }))
+        }
         // The columns are NOT NULL, so there is no message row.
         (_, _, _) => None,
     };

@@ -1,5 +1,11 @@
 //! Prepared statements of PostgreSQL: binds are `$1`, `$2`, …
 
+use std::sync::Arc;
+
+use diesel::deserialize::{FromSql, FromSqlRow};
+use diesel::pg::{Pg, PgValue};
+use diesel::sql_types::Text;
+
 /// Declares a statement: see `store/statement.rs`.
 macro_rules! statement {
     ($($declaration:tt)*) => {
@@ -9,3 +15,13 @@ macro_rules! statement {
 pub(super) use statement;
 
 pub(super) use crate::store::statement::only_row;
+
+/// Text that is read into the form it is kept in.
+#[derive(Debug, FromSqlRow)]
+pub(super) struct SharedText(pub(super) Arc<str>);
+
+impl FromSql<Text, Pg> for SharedText {
+    fn from_sql(value: PgValue<'_>) -> diesel::deserialize::Result<Self> {
+        Ok(Self(std::str::from_utf8(value.as_bytes())?.into()))
+    }
+}

@@ -281,8 +281,8 @@ fn claimed(row: DueRow) -> Claimed {
     let message = match (id, source, topic) {
         (Some(id), Some(source), Some(topic)) => Some(Arc::new(StoredMessage {
             id: id.into(),
-            source,
-            topic,
+            source: source.into(),
+            topic: topic.into(),
             position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
             key: key.map(Bytes::from),
             headers: headers.and_then(|encoded| Headers::decode(&encoded.into())).unwrap_or_default(),

@@ -22,8 +22,8 @@ async fn store() -> (Store<Sqlite>, HandlerIds) {
 fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
     let stored = StoredMessage {
         id: format!("orders/0/{offset}").into(),
-        source: "orders".to_owned(),
-        topic: "orders".to_owned(),
+        source: "orders".into(),
+        topic: "orders".into(),
         position: Some(Position { partition: 0, offset }),
         key: None,
         headers: Headers::default(),

@@ -82,6 +82,12 @@ impl Cluster {
         format!("postgres://{SUPERUSER}@127.0.0.1:{}/{database}", self.port())
     }
 
+    /// The server's first process; all others are its children. Panics while stopped.
+    pub fn postmaster_pid(&self) -> u32 {
+        let postmaster = self.inner.postmaster.lock().expect("no cluster action panicked");
+        postmaster.as_ref().expect("the cluster is stopped").id()
+    }
+
     /// Runs SQL as superuser in the database `postgres`.
     pub async fn execute(&self, sql: &str) {
         let client = connect(&self.url("postgres")).await;

@@ -1,0 +1,107 @@
+//! What a measurement takes: time, and the work of both processors.
+//!
+//! Time depends on who else uses the machine and its disk; the processor time of the server's processes and of this one does
+//! hardly, so it is what two commits are compared by.
+
+use std::fs;
+use std::ops::Sub;
+use std::time::Instant;
+
+use crate::support::postgres::{Cluster, connect};
+
+/// What one measurement came to.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Measured {
+    pub per_second: f64,
+    /// Processor time a message, of this process and of the server.
+    pub client_us: f64,
+    pub server_us: f64,
+}
+
+impl Measured {
+    pub fn cpu_us(&self) -> f64 {
+        self.client_us + self.server_us
+    }
+}
+
+/// Runs from when it is made.
+pub struct Meter<'a> {
+    cluster: &'a Cluster,
+    started_at: Instant,
+    before: Cpu,
+}
+
+impl<'a> Meter<'a> {
+    pub fn start(cluster: &'a Cluster) -> Self {
+        Self { cluster, before: Cpu::now(cluster), started_at: Instant::now() }
+    }
+
+    pub fn stop(self, messages: usize) -> Measured {
+        let seconds = self.started_at.elapsed().as_secs_f64();
+        let Cpu { client, server } = Cpu::now(self.cluster) - self.before;
+        let messages = messages as f64;
+        Measured {
+            per_second: messages / seconds,
+            client_us: client * 1e6 / messages,
+            server_us: server * 1e6 / messages,
+        }
+    }
+}
+
+/// Processor seconds.
+#[derive(Debug, Clone, Copy)]
+struct Cpu {
+    client: f64,
+    server: f64,
+}
+
+impl Sub for Cpu {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self { client: self.client - other.client, server: self.server - other.server }
+    }
+}
+
+impl Cpu {
+    fn now(cluster: &Cluster) -> Self {
+        let postmaster = cluster.postmaster_pid();
+        let children = fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children")).unwrap_or_default();
+        let children: f64 = children.split_whitespace().map(|pid| seconds(pid, 2)).sum();
+        // The postmaster's own four include those of the children that have ended.
+        Self { client: seconds("self", 2), server: seconds(&postmaster.to_string(), 4) + children }
+    }
+}
+
+/// The first of utime, stime, cutime and cstime of a process, summed up.
+fn seconds(pid: &str, fields: usize) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in brackets may hold spaces; utime is the twelfth field behind it.
+    let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: f64 =
+        behind_name.split_whitespace().skip(11).take(fields).filter_map(|field| field.parse::<f64>().ok()).sum();
+    ticks / 100.0
+}
+
+/// With `--statements`: what the server was asked in this database, the dearest first.
+pub async fn print_statements(url: &str, what: &str) {
+    if !std::env::args().any(|argument| argument == "--statements") {
+        return;
+    }
+    let statements = "
+        SELECT calls, rows, total_exec_time, wal_bytes::float8, wal_fpi, left(regexp_replace(query, '\\s+', ' ', 'g'), 70)
+        FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+        ORDER BY total_exec_time DESC LIMIT 6";
+    println!("    {what}: calls, rows a call, ms, ms a call, WAL bytes a row, full page images");
+    for row in connect(url).await.query(statements, &[]).await.unwrap() {
+        let (calls, rows, ms): (i64, i64, f64) = (row.get(0), row.get(1), row.get(2));
+        let (wal, images, query): (f64, i64, String) = (row.get(3), row.get(4), row.get(5));
+        let a_call = |sum: f64| sum / calls as f64;
+        println!(
+            "    {calls:>6} {:>7.1} {ms:>8.0} {:>7.2} {:>7.0} {images:>6}  {query}",
+            a_call(rows as f64),
+            a_call(ms),
+            wal / rows.max(1) as f64,
+        );
+    }
+}

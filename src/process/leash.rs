@@ -1,0 +1,103 @@
+//! A leash: how a running handler is told to stop, and how others know that it has returned.
+//!
+//! The in-flight list holds one end, the run the other. A handler is told once, and never after it has returned.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Poll;
+
+use futures_util::task::AtomicWaker;
+
+use super::decide::StopReason;
+
+#[derive(Debug, Default)]
+pub(crate) struct Leash {
+    state: AtomicU8,
+    /// The run, while it waits.
+    run: AtomicWaker,
+}
+
+const RUNNING: u8 = 0;
+const RETURNED: u8 = 1;
+const CLAIM_LOST: u8 = 2;
+const LEASE_ENDING: u8 = 3;
+const SHUTDOWN: u8 = 4;
+const STORE_TROUBLE: u8 = 5;
+
+impl Leash {
+    /// Tells the handler to stop, unless it was told before or has returned.
+    pub(super) fn stop(&self, reason: StopReason) {
+        let told = match reason {
+            StopReason::ClaimLost => CLAIM_LOST,
+            StopReason::LeaseEnding => LEASE_ENDING,
+            StopReason::Shutdown => SHUTDOWN,
+            StopReason::StoreTrouble => STORE_TROUBLE,
+        };
+        if self.state.compare_exchange(RUNNING, told, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.run.wake();
+        }
+    }
+
+    /// Why the handler has to stop, if it has to.
+    pub(super) fn reason(&self) -> Option<StopReason> {
+        match self.state.load(Ordering::Acquire) {
+            CLAIM_LOST => Some(StopReason::ClaimLost),
+            LEASE_ENDING => Some(StopReason::LeaseEnding),
+            SHUTDOWN => Some(StopReason::Shutdown),
+            STORE_TROUBLE => Some(StopReason::StoreTrouble),
+            _ => None,
+        }
+    }
+
+    /// Waits until the handler has to stop; for ever, if it never has to. One waits at a time.
+    pub(super) async fn pulled(&self) -> StopReason {
+        poll_fn(|context| {
+            if let Some(reason) = self.reason() {
+                return Poll::Ready(reason);
+            }
+            self.run.register(context.waker());
+            // Told between the look and the registration.
+            self.reason().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// The handler has returned. True the first time.
+    pub(super) fn let_go(&self) -> bool {
+        self.state.swap(RETURNED, Ordering::AcqRel) != RETURNED
+    }
+
+    pub(super) fn has_returned(&self) -> bool {
+        self.state.load(Ordering::Acquire) == RETURNED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[test]
+    fn the_first_reason_counts_and_none_after_the_return() {
+        let leash = Leash::default();
+        assert_eq!(leash.pulled().now_or_never(), None);
+        leash.stop(StopReason::LeaseEnding);
+        leash.stop(StopReason::Shutdown);
+        assert_eq!(leash.pulled().now_or_never(), Some(StopReason::LeaseEnding));
+        assert!(leash.let_go() && !leash.let_go());
+        leash.stop(StopReason::Shutdown);
+        assert_eq!(leash.reason(), None);
+    }
+
+    #[tokio::test]
+    async fn a_run_that_waits_is_woken() {
+        let leash = std::sync::Arc::new(Leash::default());
+        let run = tokio::spawn({
+            let leash = std::sync::Arc::clone(&leash);
+            async move { leash.pulled().await }
+        });
+        tokio::task::yield_now().await;
+        leash.stop(StopReason::ClaimLost);
+        assert_eq!(run.await.unwrap(), StopReason::ClaimLost);
+    }
+}
