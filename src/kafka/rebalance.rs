@@ -175,13 +175,14 @@ impl Context {
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
-        events::kafka::log(&self.group, level as i32, line);
+        events::kafka::log(&self.group, level as i32, without_values(line));
     }
 
     fn stats(&self, _statistics: Statistics) {}
 
     /// Called for every error before the poll returns it, and with more words.
     fn error(&self, error: KafkaError, reason: &str) {
+        let reason = without_values(reason);
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure) => {
                 self.is_cut_off.store(true, Ordering::Relaxed);
@@ -231,6 +232,12 @@ impl ConsumerContext for Context {
             }
         }
     }
+}
+
+/// librdkafka quotes what it does not understand of this setting, which may be a secret.
+fn without_values(text: &str) -> &str {
+    const QUOTED: &str = "sasl.oauthbearer.config";
+    text.find(QUOTED).map_or(text, |at| &text[..at + QUOTED.len()])
 }
 
 /// The offset that librdkafka names in words.

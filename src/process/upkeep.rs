@@ -57,7 +57,8 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str) {
 }
 
 async fn check_unknown<B: Backend>(engine: &Engine<B>) {
-    match engine.store.backend.check_unknown(engine.limits.unknown_key_grace, POISON_ROWS_MAX).await {
+    let grace = engine.limits.unknown_key_grace;
+    match engine.store.backend.check_unknown(engine.processor, grace, POISON_ROWS_MAX).await {
         Ok(unknown) => {
             for handler in unknown {
                 events::unknown_key(&handler.key, handler.poisoned);

@@ -80,8 +80,13 @@ pub trait Seam: Send + Sync + Sized + 'static {
     fn withdraw(&self, id: i32) -> impl Future<Output = Result<()>> + Send;
 
     /// Notes the handlers with open deliveries that no live processor knows, and poisons (at most `limit`) deliveries of those
-    /// that have been unknown for longer than the grace.
-    fn check_unknown(&self, grace: Duration, limit: u32) -> impl Future<Output = Result<Vec<UnknownHandler>>> + Send;
+    /// that have been unknown for longer than the grace. Whoever asks is alive, however late its sign of life is.
+    fn check_unknown(
+        &self,
+        processor: i32,
+        grace: Duration,
+        limit: u32,
+    ) -> impl Future<Output = Result<Vec<UnknownHandler>>> + Send;
 
     /// Where background work of this store runs: not on the user's threads, which a handler may block.
     fn reactor(&self) -> &tokio::runtime::Handle;

@@ -17,6 +17,7 @@ mod effect;
 mod events;
 mod kafka;
 mod kafka_support;
+mod kafka_trouble;
 mod lease;
 mod lost_replies;
 mod migrations;
@@ -37,5 +38,6 @@ mod worker;
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
 fn child_entry() {
-    support::child::run_role(&[worker::ROLE, conformance::sqlite::worker::ROLE, kafka::reader::ROLE]);
+    let of_kafka = [kafka::reader::ROLE, kafka_trouble::ingester::ROLE];
+    support::child::run_role(&[&[worker::ROLE, conformance::sqlite::worker::ROLE], &of_kafka[..]].concat());
 }

@@ -231,7 +231,7 @@ async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
             Ok::<(), wharf::Failure>(())
         }
     });
-    let draining = scene.inbox().limits(Limits { lease: Duration::from_millis(300), ..quick() });
+    let draining = scene.inbox().limits(Limits { lease: Duration::from_secs(1), ..quick() });
     let draining = draining.subscribe("orders", slow.concurrency(1)).build().unwrap();
     draining.accept_all(records(5)).await.unwrap();
     let drain = tokio::spawn({

@@ -222,8 +222,8 @@ impl Seam for Postgres {
         act!(self, conn => upkeep::withdraw(&mut conn, id))
     }
 
-    async fn check_unknown(&self, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
-        act!(self, conn => upkeep::check_unknown(&mut conn, grace, limit))
+    async fn check_unknown(&self, processor: i32, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
+        act!(self, conn => upkeep::check_unknown(&mut conn, processor, grace, limit))
     }
 
     fn reactor(&self) -> &Handle {

@@ -55,7 +55,8 @@ statement! {
     /// Notes since when a handler is unknown while deliveries wait for it, and that it is known again. One index probe a
     /// handler: the order says which index, without it the planner may hope to meet an open row soon in a scan.
     NoteUnknown("
-        WITH known AS MATERIALIZED (SELECT unnest(handler_ids) AS id FROM inbox_processor WHERE alive_until > now()),
+        WITH known AS MATERIALIZED (SELECT unnest(handler_ids) AS id FROM inbox_processor p
+                                    WHERE p.alive_until > now() OR p.id = $1),
         judged AS MATERIALIZED (
             SELECT h.id, (h.id IN (SELECT id FROM known)) IS NOT TRUE
                          AND (SELECT true FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
@@ -63,7 +64,9 @@ statement! {
             FROM inbox_handler h)
         UPDATE inbox_handler h SET unknown_since = CASE WHEN j.is_unknown THEN now() END
         FROM judged j
-        WHERE j.id = h.id AND j.is_unknown <> (h.unknown_since IS NOT NULL)") {}
+        WHERE j.id = h.id AND j.is_unknown <> (h.unknown_since IS NOT NULL)") {
+        processor: i32 => Integer,
+    }
 }
 
 statement! {
@@ -137,11 +140,12 @@ pub(super) async fn withdraw(conn: &mut AsyncPgConnection, id: i32) -> Result<()
 
 pub(super) async fn check_unknown(
     conn: &mut AsyncPgConnection,
+    processor: i32,
     grace: Duration,
     limit: u32,
 ) -> Result<Vec<UnknownHandler>> {
     let cannot = || database("cannot look for unknown handler keys");
-    NoteUnknown {}.execute(conn).await.map_err(cannot())?;
+    NoteUnknown { processor }.execute(conn).await.map_err(cannot())?;
     let poison = PoisonUnknown { grace_ms: millis(grace), limit: i32::try_from(limit).unwrap_or(i32::MAX) };
     let rows = poison.load::<(String, i64)>(conn).await.map_err(cannot())?;
     Ok(rows

@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::errors::database;
+use super::line::PATIENCE_OF_SQLITE_MS;
 use super::statement::{only_row, statement};
 use crate::error::{Error, Kind, Result};
 
@@ -109,7 +110,8 @@ pub(super) async fn open_writer(
             ));
         }
         // Whether it can be written at all is found out now.
-        conn.batch_execute("BEGIN IMMEDIATE; ROLLBACK")
+        conn.batch_execute("BEGIN IMMEDIATE; ROLLBACK")?;
+        conn.batch_execute(&format!("PRAGMA busy_timeout = {PATIENCE_OF_SQLITE_MS}"))
     })
     .await
 }

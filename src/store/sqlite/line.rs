@@ -12,12 +12,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::connect::AsyncSqliteConnection;
-use super::errors::database;
+use super::errors::{database, kind};
 use crate::error::{Error, Kind, Result};
 
 /// How a transaction that may write begins: with the lock, so that nothing in it can be refused for want of it.
 pub(super) const TO_WRITE: &str = "BEGIN IMMEDIATE";
 pub(super) const TO_READ: &str = "BEGIN";
+/// How long SQLite itself waits for a lock.
+pub(super) const PATIENCE_OF_SQLITE_MS: u32 = 20;
 
 pub(super) struct Line {
     conn: Arc<Mutex<AsyncSqliteConnection>>,
@@ -63,10 +65,10 @@ impl Line {
         mut turn: Turn,
         act: impl FnOnce(&mut SqliteConnection, Instant) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let begin = self.begin;
+        let (begin, busy_timeout) = (self.begin, self.busy_timeout);
         // On the store's thread: the turn is over when the act is, not when its caller goes away.
         let acting = self.reactor.spawn(async move {
-            let acted = turn.spawn_blocking(move |conn| Ok(transaction(conn, begin, act))).await;
+            let acted = turn.spawn_blocking(move |conn| Ok(transaction(conn, begin, busy_timeout, act))).await;
             drop(turn);
             acted
         });
@@ -79,14 +81,27 @@ impl Line {
     pub(super) fn reactor(&self) -> &Handle {
         &self.reactor
     }
+
+    pub(super) fn busy_timeout(&self) -> Duration {
+        self.busy_timeout
+    }
 }
 
 pub(super) fn transaction<T>(
     conn: &mut SqliteConnection,
     begin: &str,
+    busy_timeout: Duration,
     act: impl FnOnce(&mut SqliteConnection, Instant) -> Result<T>,
 ) -> Result<T> {
-    begin_anew(conn, begin).map_err(database("cannot begin a transaction"))?;
+    let begun = within(busy_timeout, || match conn.batch_execute(begin) {
+        // A panic has left one open.
+        Err(error) if error.to_string().contains("within a transaction") => {
+            conn.batch_execute("ROLLBACK")?;
+            conn.batch_execute(begin)
+        }
+        begun => begun,
+    });
+    begun.map_err(database("cannot begin a transaction"))?;
     let acted = act(conn, Instant::now())
         .and_then(|acted| conn.batch_execute("COMMIT").map(|()| acted).map_err(database("cannot commit")));
     if acted.is_err() {
@@ -96,13 +111,14 @@ pub(super) fn transaction<T>(
     acted
 }
 
-/// Begins a transaction, and ends one that a panic has left open.
-pub(super) fn begin_anew(conn: &mut SqliteConnection, begin: &str) -> QueryResult<()> {
-    match conn.batch_execute(begin) {
-        Err(error) if error.to_string().contains("within a transaction") => {
-            conn.batch_execute("ROLLBACK")?;
-            conn.batch_execute(begin)
+/// Tries to begin until the lock of another process is free. SQLite's own patience sleeps longer and longer, up to a tenth of a second at
+/// a time, whoever else comes meanwhile; begun anew every [`PATIENCE_OF_SQLITE_MS`], it stays awake.
+pub(super) fn within<T>(busy_timeout: Duration, mut begin: impl FnMut() -> QueryResult<T>) -> QueryResult<T> {
+    let deadline = Instant::now() + busy_timeout;
+    loop {
+        match begin() {
+            Err(error) if kind(&error) == Kind::Passing && Instant::now() < deadline => {}
+            begun => return begun,
         }
-        begun => begun,
     }
 }

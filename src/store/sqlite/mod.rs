@@ -258,8 +258,8 @@ impl Seam for Sqlite {
         self.write(move |conn| upkeep::withdraw(conn, id)).await
     }
 
-    async fn check_unknown(&self, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
-        self.write(move |conn| upkeep::check_unknown(conn, grace, limit)).await
+    async fn check_unknown(&self, processor: i32, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
+        self.write(move |conn| upkeep::check_unknown(conn, processor, grace, limit)).await
     }
 
     fn reactor(&self) -> &Handle {

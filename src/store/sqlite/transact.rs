@@ -16,7 +16,7 @@ use diesel_async::{AsyncConnection, TransactionManager};
 use super::clock;
 use super::connect::AsyncSqliteConnection;
 use super::errors::{database, kind};
-use super::line::{Line, TO_WRITE, Turn, transaction};
+use super::line::{Line, TO_WRITE, Turn, transaction, within};
 use super::noted::Noted;
 use super::statement::statement;
 use super::{process, upkeep};
@@ -92,9 +92,10 @@ impl Lent {
         let mut lent = Self { turn: Some(turn), writer: Arc::clone(writer), noted: Arc::clone(noted), since };
         let beginning = writer.reactor().spawn(async move {
             let Some(conn) = lent.turn.as_deref_mut() else { return Err(closed()) };
-            let begun = conn.spawn_blocking(|conn| {
+            let busy_timeout = lent.writer.busy_timeout();
+            let begun = conn.spawn_blocking(move |conn| {
                 // Nested ones become savepoints: diesel has to know of this one.
-                AnsiTransactionManager::begin_transaction_sql(conn, TO_WRITE)?;
+                within(busy_timeout, || AnsiTransactionManager::begin_transaction_sql(conn, TO_WRITE))?;
                 let since = Since { stamp: clock::now(conn)?, instant: Instant::now() };
                 conn.batch_execute("SAVEPOINT wharf_handler")?;
                 Ok(since)
@@ -116,10 +117,10 @@ impl Lent {
     /// On the store's thread: the turn is over when the transaction is, not when the handler's runtime goes away.
     fn end_in_background(&mut self, end: End) -> Option<tokio::task::JoinHandle<Transacted>> {
         let mut turn = self.turn.take()?;
-        let (noted, since) = (Arc::clone(&self.noted), self.since);
+        let (noted, since, busy_timeout) = (Arc::clone(&self.noted), self.since, self.writer.busy_timeout());
         Some(self.writer.reactor().spawn(async move {
             let noted = noted.close();
-            let ended = turn.spawn_blocking(move |conn| Ok(finish(conn, &end, &noted, since))).await;
+            let ended = turn.spawn_blocking(move |conn| Ok(finish(conn, &end, &noted, since, busy_timeout))).await;
             // A handler that was stopped in a nested transaction has left it on diesel's books.
             let status = <AsyncSqliteConnection as AsyncConnection>::TransactionManager::transaction_manager_status_mut(
                 &mut turn,
@@ -141,7 +142,13 @@ fn closed() -> Error {
     Error::stopped("the store was closed under a handler")
 }
 
-fn finish(conn: &mut SqliteConnection, end: &End, noted: &[(ClaimId, Duration)], since: Since) -> Transacted {
+fn finish(
+    conn: &mut SqliteConnection,
+    end: &End,
+    noted: &[(ClaimId, Duration)],
+    since: Since,
+    busy_timeout: Duration,
+) -> Transacted {
     let ended = match end {
         End::Settle(claim) => settle(conn, *claim, noted, since),
         End::RollBack => Err(Transacted::RolledBack),
@@ -149,7 +156,7 @@ fn finish(conn: &mut SqliteConnection, end: &End, noted: &[(ClaimId, Duration)],
     match ended {
         Ok(()) => Transacted::Committed,
         Err(transacted) => {
-            roll_back(conn, noted, since);
+            roll_back(conn, noted, since, busy_timeout);
             transacted
         }
     }
@@ -180,7 +187,7 @@ fn settle(
 }
 
 /// Undoes what the handler did, and writes what others wait for without letting go of the lock.
-fn roll_back(conn: &mut SqliteConnection, noted: &[(ClaimId, Duration)], since: Since) {
+fn roll_back(conn: &mut SqliteConnection, noted: &[(ClaimId, Duration)], since: Since, busy_timeout: Duration) {
     let kept = conn
         .batch_execute("ROLLBACK TO wharf_handler")
         .map_err(database("cannot roll back"))
@@ -190,7 +197,7 @@ fn roll_back(conn: &mut SqliteConnection, noted: &[(ClaimId, Duration)], since: 
         let _ = conn.batch_execute("ROLLBACK");
         // SQLite has rolled back by itself and let go; what is left is to be quick.
         if !noted.is_empty() {
-            let _ = transaction(conn, TO_WRITE, |conn, _| renew(conn, noted, since));
+            let _ = transaction(conn, TO_WRITE, busy_timeout, |conn, _| renew(conn, noted, since));
         }
     }
 }

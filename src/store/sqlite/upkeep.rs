@@ -70,12 +70,13 @@ statement! {
     /// Every handler: whether a live processor knows it or no delivery of it is open. One index probe a handler.
     Judge("
         SELECT h.id, h.key, h.unknown_since,
-               h.id NOT IN (SELECT k.value FROM inbox_processor p, json_each(p.handler_ids) k WHERE p.alive_until > ?1)
+               h.id NOT IN (SELECT k.value FROM inbox_processor p, json_each(p.handler_ids) k WHERE p.alive_until > ?1 OR p.id = ?2)
                AND (SELECT true FROM inbox_delivery d INDEXED BY inbox_delivery_due
                     WHERE d.handler_id = h.id AND d.finished_at IS NULL LIMIT 1) IS TRUE
         FROM inbox_handler h")
     -> (SmallInt, Text, Nullable<BigInt>, Bool) {
         now: i64 => BigInt,
+        processor: i32 => Integer,
     }
 }
 
@@ -184,10 +185,15 @@ pub(super) fn prolong(conn: &mut SqliteConnection, alive_at: i64, by: Duration) 
 }
 
 /// Notes since when a handler is unknown while deliveries wait for it, and that it is known again; poisons what has waited too long.
-pub(super) fn check_unknown(conn: &mut SqliteConnection, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
+pub(super) fn check_unknown(
+    conn: &mut SqliteConnection,
+    processor: i32,
+    grace: Duration,
+    limit: u32,
+) -> Result<Vec<UnknownHandler>> {
     let cannot = || database("cannot look for unknown handler keys");
     let now = clock::now(conn).map_err(cannot())?;
-    let judged = Judge { now }.load::<(i16, String, Option<i64>, bool)>(conn).map_err(cannot())?;
+    let judged = Judge { now, processor }.load::<(i16, String, Option<i64>, bool)>(conn).map_err(cannot())?;
     let limit = i32::try_from(limit).unwrap_or(i32::MAX);
     let mut unknown = Vec::new();
     for (handler_id, key, since, is_unknown) in judged {

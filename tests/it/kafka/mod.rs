@@ -8,7 +8,7 @@ mod position;
 mod power_cut;
 pub mod reader;
 mod service;
-mod stage;
+pub mod stage;
 mod static_member;
 mod storm;
 mod watched;

@@ -1,6 +1,8 @@
 //! What a test of the ingest needs: a topic and a group of its own beside a scene.
 
-use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Running};
+use std::time::Duration;
+
+use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Running};
 
 use super::super::scene::{Db, Runs, Scene, quick, within};
 use crate::support::kafka::Kafka;
@@ -9,7 +11,7 @@ use crate::support::kafka_records::TestRecord;
 
 pub struct Stage {
     pub scene: Scene,
-    pub kafka: &'static Kafka,
+    pub kafka: Kafka,
     pub topic: String,
     pub group: String,
     pub partitions: i32,
@@ -18,9 +20,18 @@ pub struct Stage {
 impl Stage {
     /// On the shared broker.
     pub async fn new(partitions: i32) -> Self {
-        let kafka = Kafka::shared().await;
+        Self::on(Kafka::shared().await.clone(), partitions).await
+    }
+
+    /// On another broker.
+    pub async fn on(kafka: Kafka, partitions: i32) -> Self {
         let topic = kafka.create_unique_topic(partitions).await;
-        Self { scene: Scene::new().await, kafka, topic, group: unique_name("group"), partitions }
+        Self { partitions, ..Self::about(kafka, topic).await }
+    }
+
+    /// With a topic that the test makes, before or later, of one partition unless it says otherwise.
+    pub async fn about(kafka: Kafka, topic: String) -> Self {
+        Self { scene: Scene::new().await, kafka, topic, group: unique_name("group"), partitions: 1 }
     }
 
     pub fn source(&self) -> Source {
@@ -72,8 +83,38 @@ impl Stage {
     }
 
     pub async fn start(&self, runs: &Runs) -> Running<Db> {
-        within(self.inbox(runs).start_from(self.source())).await.unwrap()
+        self.start_from(self.source(), runs).await
     }
+
+    pub async fn start_from(&self, source: Source, runs: &Runs) -> Running<Db> {
+        within(self.inbox(runs).start_from(source)).await.unwrap()
+    }
+
+    /// As [`Stage::start`], with another identity and other limits.
+    pub async fn start_with(&self, identity: Identity, limits: Limits, runs: &Runs) -> Running<Db> {
+        let inbox = self.scene.inbox().limits(limits).subscribe(&*self.topic, runs.handler("a").concurrency(100));
+        let inbox = inbox.identity(&*self.topic, identity).build().unwrap();
+        within(inbox.start_from(self.source())).await.unwrap()
+    }
+
+    /// `reason` of what is quarantined, in the order of offsets.
+    pub async fn quarantined(&self) -> Vec<String> {
+        self.scene
+            .database
+            .query_texts("SELECT reason FROM inbox_quarantine ORDER BY kafka_partition, kafka_offset")
+            .await
+    }
+
+    /// `partition: from to to` of the gaps that were noted.
+    pub async fn gaps(&self) -> Vec<String> {
+        let sql = "SELECT kafka_partition || ': ' || from_offset || ' to ' || to_offset FROM inbox_gap ORDER BY 1";
+        self.scene.database.query_texts(sql).await
+    }
+}
+
+/// Ends it as a service should.
+pub async fn end(running: Running<Db>) {
+    within(running.shutdown(Duration::from_secs(5))).await.unwrap();
 }
 
 /// `partition/offset` for a range of offsets.

@@ -5,6 +5,7 @@
 //! 200,000 events are kept.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
@@ -81,6 +82,22 @@ impl Events {
     /// As [`Events::wait_for`], for as long as it takes: for a child that reports an event which may never happen.
     pub async fn wait_for_ever(&self, is_wanted: impl Fn(&Event) -> bool) {
         self.search(1, is_wanted, &mut Vec::new()).await;
+    }
+
+    /// Gives every event to `act` as it happens, for ever: for a child that tells its parent.
+    pub async fn for_each(&self, act: impl Fn(&Event)) -> Infallible {
+        let mut arrivals = CAPTURE.arrivals.subscribe();
+        let mut next = self.from;
+        loop {
+            arrivals.mark_unchanged();
+            let (events, end) = {
+                let log = CAPTURE.log();
+                (log.since(next), log.end())
+            };
+            events.iter().for_each(|event| act(event));
+            next = end;
+            arrivals.changed().await.expect("the capture is never dropped");
+        }
     }
 
     /// Waits for `count` such events and returns them.

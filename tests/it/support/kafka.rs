@@ -144,6 +144,19 @@ impl Kafka {
         self.blocking(|inner| inner.signal(Signal::SIGSTOP)).await;
     }
 
+    /// Has the disk of the stopped broker lie: one bit of the first `content` in a partition's log is turned.
+    pub async fn corrupt(&self, topic: &str, partition: i32, content: &str) {
+        let (log, content) = (format!("data/{topic}-{partition}/00000000000000000000.log"), content.to_owned());
+        self.blocking(move |inner| {
+            let log = inner.folder.path().join(log);
+            let mut bytes = fs::read(&log).expect("the partition's log");
+            let at = bytes.windows(content.len()).position(|window| window == content.as_bytes());
+            bytes[at.expect("the content is in the log")] ^= 1;
+            fs::write(&log, bytes).expect("our own broker's log");
+        })
+        .await;
+    }
+
     /// It goes on as if nothing had happened. Having missed its own heartbeats, it may be without leaders for a second.
     pub async fn thaw(&self) {
         self.blocking(|inner| inner.signal(Signal::SIGCONT)).await;

@@ -12,6 +12,8 @@ use rdkafka::admin::TopicReplication;
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message;
 use rdkafka::topic_partition_list::Offset;
 
 use super::kafka::Kafka;
@@ -116,6 +118,28 @@ impl Kafka {
                 .fetch_watermarks(&topic, partition, KAFKA_DEADLINE)
                 .unwrap_or_else(|error| panic!("cannot have the watermarks of {topic}/{partition}: {error:?}"));
             Watermarks { low, high }
+        })
+        .await
+    }
+
+    /// The offsets of the records that are there, by reading them all.
+    pub async fn offsets(&self, topic: &str, partition: i32) -> Vec<i64> {
+        let low = self.watermarks(topic, partition).await.low;
+        let from = position(topic, partition, Offset::Offset(low));
+        // A group is asked for, though nothing is committed for it.
+        let settings =
+            [("group.id", "wharf-test-reader"), ("enable.partition.eof", "true"), ("enable.auto.commit", "false")];
+        self.with_consumer(&settings, move |consumer| {
+            consumer.assign(&from).expect("a partition to read");
+            let mut offsets = Vec::new();
+            loop {
+                match consumer.poll(KAFKA_DEADLINE).expect("a record, or the end") {
+                    Ok(message) => offsets.push(message.offset()),
+                    Err(KafkaError::PartitionEOF(_)) => break,
+                    Err(error) => panic!("cannot read: {error:?}"),
+                }
+            }
+            offsets
         })
         .await
     }

@@ -66,13 +66,27 @@ impl TestRecord {
 impl Kafka {
     /// Writes records to a partition and returns the offset of the first; the others follow it.
     pub async fn produce(&self, topic: &str, partition: i32, records: &[TestRecord]) -> i64 {
+        self.produce_with(topic, partition, records, &[]).await
+    }
+
+    /// As [`Kafka::produce`], by a producer with these settings of librdkafka, such as `("compression.type", "zstd")`.
+    pub async fn produce_with(
+        &self,
+        topic: &str,
+        partition: i32,
+        records: &[TestRecord],
+        settings: &[(&str, &str)],
+    ) -> i64 {
         let (topic, records) = (topic.to_owned(), records.to_vec());
         if !records.iter().all(TestRecord::can_be_said_to_librdkafka) {
             let brokers = self.brokers().to_owned();
             let write = move || kafka_wire::produce(&brokers, &topic, partition, &records);
             return tokio::task::spawn_blocking(write).await.expect("the records are written");
         }
-        let config = producer_config(self);
+        let mut config = producer_config(self);
+        for (name, value) in settings {
+            config.set(*name, *value);
+        }
         let write = move || {
             let producing = Producing::create(&config);
             for record in &records {

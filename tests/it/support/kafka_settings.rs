@@ -76,6 +76,8 @@ fn common_settings(ports: KafkaPorts, data: &Path) -> Vec<(String, String)> {
         // After a kill the broker waits for its own registration to expire: 13 s by default, 6 s like this.
         ("broker.session.timeout.ms", "1500"),
         ("broker.heartbeat.interval.ms", "300"),
+        // Topics are compacted soon, not after fifteen seconds.
+        ("log.cleaner.backoff.ms", "100"),
         // Deleted topics are gone from the disk soon, not after a minute.
         ("log.segment.delete.delay.ms", "1000"),
     ])

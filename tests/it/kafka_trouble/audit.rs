@@ -1,0 +1,133 @@
+//! The audit: all is well when it is, and each way of not being well is told apart.
+
+use wharf::{Audit, Finding, Kafka as Source, PartitionAudit};
+
+use super::stage::{Stage, end};
+use crate::scene::{Runs, within};
+use crate::support::mock_kafka::{MockBrokers, MockKafka};
+
+/// A stage with five records of each of its partitions stored, and nothing running.
+async fn stored(partitions: i32) -> Stage {
+    let stage = Stage::new(partitions).await;
+    let runs = Runs::new();
+    for partition in 0..partitions {
+        stage.produce(partition, 5).await;
+    }
+    let running = stage.start(&runs).await;
+    runs.reached(5 * usize::try_from(partitions).unwrap()).await;
+    end(running).await;
+    stage
+}
+
+async fn audit(stage: &Stage) -> Audit {
+    within(stage.source().audit(&stage.scene.store)).await.unwrap()
+}
+
+/// The only finding, which is about partition 0 of the stage's topic, and its text.
+async fn only_finding(stage: &Stage) -> (Finding, String) {
+    let findings = audit(stage).await.findings();
+    let [finding] = &findings[..] else { panic!("{findings:?}") };
+    let text = finding.to_string();
+    assert!(text.starts_with(&format!("{}[0]: ", stage.topic)), "{text}");
+    (finding.clone(), text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_healthy_group_has_no_findings_and_its_lag_is_what_is_not_accepted_yet() {
+    let stage = stored(2).await;
+    let healthy = audit(&stage).await;
+    assert_eq!(healthy.findings(), Vec::new());
+    assert_eq!(healthy.partitions.len(), 2);
+    for partition in &healthy.partitions {
+        let PartitionAudit { topic, next_offset, committed, watermarks, stored, highest_stored, .. } = partition;
+        assert_eq!((topic, *stored, *highest_stored), (&stage.topic, 5, Some(4)));
+        assert_eq!((*next_offset, *committed, *watermarks), (Some(5), Some(5), Some((0, 5))));
+        assert_eq!(partition.lag(), Some(0));
+    }
+
+    stage.produce(1, 7).await;
+    let behind = audit(&stage).await;
+    let lags: Vec<_> = behind.partitions.iter().map(PartitionAudit::lag).collect();
+    assert_eq!(lags, [Some(0), Some(7)]);
+    assert_eq!(behind.findings(), Vec::new(), "to be behind is no fault");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_offset_that_somebody_else_committed_is_found() {
+    let stage = stored(1).await;
+    stage.produce(0, 5).await;
+    stage.kafka.commit(&stage.group, &stage.topic, 0, 9).await;
+    let (finding, text) = only_finding(&stage).await;
+    assert!(matches!(finding, Finding::CommittedAhead(_)), "{finding:?}");
+    assert!(text.contains("ledger 5, group 9, Kafka 0 to 10"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_were_deleted_unread_are_found_before_and_after_it_was_noted() {
+    let stage = stored(1).await;
+    stage.produce(0, 10).await;
+    stage.kafka.delete_records(&stage.topic, 0, 12).await;
+    let (finding, text) = only_finding(&stage).await;
+    assert!(matches!(finding, Finding::Deleted(_)), "{finding:?}");
+    assert!(text.contains("ledger 5, group 5, Kafka 12 to 15"), "{text}");
+    assert_eq!(audit(&stage).await.partitions[0].lag(), Some(3));
+
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+    runs.reached(3).await;
+    end(running).await;
+    let (finding, text) = only_finding(&stage).await;
+    assert!(matches!(finding, Finding::Gap(_)), "{finding:?}");
+    assert!(text.contains("offsets 5 to 12"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_made_anew_is_found() {
+    let stage = stored(1).await;
+    stage.kafka.delete_topic(&stage.topic).await;
+    stage.kafka.create_topic(&stage.topic, 1, &[]).await;
+    stage.produce(0, 2).await;
+    let (finding, _) = only_finding(&stage).await;
+    assert!(matches!(finding, Finding::LogEndsBefore(_)), "{finding:?}");
+    assert_eq!(audit(&stage).await.partitions[0].lag(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_nobody_has_read_is_found() {
+    let stage = stored(1).await;
+    stage.kafka.grow_topic(&stage.topic, 3).await;
+    stage.produce(2, 4).await;
+    let seen = audit(&stage).await;
+    let findings = seen.findings();
+    let [Finding::NeverRead(partition)] = &findings[..] else { panic!("{findings:?}") };
+    assert_eq!((partition.partition, partition.next_offset, partition.lag()), (2, None, Some(4)));
+    assert_eq!(seen.partitions.len(), 3, "the empty one is seen, and well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_gone_is_found() {
+    let stage = stored(1).await;
+    stage.kafka.delete_topic(&stage.topic).await;
+    let (finding, text) = only_finding(&stage).await;
+    assert!(matches!(finding, Finding::Unanswered(_)), "{finding:?}");
+    assert!(text.contains("Kafka none to none"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_audit_changes_nothing() {
+    let stage = stored(1).await;
+    stage.kafka.delete_group(&stage.group).await;
+    audit(&stage).await;
+    assert_eq!((stage.committed(0).await, stage.ledger(0).await), (None, Some(5)));
+}
+
+// A clean bill from somebody who was not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_audit_of_brokers_that_are_away_is_an_error_also_for_a_group_that_has_read_nothing() {
+    let mock = MockKafka::start(1);
+    mock.take_down(MockBrokers::All);
+    let stage = Stage::new(1).await;
+    let away = Source::new(mock.brokers(), &stage.group);
+    let error = within(away.audit(&stage.scene.store)).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+}

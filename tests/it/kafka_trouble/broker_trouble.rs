@@ -1,0 +1,234 @@
+//! Requests that fail, brokers that go and come, leaders and coordinators that move: ingest goes on, and in the end all is committed.
+//! On librdkafka's mock cluster, which fails as it is told. F09.
+
+use std::time::Duration;
+
+use rdkafka::types::RDKafkaApiKey::{self, *};
+use rdkafka::types::RDKafkaRespErr::{self, *};
+use wharf::{Kafka as Source, Postgres, Running};
+
+use super::stage::{Stage, end, range};
+use crate::scene::{Runs, within};
+use crate::support::events::{Event, Events};
+use crate::support::kafka::Kafka;
+use crate::support::kafka_admin::unique_name;
+use crate::support::mock_kafka::{MockBrokers, MockKafka};
+
+/// Between two looks at what is committed: what is waited for is the mock cluster's doing.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A stage on a mock cluster.
+struct MockStage {
+    mock: MockKafka,
+    stage: Stage,
+    runs: Runs,
+}
+
+impl MockStage {
+    async fn new(brokers: i32) -> Self {
+        let mock = MockKafka::start(brokers);
+        let topic = unique_name("topic");
+        mock.create_topic(&topic, 1);
+        let stage = Stage::about(Kafka::at(mock.brokers()), topic).await;
+        Self { mock, stage, runs: Runs::new() }
+    }
+
+    async fn start(&self) -> Running<Postgres> {
+        self.stage.start_from(quick(self.stage.source()), &self.runs).await
+    }
+
+    /// Produces three more and waits until they have run.
+    async fn three_more(&self) {
+        let first = self.stage.produce(0, 3).await;
+        self.runs.reached(usize::try_from(first).unwrap() + 3).await;
+    }
+
+    async fn is_committed(&self, offset: i64) {
+        within(async {
+            while self.stage.committed(0).await != Some(offset) {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        })
+        .await;
+    }
+
+    /// All is stored, run once, and committed while it runs.
+    async fn ends_well(self, running: Running<Postgres>, count: i64) {
+        self.is_committed(count).await;
+        end(running).await;
+        assert_eq!(self.stage.positions().await, range(0, 0..count));
+        assert_eq!(self.runs.count(), usize::try_from(count).unwrap());
+        assert_eq!(self.stage.gaps().await, Vec::<String>::new());
+    }
+}
+
+/// Quick to reconnect. The mock group takes three seconds to form, and waits as long as a session for a member that rejoins at the wrong
+/// moment, or was told that it is none.
+fn quick(source: Source) -> Source {
+    source
+        .set("reconnect.backoff.ms", "20")
+        .set("reconnect.backoff.max.ms", "200")
+        .set("retry.backoff.ms", "20")
+        .set("session.timeout.ms", "6000")
+}
+
+/// Each on a cluster of its own, side by side.
+async fn all_go_on_after(failures: impl IntoIterator<Item = (RDKafkaApiKey, RDKafkaRespErr)>) {
+    let tasks: Vec<_> =
+        failures.into_iter().map(|(kind, error)| ((kind, error), tokio::spawn(goes_on_after(kind, error)))).collect();
+    let mut stuck = Vec::new();
+    for (failure, task) in tasks {
+        if task.await.is_err() {
+            stuck.push(failure);
+        }
+    }
+    assert!(stuck.is_empty(), "no progress after {stuck:?}");
+}
+
+/// Two requests of a kind fail before, and one while records are read.
+async fn goes_on_after(kind: RDKafkaApiKey, error: RDKafkaRespErr) {
+    let on = MockStage::new(1).await;
+    on.mock.fail_requests(kind, &[error; 2]);
+    let running = on.start().await;
+    on.three_more().await;
+    on.mock.fail_requests(kind, &[error]);
+    on.three_more().await;
+    // The test's own questions are not to be failed.
+    if kind != OffsetCommit {
+        on.mock.clear_failures(kind);
+    }
+    on.ends_well(running, 6).await;
+}
+
+// F09
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_that_fail_stop_nothing_and_are_made_in_the_end() {
+    let events = Events::capture();
+    let errors = [
+        RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+        RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+        RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
+        RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION,
+        RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID,
+        RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS,
+        RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE,
+        RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE,
+        RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
+        RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED,
+        RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART,
+        RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT,
+        RD_KAFKA_RESP_ERR_UNKNOWN,
+        RD_KAFKA_RESP_ERR__TRANSPORT,
+    ];
+
+    all_go_on_after(errors.map(|error| (OffsetCommit, error))).await;
+
+    let told = events.matching(|event| event.has("doing", "commit"));
+    let is_told = told.iter().any(|event| event.fields["error"].contains("OffsetMetadataTooLarge"));
+    assert!(is_told, "a commit that failed is told: {told:?}");
+}
+
+// F09
+#[tokio::test(flavor = "multi_thread")]
+async fn joining_a_group_that_fails_is_tried_again() {
+    let failures = [
+        (FindCoordinator, RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE),
+        (FindCoordinator, RD_KAFKA_RESP_ERR__TRANSPORT),
+        (JoinGroup, RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+        (JoinGroup, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+        (JoinGroup, RD_KAFKA_RESP_ERR__TRANSPORT),
+        (SyncGroup, RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS),
+        (SyncGroup, RD_KAFKA_RESP_ERR__TRANSPORT),
+        (Heartbeat, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+        (Heartbeat, RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID),
+    ];
+    all_go_on_after(failures).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn positions_that_cannot_be_had_are_asked_for_again() {
+    let failures = [
+        (OffsetFetch, RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS),
+        (OffsetFetch, RD_KAFKA_RESP_ERR_NOT_COORDINATOR),
+        (OffsetFetch, RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED),
+        (OffsetFetch, RD_KAFKA_RESP_ERR__TRANSPORT),
+        (ListOffsets, RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE),
+        (ListOffsets, RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED),
+        (ListOffsets, RD_KAFKA_RESP_ERR_UNKNOWN),
+        (ListOffsets, RD_KAFKA_RESP_ERR__TRANSPORT),
+    ];
+    all_go_on_after(failures).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fetches_that_fail_lose_and_repeat_nothing() {
+    let errors = [
+        RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
+        RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART,
+        RD_KAFKA_RESP_ERR_KAFKA_STORAGE_ERROR,
+        RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
+        // Whoever believes it begins anew.
+        RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE,
+        RD_KAFKA_RESP_ERR_UNKNOWN,
+        RD_KAFKA_RESP_ERR__TRANSPORT,
+    ];
+    all_go_on_after(errors.map(|error| (Fetch, error))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn brokers_that_are_gone_and_come_back_are_found_again() {
+    let on = MockStage::new(3).await;
+    let running = on.start().await;
+    on.three_more().await;
+    on.is_committed(3).await;
+
+    let events = Events::capture();
+    on.mock.take_down(MockBrokers::All);
+    let are_gone = |event: &Event| {
+        event.has("group", &on.stage.group)
+            && event.field("error").is_some_and(|error| error.contains("AllBrokersDown"))
+    };
+    events.wait_for(are_gone).await;
+    on.mock.bring_up(MockBrokers::All);
+
+    on.three_more().await;
+    on.ends_well(running, 6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_that_starts_before_its_brokers_begins_when_they_are_there() {
+    let on = MockStage::new(1).await;
+    on.mock.take_down(MockBrokers::All);
+    let running = on.start().await;
+    on.mock.bring_up(MockBrokers::All);
+    on.three_more().await;
+    on.ends_well(running, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_and_coordinators_may_move() {
+    let on = MockStage::new(3).await;
+    on.mock.set_leader(&on.stage.topic, 0, Some(1));
+    on.mock.set_coordinator(&on.stage.group, 1);
+    let running = on.start().await;
+    on.three_more().await;
+
+    on.mock.set_leader(&on.stage.topic, 0, Some(2));
+    on.three_more().await;
+    on.mock.set_leader(&on.stage.topic, 0, None);
+    on.mock.set_coordinator(&on.stage.group, 3);
+    on.mock.set_leader(&on.stage.topic, 0, Some(3));
+    on.three_more().await;
+
+    on.ends_well(running, 9).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_far_away_is_only_slow() {
+    let on = MockStage::new(1).await;
+    on.mock.set_round_trip(MockBrokers::All, Duration::from_millis(300));
+    let running = on.start().await;
+    on.three_more().await;
+    on.three_more().await;
+    on.ends_well(running, 6).await;
+}

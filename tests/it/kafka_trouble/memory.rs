@@ -1,0 +1,46 @@
+//! Memory: what is read and cannot be stored stays bounded, however many partitions there are and however much is in them. F16.
+
+use std::fs;
+
+use super::ingester::{Ingester, await_event};
+use super::stage::Stage;
+use crate::support::child::Child;
+use crate::support::kafka_records::TestRecord;
+use crate::support::proxy::Proxy;
+
+const PARTITIONS: i32 = 64;
+const RECORDS: usize = 320;
+/// What waits to be accepted (64 MiB by default), what librdkafka reads ahead (16 MiB) and receives at a time (16 MiB), batches on their
+/// way in two encodings, and the process itself. Far less than the records, so that nothing of it could be had by reading them all.
+const RESIDENT_MIB_MAX: usize = 256;
+
+/// The most memory the process ever had resident.
+fn resident_mib_max(child: &Child) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() / 1024
+}
+
+// F16
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_stays_bounded_while_the_database_is_away_and_megabytes_wait_in_every_partition() {
+    const { assert!(RECORDS > RESIDENT_MIB_MAX) };
+    let stage = Stage::new(PARTITIONS).await;
+    let proxy = Proxy::start_for(&stage.scene.database.url()).await;
+    let ingester = Ingester { url: proxy.url(&stage.scene.database.url()), ..Ingester::on(&stage) };
+    let child = ingester.spawn(&stage);
+    for partition in 0..PARTITIONS {
+        let begun = format!(" partition={partition} ");
+        child.await_line(|line| line.starts_with("partition begun") && line.contains(&begun)).await;
+    }
+
+    proxy.black_hole().await;
+    stage.kafka.produce_many(&stage.topic, PARTITIONS, RECORDS, |_| TestRecord::new(vec![b'x'; 1 << 20])).await;
+    await_event(&child, "intake closed").await;
+    let while_away = resident_mib_max(&child);
+    proxy.pass().await;
+    stage.stored(RECORDS).await;
+    let in_all = resident_mib_max(&child);
+
+    assert!(while_away <= RESIDENT_MIB_MAX && in_all <= RESIDENT_MIB_MAX, "{while_away} MiB, {in_all} MiB");
+}

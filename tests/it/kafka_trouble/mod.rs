@@ -1,0 +1,16 @@
+//! Whatever Kafka, its producers and its operators do: hostile records, requests that fail, logs of odd shape, back-pressure, endings,
+//! settings, audits. On PostgreSQL: what is tried here stands before the store, or takes a proxy and a process of its own.
+
+mod audit;
+mod broken_log;
+mod broker_trouble;
+mod ending;
+mod hostile;
+mod identity;
+pub mod ingester;
+mod log_shapes;
+mod memory;
+mod pressure;
+mod secure;
+
+use crate::kafka::stage;
