@@ -46,13 +46,15 @@
 //! # Ok(()) }
 //! ```
 //!
+//! From Kafka: `inbox.start_from(Kafka::new(brokers, group))` in place of `start()`. In your own tests: `wharf::testing` (feature `sqlite`).
+//!
 //! # What is guaranteed
 //!
 //! - When [`Inbox::accept`] has returned, the message and a delivery for each of its handlers are durable, or the record is in
 //!   quarantine, whole. A record that comes again, by the [`Identity`] of its topic, is a duplicate, also after a handler was renamed
 //!   ([`Registration::formerly`]).
 //! - Each delivery ends `done`, `discarded` or `poisoned`; poisoned ones are kept for a person. Each handler runs **at least once** for
-//!   what ends done; extra runs are at most the deliveries that were running when a process died, or was without its database for
+//!   what ends done; extra runs are at most the deliveries that were running or not yet settled when a process died, or was without its database for
 //!   longer than the lease.
 //! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
 //! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three

@@ -8,6 +8,7 @@ use wharf::{Failure, HandlerKey, Identity, Inbox, Kafka as Source, Message, Post
 
 use crate::support::kafka_admin::unique_name;
 use crate::support::kafka_records::TestRecord;
+use crate::support::postgres::connect;
 use crate::{Scale, Servers, fresh_database};
 
 const RECORD_BYTES: usize = 1 << 20;
@@ -19,12 +20,18 @@ pub struct Role {
     url: String,
     brokers: String,
     topic: String,
+    partitions: usize,
 }
 
 impl Role {
     pub fn asked_for() -> Option<Self> {
         let mut arguments = std::env::args().skip_while(|argument| argument != "--memory-role").skip(1);
-        Some(Self { url: arguments.next()?, brokers: arguments.next()?, topic: arguments.next()? })
+        Some(Self {
+            url: arguments.next()?,
+            brokers: arguments.next()?,
+            topic: arguments.next()?,
+            partitions: arguments.next()?.parse().ok()?,
+        })
     }
 
     /// Consumes; says `ready` when it does, and its peak when it is told to.
@@ -34,6 +41,11 @@ impl Role {
         let builder = Inbox::builder(store).subscribe(&*self.topic, no_op);
         let inbox = builder.identity(&*self.topic, Identity::position()).build().unwrap();
         let _running = inbox.start_from(Source::new(&self.brokers, unique_name("memory"))).await.unwrap();
+        // A partition whose position is not found yet is not read.
+        let client = connect(&self.url).await;
+        while client.query("SELECT FROM inbox_ledger", &[]).await.unwrap().len() < self.partitions {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         println!("ready");
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
@@ -48,7 +60,7 @@ pub async fn measure(servers: &Servers, scale: Scale) -> f64 {
     let topic = servers.kafka.create_unique_topic(partitions).await;
     let url = fresh_database(&servers.postgres).await;
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--memory-role", &url, servers.kafka.brokers(), &topic])
+        .args(["--memory-role", &url, servers.kafka.brokers(), &topic, &partitions.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
