@@ -54,8 +54,18 @@ pub(crate) struct Written {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     Until(Instant),
-    #[cfg_attr(not(feature = "kafka"), allow(dead_code, reason = "Kafka's patience"))]
+    #[cfg(feature = "kafka")]
     ForEver,
+}
+
+impl Patience {
+    fn is_over(self) -> bool {
+        match self {
+            Self::Until(deadline) => Instant::now() >= deadline,
+            #[cfg(feature = "kafka")]
+            Self::ForEver => false,
+        }
+    }
 }
 
 /// Why a part of a batch was not written.
@@ -144,9 +154,8 @@ async fn write_part<B: Backend>(
                 if refusals >= REFUSALS_MAX && is_blamed_on(shared, rows).await {
                     return Err(Trouble::Refused(error));
                 }
-                match patience {
-                    Patience::Until(deadline) if Instant::now() >= deadline => return Err(Trouble::GaveUp(error)),
-                    Patience::Until(_) | Patience::ForEver => {}
+                if patience.is_over() {
+                    return Err(Trouble::GaveUp(error));
                 }
             }
         }

@@ -4,7 +4,6 @@
 //! it does not answer for is asked again later, so that one partition without a leader holds up no other.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,15 +12,14 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaResult;
 
 use super::desk::Asked;
+use super::for_ever::for_ever;
 use super::native;
 use super::position::{self, Committed, Known, Start, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, partitions};
-use crate::backoff::Backoff;
-use crate::error::Result;
 use crate::events;
 use crate::inbox::Shared;
 use crate::store::Backend;
-use crate::store::seam::{Opening, Standing};
+use crate::store::seam::{LedgerRow, Opening};
 
 /// How long Kafka may take for each answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -36,21 +34,21 @@ pub(super) struct Found {
 /// With what it was found by.
 struct Looked {
     found: Found,
-    ledger: Option<Standing>,
+    ledger: Option<LedgerRow>,
     topic_id: Option<String>,
 }
 
 pub(super) async fn find<B: Backend>(
     shared: Arc<Shared<B>>,
     consumer: Arc<BaseConsumer<Context>>,
-    group: Arc<str>,
     asked: Vec<Asked>,
 ) -> Vec<Found> {
     let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
+    let group = Arc::clone(&consumer.context().group);
     let (backend, group) = (&shared.store.backend, &*group);
-    let backoff = || Backoff::new(shared.limits.backoff_max);
+    let backoff_max = shared.limits.backoff_max;
     let places = places.as_slice();
-    let ledger = for_ever(backoff(), "read the ledger", move || backend.ledger(group, places)).await;
+    let ledger = for_ever(backoff_max, "read the ledger", move || backend.ledger(group, places)).await;
     // Blocking calls: not on the store's thread.
     let unanswered: Vec<Asked> = asked.clone();
     let looking = tokio::task::spawn_blocking(move || look(&consumer, asked, ledger));
@@ -60,25 +58,12 @@ pub(super) async fn find<B: Backend>(
     let openings: Vec<Opening> = looked.iter().filter_map(opening).collect();
     if !openings.is_empty() {
         let openings = openings.as_slice();
-        for_ever(backoff(), "write the ledger", move || backend.open_ledger(group, openings)).await;
+        for_ever(backoff_max, "write the ledger", move || backend.open_ledger(group, openings)).await;
     }
     looked.into_iter().map(|looked| looked.found).collect()
 }
 
-async fn for_ever<T, F>(mut backoff: Backoff, what: &'static str, act: impl Fn() -> F) -> T
-where
-    F: Future<Output = Result<T>>,
-{
-    loop {
-        match act().await {
-            Ok(done) => return done,
-            Err(error) => events::store_trouble(what, &error),
-        }
-        backoff.pause().await;
-    }
-}
-
-fn look(consumer: &BaseConsumer<Context>, asked: Vec<Asked>, ledger: Vec<Option<Standing>>) -> Vec<Looked> {
+fn look(consumer: &BaseConsumer<Context>, asked: Vec<Asked>, ledger: Vec<Option<LedgerRow>>) -> Vec<Looked> {
     let mut topic_ids: HashMap<Arc<str>, Option<String>> = HashMap::new();
     let mut looked = Vec::with_capacity(asked.len());
     for (asked, ledger) in asked.into_iter().zip(ledger) {
@@ -105,7 +90,7 @@ fn look(consumer: &BaseConsumer<Context>, asked: Vec<Asked>, ledger: Vec<Option<
 fn known(
     consumer: &BaseConsumer<Context>,
     asked: &Asked,
-    ledger: Option<&Standing>,
+    ledger: Option<&LedgerRow>,
     topic_id: Option<&str>,
 ) -> KafkaResult<Known> {
     let (topic, partition) = &asked.place;
@@ -142,7 +127,7 @@ fn opening(looked: &Looked) -> Option<Opening> {
     let (at, gap_from) = match (found.start?, ledger) {
         (Start::Nowhere { .. }, _) => return None,
         // A ledger that does not know its topic's id yet learns it.
-        (Start::At(_), Some(Standing { topic_id: read, .. })) if read.is_some() || topic_id.is_none() => return None,
+        (Start::At(_), Some(LedgerRow { topic_id: read, .. })) if read.is_some() || topic_id.is_none() => return None,
         (Start::At(at), Some(_) | None) => (at, None),
         (Start::AfterGap { from, to }, _) => (to, Some(from)),
     };

@@ -17,18 +17,17 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-use super::desk::{Batch, LANES, Taken};
+use super::desk::{LANES, Taken};
 use super::find::{Found, find};
+use super::for_ever::for_ever;
 use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
 use super::{Kafka, backlog, native, record, settings};
 use crate::accept::{self, Patience};
-use crate::backoff::Backoff;
 use crate::error::{Error, Kind, Result};
 use crate::events;
 use crate::inbox::Shared;
 use crate::store::Backend;
-use crate::store::seam::LedgerMove;
 
 /// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
@@ -57,12 +56,10 @@ impl Ingest {
     pub(crate) fn prepare<B: Backend>(shared: &Arc<Shared<B>>, kafka: &Kafka) -> Result<Prepared<B>> {
         let config = settings::config(kafka)?;
         let (tell, told) = channel();
-        let group: Arc<str> = kafka.group.as_str().into();
-        let context = Context::new(Arc::clone(&group), told);
+        let context = Context::new(kafka.group.as_str().into(), told);
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
         Ok(Prepared(Work {
             shared: Arc::clone(shared),
-            group,
             consumer: Arc::new(consumer),
             tasks: JoinSet::new(),
             tell,
@@ -119,7 +116,6 @@ impl Drop for Ingest {
 /// What the thread works with.
 struct Work<B: Backend> {
     shared: Arc<Shared<B>>,
-    group: Arc<str>,
     consumer: Arc<BaseConsumer<Context>>,
     /// Batches and questions under way, on the store's thread. Aborted when the ingest has ended.
     tasks: JoinSet<()>,
@@ -157,6 +153,10 @@ impl<B: Backend> Work<B> {
         None
     }
 
+    fn group(&self) -> &str {
+        &self.consumer.context().group
+    }
+
     /// Asks for positions that are not known, and takes up those that were found.
     fn set_out(&mut self) {
         let context = self.consumer.context();
@@ -169,11 +169,11 @@ impl<B: Backend> Work<B> {
                 None => None,
                 Some(Start::At(at)) => Some(at),
                 Some(Start::AfterGap { from, to }) => {
-                    events::kafka::gap(&self.group, topic, *partition, from, to);
+                    events::kafka::gap(self.group(), topic, *partition, from, to);
                     Some(to)
                 }
                 Some(Start::Nowhere { ledger, high }) => {
-                    events::kafka::partition_stopped(&self.group, topic, *partition, ledger, high);
+                    events::kafka::partition_stopped(self.group(), topic, *partition, ledger, high);
                     context.desk().stop(&asked.place, Instant::now());
                     continue;
                 }
@@ -181,13 +181,13 @@ impl<B: Backend> Work<B> {
             let is_set = at.filter(|at| match self.consumer.seek(topic, *partition, Offset::Offset(*at), SEEK_WAIT) {
                 Ok(()) => true,
                 Err(error) => {
-                    events::kafka::trouble(&self.group, "set the position of a partition", &error);
+                    events::kafka::trouble(self.group(), "set the position of a partition", &error);
                     false
                 }
             });
             match is_set {
                 Some(at) => {
-                    events::kafka::partition_begun(&self.group, topic, *partition, at);
+                    events::kafka::partition_begun(self.group(), topic, *partition, at);
                     context.desk().begin(&asked.place, at);
                 }
                 None => context.desk().ask_again(&asked.place, Instant::now()),
@@ -196,7 +196,7 @@ impl<B: Backend> Work<B> {
         let asked = context.desk().ask(Instant::now());
         if !asked.is_empty() {
             let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
-            let finding = find(Arc::clone(&shared), Arc::clone(&self.consumer), Arc::clone(&self.group), asked);
+            let finding = find(Arc::clone(&shared), Arc::clone(&self.consumer), asked);
             let finding = async move { drop(tell.send(Told::Found(finding.await))) };
             self.tasks.spawn_on(finding, shared.store.backend.reactor());
         }
@@ -208,8 +208,10 @@ impl<B: Backend> Work<B> {
             if let Some(batch) = batch {
                 let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
                 let writing = async move {
-                    let moves = write(&shared, &batch).await;
-                    drop(tell.send(Told::Written { lane, moves }));
+                    let batch = accept::Batch { rows: &batch.rows, ledger: &batch.ledger };
+                    let write = || accept::write(&shared, batch, Patience::ForEver);
+                    let written = for_ever(shared.limits.backoff_max, "accept", write).await;
+                    drop(tell.send(Told::Written { lane, moves: written.ledger }));
                 };
                 self.tasks.spawn_on(writing, self.shared.store.backend.reactor());
             }
@@ -229,13 +231,13 @@ impl<B: Backend> Work<B> {
         let is_open = has_room && !context.is_backlogged();
         if is_open != self.is_open {
             self.is_open = is_open;
-            events::kafka::intake(&self.group, is_open);
+            events::kafka::intake(self.group(), is_open);
         }
         let (pause, resume) = context.desk().pauses(is_open);
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
         let resumed = partitions(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
-            events::kafka::trouble(&self.group, "pause or resume", &error);
+            events::kafka::trouble(self.group(), "pause or resume", &error);
         }
     }
 
@@ -275,7 +277,7 @@ impl<B: Backend> Work<B> {
             }
         {
             // Tried again with what is stored by then.
-            events::kafka::trouble(&self.group, "commit", &error);
+            events::kafka::trouble(self.group(), "commit", &error);
         }
     }
 
@@ -283,10 +285,12 @@ impl<B: Backend> Work<B> {
     fn read(&self) -> Result<usize> {
         let mut wait = self.poll_wait;
         let mut count = 0;
+        // Once for all of them: it only says from when on a position may be asked for anew.
+        let now = Instant::now();
         while count < self.shared.limits.accept_batch_rows * LANES {
             match self.consumer.poll(wait) {
                 None => break,
-                Some(Ok(message)) => self.take_in(&message),
+                Some(Ok(message)) => self.take_in(&message, now),
                 // Told by the context, which was given it with more words.
                 Some(Err(_)) => self.judge()?,
             }
@@ -299,15 +303,15 @@ impl<B: Backend> Work<B> {
         Ok(count)
     }
 
-    fn take_in(&self, message: &BorrowedMessage<'_>) {
+    fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) {
         let (topic, partition) = (message.topic(), message.partition());
         self.consumer.context().is_heard();
         let low = || native::low_watermark(&self.consumer, topic, partition);
         let row = || accept::row(&self.shared, record::read(message));
         let mut desk = self.consumer.context().desk();
-        match desk.take_in((topic, partition), message.offset(), Instant::now(), low, row) {
+        match desk.take_in((topic, partition), message.offset(), now, low, row) {
             Taken::Waiting | Taken::Ignored => {}
-            Taken::OutOfPlace => events::kafka::out_of_place(&self.group, topic, partition, message.offset()),
+            Taken::OutOfPlace => events::kafka::out_of_place(self.group(), topic, partition, message.offset()),
         }
     }
 
@@ -318,7 +322,7 @@ impl<B: Backend> Work<B> {
             Kind::Configuration,
             format!(
                 "the consumer of group {} cannot go on: {code}: {reason} (two processes with one group.instance.id put each other out)",
-                self.group
+                self.group()
             ),
         ))
     }
@@ -352,18 +356,5 @@ impl<B: Backend> Work<B> {
         context.set_closing();
         self.tasks.abort_all();
         // Dropping the consumer leaves the group.
-    }
-}
-
-/// Writes a batch, for ever. The database may come back, its schema may be put right.
-async fn write<B: Backend>(shared: &Arc<Shared<B>>, batch: &Batch) -> Vec<LedgerMove> {
-    let mut backoff = Backoff::new(shared.limits.backoff_max);
-    loop {
-        let batch = accept::Batch { rows: &batch.rows, ledger: &batch.ledger };
-        match accept::write(shared, batch, Patience::ForEver).await {
-            Ok(written) => return written.ledger,
-            Err(error) => events::store_trouble("accept", &error),
-        }
-        backoff.pause().await;
     }
 }

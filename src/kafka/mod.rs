@@ -8,6 +8,7 @@ mod audit;
 mod backlog;
 mod desk;
 mod find;
+mod for_ever;
 mod ingest;
 mod native;
 mod position;

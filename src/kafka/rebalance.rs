@@ -215,14 +215,12 @@ impl ConsumerContext for Context {
     }
 
     fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
-        if result.is_ok() {
-            self.is_heard();
-        }
         if let Err(error) = result {
             // Tried again with what is stored by then.
             events::kafka::trouble(&self.group, "commit", &error);
             return;
         }
+        self.is_heard();
         let mut desk = self.desk();
         for element in list.elements() {
             match (element.error(), element.offset()) {

@@ -4,6 +4,8 @@
 //! every backend. One folder a backend. Nothing above this folder knows a table or a column.
 
 mod aliases;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod errors;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod quarantined;

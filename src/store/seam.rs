@@ -37,7 +37,7 @@ pub trait Seam: Send + Sync + Sized + 'static {
         &self,
         group: &str,
         partitions: &[(Arc<str>, i32)],
-    ) -> impl Future<Output = Result<Vec<Option<Standing>>>> + Send;
+    ) -> impl Future<Output = Result<Vec<Option<LedgerRow>>>> + Send;
 
     /// Puts partitions into the ledger, where reading begins; where it has them it moves forward at most. Notes the gaps.
     fn open_ledger(&self, group: &str, openings: &[Opening]) -> impl Future<Output = Result<()>> + Send;
@@ -149,7 +149,7 @@ pub enum LedgerMove {
 
 /// Where the ledger stands for a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct LedgerRow {
     pub next_offset: i64,
     /// Of the topic that was read, if Kafka told.
     pub topic_id: Option<String>,
@@ -180,6 +180,12 @@ pub struct LedgerState {
     /// Messages and quarantined records that are stored of this partition now.
     pub stored: i64,
     pub highest_stored: Option<i64>,
+}
+
+impl From<(String, i32, i64, i64, Option<i64>)> for LedgerState {
+    fn from((topic, partition, next_offset, stored, highest_stored): (String, i32, i64, i64, Option<i64>)) -> Self {
+        Self { topic, partition, next_offset, stored, highest_stored }
+    }
 }
 
 /// Records that Kafka no longer had when they were to be read: from `from_offset`, up to but without `to_offset`.

@@ -43,7 +43,6 @@ use crate::accept::Receipt;
 use crate::error::Result;
 use crate::handler::{HandlerKey, Registration};
 use crate::inbox::{Inbox, InboxBuilder};
-use crate::limits::Limits;
 use crate::record::Record;
 use crate::store::{Sqlite, Store};
 
@@ -173,7 +172,7 @@ where
     let key = registration.key.clone();
     let topic = record.get_topic().to_owned();
     let proven = async {
-        let inbox = TestInbox::new(|builder| builder.limits(Limits::default()).subscribe(topic, registration)).await?;
+        let inbox = TestInbox::new(|builder| builder.subscribe(topic, registration)).await?;
         inbox.accept(record).await?;
         inbox.crash_at(CrashPoint::AfterHandler);
         inbox.drain().await?;

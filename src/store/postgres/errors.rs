@@ -6,9 +6,10 @@
 use diesel::result::{DatabaseErrorKind, Error as DieselError};
 
 use crate::error::{Error, Kind};
+use crate::store::errors;
 
 pub(super) fn database(context: impl Into<String>) -> impl FnOnce(DieselError) -> Error {
-    |error| Error::new(kind(&error), context).with_source(DatabaseMessage(message(error)))
+    errors::database(kind, context)
 }
 
 pub(super) fn kind(error: &DieselError) -> Kind {
@@ -29,15 +30,3 @@ pub(super) fn kind(error: &DieselError) -> Kind {
         _ => Kind::Server,
     }
 }
-
-/// The server's message, without details and hints.
-fn message(error: DieselError) -> String {
-    match error {
-        DieselError::DatabaseError(_, information) => information.message().to_owned(),
-        other => other.to_string(),
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct DatabaseMessage(String);

@@ -15,7 +15,7 @@ use super::errors::database;
 use super::statement::statement;
 use super::time::from_postgres;
 use crate::error::Result;
-use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerState, Opening, Standing};
+use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
 
 /// Topics and partitions whose ledger has moved.
 pub(super) type Moved = HashSet<(String, i32)>;
@@ -133,7 +133,7 @@ pub(super) async fn read(
     conn: &mut AsyncPgConnection,
     group: &str,
     partitions: &[(Arc<str>, i32)],
-) -> Result<Vec<Option<Standing>>> {
+) -> Result<Vec<Option<LedgerRow>>> {
     let read = Read {
         topics: partitions.iter().map(|(topic, _)| &**topic).collect(),
         partitions: partitions.iter().map(|(_, partition)| *partition).collect(),
@@ -141,8 +141,9 @@ pub(super) async fn read(
     };
     let rows = read.load::<(String, i32, i64, Option<String>)>(conn).await;
     let rows = rows.map_err(database("cannot read the ledger"))?.into_iter();
-    let standing = |(topic, partition, next_offset, topic_id)| ((topic, partition), Standing { next_offset, topic_id });
-    let mut found: HashMap<(String, i32), Standing> = rows.map(standing).collect();
+    let standing =
+        |(topic, partition, next_offset, topic_id)| ((topic, partition), LedgerRow { next_offset, topic_id });
+    let mut found: HashMap<(String, i32), LedgerRow> = rows.map(standing).collect();
     Ok(partitions.iter().map(|(topic, partition)| found.remove(&(topic.to_string(), *partition))).collect())
 }
 
@@ -176,13 +177,6 @@ pub(super) async fn report(conn: &mut AsyncPgConnection, group: &str) -> Result<
     let states = states.map_err(database("cannot read the ledger"))?;
     let gaps = Gaps { group }.load::<(String, i32, i64, i64, PgTimestamp)>(conn).await;
     let gaps = gaps.map_err(database("cannot read the gaps"))?;
-    let state = |(topic, partition, next_offset, stored, highest_stored)| LedgerState {
-        topic,
-        partition,
-        next_offset,
-        stored,
-        highest_stored,
-    };
     let gap = |(topic, partition, from_offset, to_offset, noticed_at)| Gap {
         topic,
         partition,
@@ -190,5 +184,8 @@ pub(super) async fn report(conn: &mut AsyncPgConnection, group: &str) -> Result<
         to_offset,
         noticed_at: from_postgres(noticed_at),
     };
-    Ok(LedgerReport { partitions: states.into_iter().map(state).collect(), gaps: gaps.into_iter().map(gap).collect() })
+    Ok(LedgerReport {
+        partitions: states.into_iter().map(LedgerState::from).collect(),
+        gaps: gaps.into_iter().map(gap).collect(),
+    })
 }

@@ -29,8 +29,8 @@ use tokio::runtime::Handle;
 
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, NewMessage,
-    Opening, ReadBack, Renewal, Seam, Settlement, Standing, Transacted, TxWork, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
+    NewMessage, Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Kind, Result};
@@ -151,7 +151,7 @@ impl Seam for Postgres {
         })
     }
 
-    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<Standing>>> {
+    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
         act!(self, conn => ledger::read(&mut conn, group, partitions))
     }
 

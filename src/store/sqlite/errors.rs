@@ -5,6 +5,7 @@
 use diesel::result::{DatabaseErrorKind, Error as DieselError};
 
 use crate::error::{Error, Kind};
+use crate::store::errors;
 
 /// What passes: somebody else writes, the disk is full, failing or read-only, memory is short.
 const PASSING: [&str; 9] = [
@@ -23,7 +24,7 @@ const PASSING: [&str; 9] = [
 const DATA: [&str; 2] = ["string or blob too big", "datatype mismatch"];
 
 pub(super) fn database(context: impl Into<String>) -> impl FnOnce(DieselError) -> Error {
-    |error| Error::new(kind(&error), context).with_source(DatabaseMessage(message(error)))
+    errors::database(kind, context)
 }
 
 pub(super) fn kind(error: &DieselError) -> Kind {
@@ -42,14 +43,3 @@ pub(super) fn kind(error: &DieselError) -> Kind {
         _ => Kind::Server,
     }
 }
-
-fn message(error: DieselError) -> String {
-    match error {
-        DieselError::DatabaseError(_, information) => information.message().to_owned(),
-        other => other.to_string(),
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct DatabaseMessage(String);

@@ -12,7 +12,7 @@ use super::clock::{self, from_stamp};
 use super::errors::database;
 use super::statement::statement;
 use crate::error::Result;
-use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerState, Opening, Standing};
+use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
 
 statement! {
     Advance<'a>("
@@ -109,12 +109,12 @@ pub(super) fn read(
     conn: &mut SqliteConnection,
     group: &str,
     partitions: &[(Arc<str>, i32)],
-) -> Result<Vec<Option<Standing>>> {
+) -> Result<Vec<Option<LedgerRow>>> {
     let mut standings = Vec::with_capacity(partitions.len());
     for (topic, partition) in partitions {
         let read = Read { group, topic, partition: *partition }.load::<(i64, Option<String>)>(conn);
         let row = read.map_err(database("cannot read the ledger"))?.pop();
-        standings.push(row.map(|(next_offset, topic_id)| Standing { next_offset, topic_id }));
+        standings.push(row.map(|(next_offset, topic_id)| LedgerRow { next_offset, topic_id }));
     }
     Ok(standings)
 }
@@ -137,13 +137,6 @@ pub(super) fn open(conn: &mut SqliteConnection, group: &str, openings: &[Opening
 pub(super) fn report(conn: &mut SqliteConnection, group: &str) -> Result<LedgerReport> {
     let states = States { group }.load::<(String, i32, i64, i64, Option<i64>)>(conn);
     let gaps = Gaps { group }.load::<(String, i32, i64, i64, i64)>(conn);
-    let state = |(topic, partition, next_offset, stored, highest_stored)| LedgerState {
-        topic,
-        partition,
-        next_offset,
-        stored,
-        highest_stored,
-    };
     let gap = |(topic, partition, from_offset, to_offset, noticed_at)| Gap {
         topic,
         partition,
@@ -152,7 +145,7 @@ pub(super) fn report(conn: &mut SqliteConnection, group: &str) -> Result<LedgerR
         noticed_at: from_stamp(noticed_at),
     };
     Ok(LedgerReport {
-        partitions: states.map_err(database("cannot read the ledger"))?.into_iter().map(state).collect(),
+        partitions: states.map_err(database("cannot read the ledger"))?.into_iter().map(LedgerState::from).collect(),
         gaps: gaps.map_err(database("cannot read the gaps"))?.into_iter().map(gap).collect(),
     })
 }

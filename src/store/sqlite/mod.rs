@@ -34,8 +34,8 @@ use tokio::runtime::Handle;
 
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, NewMessage,
-    Opening, ReadBack, Renewal, Seam, Settlement, Standing, Transacted, TxWork, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
+    NewMessage, Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Result};
@@ -167,7 +167,7 @@ impl Seam for Sqlite {
             .await
     }
 
-    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<Standing>>> {
+    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
         let (group, partitions) = (group.to_owned(), partitions.to_vec());
         self.read(move |conn| ledger::read(conn, &group, &partitions)).await
     }
