@@ -12,6 +12,7 @@ mod connections;
 mod crash;
 mod database_trouble;
 mod databases;
+mod dependencies;
 mod documents;
 mod effect;
 mod events;
