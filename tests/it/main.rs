@@ -13,6 +13,7 @@ mod crash;
 mod database_trouble;
 mod databases;
 mod dependencies;
+mod doctor;
 mod documents;
 mod effect;
 mod events;
