@@ -87,6 +87,7 @@ mod inbox;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod message;
+mod operate;
 mod process;
 mod record;
 mod store;
@@ -125,6 +126,9 @@ pub use store::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 pub use store::{Backend, Store};
 #[cfg(feature = "postgres")]
 pub use store::{Postgres, PostgresOptions};
+
+// What is done to it.
+pub use operate::{Purgeable, Purged, Retention};
 
 pub use error::{Error, Result};
 

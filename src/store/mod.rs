@@ -6,8 +6,11 @@
 mod aliases;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod errors;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod identity_hash;
 #[cfg(feature = "postgres")]
 mod postgres;
+pub(crate) mod purging;
 mod quarantined;
 mod reactor;
 pub(crate) mod seam;
@@ -29,7 +32,7 @@ pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 use crate::error::{Error, Result};
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
-pub trait Backend: seam::Seam {}
+pub trait Backend: seam::Seam + purging::Purging {}
 
 /// A connected store. Cheap to clone; clones share the connections.
 pub struct Store<B: Backend> {
