@@ -25,6 +25,8 @@ macro_rules! every_store {
             registration "../registration.rs"
             rename "../rename.rs"
             replay "../replay.rs"
+            retention "../retention.rs"
+            retention_identities "../retention_identities.rs"
             transactional "../transactional.rs"
         }
     };
