@@ -10,9 +10,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::{ClientConfig, Offset};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::{ClientConfig, Offset};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, ConfigResourceResult, OwnedResourceSpecifier, ResourceSpecifier,
+};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, KafkaResult};
 
 use crate::backoff::Backoff;
 use crate::events;
@@ -32,7 +34,9 @@ pub(super) async fn warn_if_shorter(config: ClientConfig, group: String, topics:
     loop {
         match ask(&config, &topics).await {
             Ok(answers) => {
-                for (topic, answer) in topics.iter().zip(answers) {
+                for topic in &topics {
+                    let is_about = |specifier: &OwnedResourceSpecifier| matches!(specifier, OwnedResourceSpecifier::Topic(name) if name == topic);
+                    let answer = answers.iter().flatten().find(|answer| is_about(&answer.specifier));
                     judge(&group, topic, answer, window);
                 }
                 return;
@@ -43,10 +47,7 @@ pub(super) async fn warn_if_shorter(config: ClientConfig, group: String, topics:
     }
 }
 
-async fn ask(
-    config: &ClientConfig,
-    topics: &[String],
-) -> KafkaResult<Vec<std::result::Result<ConfigResource, RDKafkaErrorCode>>> {
+async fn ask(config: &ClientConfig, topics: &[String]) -> KafkaResult<Vec<ConfigResourceResult>> {
     let client: AdminClient<Silent> = config.create_with_context(Silent)?;
     let resources: Vec<ResourceSpecifier<'_>> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
     let answers = client.describe_configs(&resources, &AdminOptions::new().request_timeout(Some(ANSWER_WAIT))).await;
@@ -55,28 +56,22 @@ async fn ask(
     answers
 }
 
-fn judge(
-    group: &str,
-    topic: &str,
-    answer: std::result::Result<ConfigResource, RDKafkaErrorCode>,
-    window: Duration,
-) {
-    match answer {
-        Err(error) => events::kafka::retention_unknown(group, topic, &error),
-        Ok(resource) => {
-            let value = |name: &str| resource.get(name).and_then(|entry| entry.value.clone());
-            let kept = kept_for(value("cleanup.policy").as_deref(), value("retention.ms").as_deref());
-            if kept.is_none_or(|kept| kept > window) {
-                events::kafka::retention_shorter(group, topic, kept, window);
-            }
-        }
+fn judge(group: &str, topic: &str, answer: Option<&ConfigResource>, window: Duration) {
+    let value = |name: &str| answer.and_then(|answer| answer.get(name)?.value.as_deref());
+    // What may not be asked, and what is not there, is answered by nothing.
+    let Some(retention_ms) = value("retention.ms") else {
+        return events::kafka::retention_unknown(group, topic, &"Kafka does not tell");
+    };
+    let kept = kept_for(value("cleanup.policy"), retention_ms);
+    if kept.is_none_or(|kept| kept > window) {
+        events::kafka::retention_shorter(group, topic, kept, window);
     }
 }
 
-/// How long a record stays in a topic; `None`: for ever, for all that is known.
-fn kept_for(cleanup_policy: Option<&str>, retention_ms: Option<&str>) -> Option<Duration> {
+/// How long a record stays in a topic; `None`: for ever.
+fn kept_for(cleanup_policy: Option<&str>, retention_ms: &str) -> Option<Duration> {
     let is_deleted = cleanup_policy.is_none_or(|policy| policy.split(',').any(|part| part.trim() == "delete"));
-    let millis = retention_ms.and_then(|millis| millis.parse::<u64>().ok());
+    let millis = retention_ms.parse::<u64>().ok();
     millis.filter(|_| is_deleted).map(Duration::from_millis)
 }
 
@@ -87,9 +82,9 @@ mod tests {
     #[test]
     fn a_record_stays_for_the_retention_or_for_ever() {
         let week = Some(Duration::from_secs(7 * 86_400));
-        assert_eq!(kept_for(Some("delete"), Some("604800000")), week);
-        assert_eq!(kept_for(Some("compact,delete"), Some("604800000")), week);
-        for (policy, millis) in [(Some("delete"), Some("-1")), (Some("compact"), Some("604800000")), (None, None)] {
+        assert_eq!(kept_for(Some("delete"), "604800000"), week);
+        assert_eq!(kept_for(Some("compact,delete"), "604800000"), week);
+        for (policy, millis) in [(Some("delete"), "-1"), (Some("compact"), "604800000"), (None, "-1")] {
             assert_eq!(kept_for(policy, millis), None, "{policy:?} {millis:?}");
         }
     }

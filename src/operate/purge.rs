@@ -232,11 +232,7 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
     }
 
     /// One step, again and smaller while the database refuses it; then a pause.
-    async fn step(
-        &mut self,
-        step: impl Fn(u32) -> PurgeStep,
-        note: impl Fn(&mut Purged, &Step),
-    ) -> Result<Step, End> {
+    async fn step(&mut self, step: impl Fn(u32) -> PurgeStep, note: impl Fn(&mut Purged, &Step)) -> Result<Step, End> {
         loop {
             let begun_at = Instant::now();
             match self.take(step(self.rows)).await {

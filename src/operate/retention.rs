@@ -140,7 +140,15 @@ mod tests {
             .every(Duration::ZERO)
             .batch_rows(0);
         let text = wrong.check().unwrap_err().to_string();
-        for part in ["at most 3650days", "no spaces", "stock is given twice", "stock is at most", "kept for", "every", "1 to 10000"] {
+        for part in [
+            "at most 3650days",
+            "no spaces",
+            "stock is given twice",
+            "stock is at most",
+            "kept for",
+            "every",
+            "1 to 10000",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

@@ -28,8 +28,12 @@ pub trait Purging: Send + Sync {
     fn release_purge(&self, holder: i64) -> impl Future<Output = Result<()>> + Send;
 
     /// Counts what could go among the next `rows` messages behind `cursor`. Writes nothing, needs no lease.
-    fn count_purgeable(&self, periods: &Periods, cursor: i64, rows: u32)
-    -> impl Future<Output = Result<Counted>> + Send;
+    fn count_purgeable(
+        &self,
+        periods: &Periods,
+        cursor: i64,
+        rows: u32,
+    ) -> impl Future<Output = Result<Counted>> + Send;
 
     /// How many identities are over their time.
     fn count_forgettable(&self) -> impl Future<Output = Result<u64>> + Send;

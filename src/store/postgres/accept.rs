@@ -252,7 +252,8 @@ async fn add_to_known(
             QueryResult::Ok((found, remembered, added, moved))
         })
         .await;
-    let (found, remembered, added, moved) = found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
+    let (found, remembered, added, moved) =
+        found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
     progress.moved.extend(moved);
     for at in remembered {
         progress.answers[known[at]] = Some(Accepted::Remembered);

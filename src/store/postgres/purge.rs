@@ -8,9 +8,9 @@
 
 use std::time::Duration;
 
+use diesel::QueryResult;
 use diesel::result::Error as DieselError;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, SmallInt, Text};
-use diesel::QueryResult;
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
@@ -27,8 +27,13 @@ const SETTLE: Duration = Duration::from_secs(120);
 macro_rules! is_over {
     ($periods:literal, $ids:literal, $default:literal) => {
         concat!(
-            "(d.status IN (2, 4) AND coalesce(d.finished_at < now() - coalesce((", $periods, ")[array_position(", $ids,
-            ", d.handler_id)], ", $default, ") * interval '1 millisecond', false))"
+            "(d.status IN (2, 4) AND coalesce(d.finished_at < now() - coalesce((",
+            $periods,
+            ")[array_position(",
+            $ids,
+            ", d.handler_id)], ",
+            $default,
+            ") * interval '1 millisecond', false))"
         )
     };
 }
@@ -360,7 +365,8 @@ pub(super) async fn count_forgettable(conn: &mut AsyncPgConnection) -> Result<u6
 pub(super) async fn ids_of_keys(conn: &mut AsyncPgConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {
     let mut found = Vec::with_capacity(keys.len());
     for key in keys {
-        let ids = IdsOfKey { key }.load::<(i16,)>(conn).await.map_err(database("cannot find handlers by their keys"))?;
+        let ids =
+            IdsOfKey { key }.load::<(i16,)>(conn).await.map_err(database("cannot find handlers by their keys"))?;
         found.push(ids.into_iter().map(|(id,)| id).collect());
     }
     Ok(found)

@@ -160,8 +160,7 @@ fn walk(
 ) -> QueryResult<(Vec<Over>, Option<i64>)> {
     let walked = Walk { cursor, rows: limit(rows) }.load::<(i64, i64, String, String)>(conn)?;
     let shortest = now - micros(periods.shortest());
-    let is_at_end =
-        walked.len() < rows as usize || !walked.iter().any(|(_, received_at, ..)| *received_at < shortest);
+    let is_at_end = walked.len() < rows as usize || !walked.iter().any(|(_, received_at, ..)| *received_at < shortest);
     let last = walked.last().map(|(seq, ..)| *seq);
     let mut over = Vec::new();
     for (seq, received_at, message_id, source) in walked {

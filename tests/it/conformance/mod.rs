@@ -37,6 +37,7 @@ pub mod postgres {
 
     every_store!();
     // These need what only a server has: row locks, sessions, settings, schemas, functions.
+    mod retention_races;
     mod server;
     mod server_transactions;
     mod server_trouble;
