@@ -97,7 +97,9 @@ impl<B: Backend> Store<B> {
         let mut purgeable = Purgeable { identities: self.backend.count_forgettable().await?, ..Purgeable::default() };
         let mut cursor = Some(i64::MIN);
         while let Some(from) = cursor {
-            let counted = self.backend.count_purgeable(&periods, from, COUNT_ROWS).await?;
+            let (backend, periods) = (Arc::clone(&self.backend), periods.clone());
+            let counting = async move { backend.count_purgeable(&periods, from, COUNT_ROWS).await };
+            let counted = on_reactor(self, counting).await?;
             purgeable.deliveries += counted.deliveries;
             purgeable.messages += counted.messages;
             cursor = counted.cursor;
@@ -260,11 +262,9 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         }
     }
 
-    /// On the store's thread, to its end: a caller that goes away must not leave a transaction open.
     async fn take(&self, step: PurgeStep) -> Result<Stepped> {
         let (backend, holder) = (Arc::clone(&self.store.backend), self.holder);
-        let taken = self.store.backend.reactor().spawn(async move { backend.purge_step(holder, &step).await });
-        taken.await.unwrap_or_else(|_| Err(Error::stopped("the store was closed while it was purged")))
+        on_reactor(self.store, async move { backend.purge_step(holder, &step).await }).await
     }
 
     async fn pause(&mut self, pause: Duration) -> Result<(), End> {
@@ -274,4 +274,13 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
             () = tokio::time::sleep(pause) => Ok(()),
         }
     }
+}
+
+/// On the store's thread, to its end: a caller that goes away must not leave a transaction open.
+async fn on_reactor<B: Backend, T: Send + 'static>(
+    store: &Store<B>,
+    act: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let acted = store.backend.reactor().spawn(act).await;
+    acted.unwrap_or_else(|_| Err(Error::stopped("the store was closed while it was purged")))
 }
