@@ -24,6 +24,8 @@ const SETTLE_POLL: Duration = Duration::from_secs(1);
 const SETTLE_WAIT_MAX: Duration = Duration::from_secs(600);
 /// Steps in a row that the database may refuse, each half as large as the one before.
 const REFUSALS_MAX: u32 = 8;
+/// How long a step may go on when nobody wants more: steps are short, and the lease can only be let go behind one.
+const STOP_WAIT: Duration = Duration::from_secs(1);
 /// Rows that are counted in one statement of a dry run.
 const COUNT_ROWS: u32 = 10_000;
 
@@ -130,10 +132,12 @@ pub(crate) async fn purge<B: Backend>(
         refusals: 0,
     };
     let ended = purge.run(&periods, retention.keep_identities).await;
-    // An error is of no matter: the lease runs out.
-    let _ = store.backend.release_purge(holder).await;
+    // Not from under a step that is still under way. Without it, and after an error, the lease runs out.
+    if !matches!(ended, Err(End::StoppedWithin)) {
+        let _ = store.backend.release_purge(holder).await;
+    }
     match ended {
-        Ok(()) | Err(End::Stopped) => Ok(purge.purged),
+        Ok(()) | Err(End::Stopped | End::StoppedWithin) => Ok(purge.purged),
         Err(End::LockedOut) => Ok(Purged { is_locked_out: true, ..purge.purged }),
         Err(End::Failed(error)) => Err(error),
     }
@@ -173,6 +177,8 @@ struct Purge<'a, B: Backend, F, S> {
 enum End {
     LockedOut,
     Stopped,
+    /// Nobody waits for the step that is under way; it comes to its end by itself.
+    StoppedWithin,
     Failed(Error),
 }
 
@@ -237,7 +243,16 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
     async fn step(&mut self, step: impl Fn(u32) -> PurgeStep, note: impl Fn(&mut Purged, &Step)) -> Result<Step, End> {
         loop {
             let begun_at = Instant::now();
-            match self.take(step(self.rows)).await {
+            let (backend, holder, step) = (Arc::clone(&self.store.backend), self.holder, step(self.rows));
+            let mut stepping = pin!(on_reactor(self.store, async move { backend.purge_step(holder, &step).await }));
+            let stepped = tokio::select! {
+                stepped = &mut stepping => stepped,
+                () = &mut self.stopping => {
+                    let ended = tokio::time::timeout(STOP_WAIT, stepping).await;
+                    return Err(if ended.is_ok() { End::Stopped } else { End::StoppedWithin });
+                }
+            };
+            match stepped {
                 Ok(Stepped::LockedOut) => return Err(End::LockedOut),
                 Ok(Stepped::Done(done)) => {
                     let took = begun_at.elapsed();
@@ -260,11 +275,6 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
                 }
             }
         }
-    }
-
-    async fn take(&self, step: PurgeStep) -> Result<Stepped> {
-        let (backend, holder) = (Arc::clone(&self.store.backend), self.holder);
-        on_reactor(self.store, async move { backend.purge_step(holder, &step).await }).await
     }
 
     async fn pause(&mut self, pause: Duration) -> Result<(), End> {

@@ -93,7 +93,7 @@ async fn purge(big: &Big, store: &Store<Postgres>) {
     let half = Duration::from_secs(12 * 3_600);
     let keeping = Retention::after(half).keep_identities(100 * half).for_handler("audit", half).batch_rows(5_000);
     let purged = store.purge(&keeping, |_| {}).await.unwrap();
-    assert!(purged.messages > 50_000 && purged.identities_kept == purged.messages, "{purged}");
+    assert!(purged.messages > 15_000 && purged.identities_kept == purged.messages, "{purged}");
     assert!(purged.identities_forgotten >= 4_999, "{purged}");
 }
 
