@@ -16,14 +16,14 @@ use std::time::Duration;
 pub use builder::InboxBuilder;
 pub use running::Running;
 
-use crate::accept::{Acceptor, Receipt, TopicRules};
+use crate::accept::{self, Acceptor, Receipt, TopicRules};
 use crate::error::{Error, Result};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
 use crate::limits::Limits;
-use crate::operate::Retention;
-use crate::process::{Engine, Extent, Lane, Loops, Work};
+use crate::operate::{Manifest, ManifestHandler, Retention};
+use crate::process::{Engine, Extent, Lane, Loops, Redact, Work};
 use crate::record::Record;
 use crate::store::seam::WantedHandler;
 use crate::store::{Backend, Store};
@@ -40,6 +40,7 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) limits: Limits,
     pub(crate) retention: Option<Retention>,
     pub(crate) registrations: Vec<Registration<B>>,
+    pub(crate) redact: Option<Redact>,
     /// Every topic that a handler subscribes to.
     pub(crate) topics: HashMap<String, TopicRules>,
     /// Handlers with their ids, in the order of registration. Empty until the first use.
@@ -75,12 +76,22 @@ impl<B: Backend> Inbox<B> {
         self.acceptor.accept(&self.shared, records.into_iter().collect()).await
     }
 
+    /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored.
+    pub fn manifest(&self) -> Manifest {
+        let entry = |registration: &Registration<B>| ManifestHandler {
+            key: registration.key.as_str().to_owned(),
+            formerly: registration.former_keys.clone(),
+        };
+        Manifest { handlers: self.shared.registrations.iter().map(entry).collect() }
+    }
+
     /// Starts processing in the background, until [`Running::shutdown`].
     ///
     /// # Errors
     /// When the database does not answer, its schema is not this build's, or the inbox is running already.
     pub async fn start(&self) -> Result<Running<B>> {
-        let loops = self.open(Work::InBackground).await?;
+        let mut loops = self.open(Work::InBackground).await?;
+        loops.bring_in(accept::replay_loop(Arc::clone(&self.shared), Arc::clone(&loops.engine)));
         let mut engine = self.shared.engine.write().unwrap_or_else(PoisonError::into_inner);
         // Looked at again: another call may have been quicker.
         if engine.is_some() {
@@ -202,7 +213,7 @@ impl<B: Backend> Shared<B> {
             .collect();
         let ids = self.store.backend.register(&wanted).await?;
         let lanes = self.registrations.iter().zip(ids);
-        Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids))).collect())
+        Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids, self.redact.clone()))).collect())
     }
 
     pub(crate) fn lane(&self, position: usize) -> Option<&Arc<Lane<B>>> {

@@ -130,8 +130,15 @@ pub use store::{Backend, Store};
 #[cfg(feature = "postgres")]
 pub use store::{Postgres, PostgresOptions};
 
-// What is done to it.
-pub use operate::{Purgeable, Purged, Retention};
+// What people do with it, and what is done by itself.
+pub use operate::{
+    Backfill, Canary, CanaryProgress, CanaryStop, Connections, DeadClaims, DeliveryDetails, DeliveryFilter,
+    DeliverySummary, Diagnosis, ErrorSummary, Facts, GroupFacts, HandlerStatus, HistoryEntry, KeyChange, Lag, Manifest,
+    ManifestHandler, OldestTransaction, Operator, PlannedHandler, ProcessorReport, ProcessorStatus, Purgeable, Purged,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, Retention, Severity, State, Symptom, TableFacts,
+    fingerprint,
+};
+pub use store::operating::SchemaVersion;
 
 pub use error::{Error, Result};
 

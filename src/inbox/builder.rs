@@ -12,6 +12,7 @@ use crate::handler::Body;
 use crate::handler::{HandlerKey, Registration, Topics};
 use crate::limits::{DURATION_MAX, Limits};
 use crate::operate::Retention;
+use crate::process::Redact;
 use crate::store::{Backend, Store};
 
 /// The longest topic name Kafka allows.
@@ -27,11 +28,19 @@ pub struct InboxBuilder<B: Backend> {
     /// Policies as they were given: a topic may stand twice until `build()`.
     identities: Vec<(Topics, Identity)>,
     retention: Option<Retention>,
+    redact: Option<Redact>,
 }
 
 impl<B: Backend> InboxBuilder<B> {
     pub(super) fn new(store: Store<B>) -> Self {
-        Self { store, limits: Limits::default(), registrations: Vec::new(), identities: Vec::new(), retention: None }
+        Self {
+            store,
+            limits: Limits::default(),
+            registrations: Vec::new(),
+            identities: Vec::new(),
+            retention: None,
+            redact: None,
+        }
     }
 
     /// Delivers the messages of a topic, or of several (`["orders", "returns"]`), to a handler.
@@ -59,6 +68,18 @@ impl<B: Backend> InboxBuilder<B> {
     /// Default: nothing is ever purged.
     pub fn retention(mut self, retention: impl Into<Retention>) -> Self {
         self.retention = Some(retention.into());
+        self
+    }
+
+    /// Takes out of handlers' errors what must not be kept, before they reach `last_error` or a log. Default: nothing is taken out.
+    ///
+    /// ```
+    /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
+    /// builder.redact(|error| error.replace(|character: char| character.is_ascii_digit(), "#"))
+    /// # }
+    /// ```
+    pub fn redact(mut self, redact: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        self.redact = Some(Arc::new(redact));
         self
     }
 
@@ -100,6 +121,7 @@ impl<B: Backend> InboxBuilder<B> {
             limits: self.limits,
             retention: self.retention,
             registrations: self.registrations,
+            redact: self.redact,
             topics: with_identities(topics, self.identities),
             lanes: tokio::sync::OnceCell::new(),
             engine: RwLock::new(None),

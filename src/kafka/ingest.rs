@@ -139,6 +139,7 @@ impl<B: Backend> Work<B> {
         }
         self.watch_backlog();
         self.look_at_retention();
+        self.tell_intake();
         while !self.is_stopping.load(Ordering::Relaxed) {
             let is_told = self.consumer.context().hear(Duration::ZERO);
             self.set_out();
@@ -163,6 +164,13 @@ impl<B: Backend> Work<B> {
         let (config, group, window) = (self.config.clone(), self.group().to_owned(), retention.window());
         let asking = retention::warn_if_shorter(config, group, topics, window);
         self.tasks.spawn_on(asking, self.shared.store.backend.reactor());
+    }
+
+    /// For people who look from outside.
+    fn tell_intake(&self) {
+        if let Some(engine) = self.shared.engine() {
+            engine.set_intake(self.is_open);
+        }
     }
 
     fn group(&self) -> &str {
@@ -243,6 +251,7 @@ impl<B: Backend> Work<B> {
         let is_open = has_room && !context.is_backlogged();
         if is_open != self.is_open {
             self.is_open = is_open;
+            self.tell_intake();
             events::kafka::intake(self.group(), is_open);
         }
         let (pause, resume) = context.desk().pauses(is_open);

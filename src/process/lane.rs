@@ -1,12 +1,16 @@
 //! Lanes: one per handler, with its own slots, so that a slow or failing handler holds up no other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::handler::{Body, HandlerKey, Registration, RetryPolicy};
+use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::HandlerIds;
+
+/// Takes out of an error what must not be kept.
+pub(crate) type Redact = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
 /// A handler at work in this process.
 pub(crate) struct Lane<B: Backend> {
@@ -16,10 +20,14 @@ pub(crate) struct Lane<B: Backend> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry: RetryPolicy,
     pub(crate) concurrency: usize,
+    pub(crate) redact: Option<Redact>,
     /// Not a semaphore: nobody waits for a slot, whoever finds none comes again when told that one is free.
     free_slots: AtomicUsize,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
     is_paused: AtomicBool,
+    /// Since they were last taken.
+    done: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// The right to run deliveries of a lane, mostly one. Free again when dropped.
@@ -43,7 +51,7 @@ impl<B: Backend> Drop for Slot<B> {
 }
 
 impl<B: Backend> Lane<B> {
-    pub(crate) fn new(registration: &Registration<B>, ids: HandlerIds) -> Self {
+    pub(crate) fn new(registration: &Registration<B>, ids: HandlerIds, redact: Option<Redact>) -> Self {
         Self {
             key: registration.key.clone(),
             ids,
@@ -51,8 +59,11 @@ impl<B: Backend> Lane<B> {
             timeout: registration.timeout,
             retry: registration.retry.clone(),
             concurrency: registration.concurrency,
+            redact,
             free_slots: AtomicUsize::new(registration.concurrency),
             is_paused: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
         }
     }
 
@@ -70,6 +81,20 @@ impl<B: Backend> Lane<B> {
     /// One slot, if there is one.
     pub(crate) fn take_slot(self: &Arc<Self>) -> Option<Slot<B>> {
         self.take_free_slots(1)
+    }
+
+    /// Counts an outcome, for the next report.
+    pub(super) fn count(&self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Done | Outcome::Discarded { .. } => self.done.fetch_add(1, Ordering::Relaxed),
+            Outcome::Retry { .. } | Outcome::Poisoned { .. } => self.failed.fetch_add(1, Ordering::Relaxed),
+            Outcome::Snoozed { .. } | Outcome::Released => return,
+        };
+    }
+
+    /// Deliveries done and attempts failed since the last call.
+    pub(super) fn take_counts(&self) -> (u64, u64) {
+        (self.done.swap(0, Ordering::Relaxed), self.failed.swap(0, Ordering::Relaxed))
     }
 
     pub(crate) fn is_paused(&self) -> bool {

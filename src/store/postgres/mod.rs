@@ -8,6 +8,7 @@ mod connect;
 mod errors;
 mod ledger;
 mod migrate;
+mod operate;
 mod process;
 mod purge;
 mod quarantine;
@@ -32,7 +33,8 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
+    NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
+    WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Kind, Result};
@@ -90,20 +92,21 @@ impl Store<Postgres> {
 /// socket alive for a dead server, say. The connection is closed then, never reused, and what became of the act is not known.
 macro_rules! act {
     ($self:ident, $conn:ident => $act:expr) => {
-        act!($self, &$self.pool, $conn => $act)
+        $crate::store::postgres::act!($self, &$self.pool, $conn => $act)
     };
     ($self:ident, $pool:expr, $conn:ident => $act:expr) => {{
-        let mut $conn = connect::get($pool, &$self.target).await?;
+        let mut $conn = $crate::store::postgres::connect::get($pool, &$self.target).await?;
         let acted = tokio::time::timeout($self.patience, $act).await;
         match acted {
             Ok(result) => result,
             Err(_) => {
-                drop(Object::take($conn));
+                drop(diesel_async::pooled_connection::deadpool::Object::take($conn));
                 Err($self.no_answer())
             }
         }
     }};
 }
+use act;
 
 impl Postgres {
     fn no_answer(&self) -> Error {
@@ -232,6 +235,12 @@ impl Seam for Postgres {
         self.reactor.handle()
     }
 
+    fn pool_status(&self) -> PoolStatus {
+        let status = self.pool.status();
+        let in_use = status.size.saturating_sub(status.available);
+        PoolStatus { in_use, size: status.max_size, waiting: status.waiting }
+    }
+
     fn transactions_max(&self) -> usize {
         self.pool_size.saturating_sub(2).max(1)
     }
@@ -244,7 +253,7 @@ impl Purging for Postgres {
 
     async fn purge_step(&self, holder: i64, step: &PurgeStep) -> Result<Stepped> {
         act!(self, conn => async {
-            match purge::step(&mut conn, holder, step).await {
+            match purge::step(&mut conn, holder, step, self.patience).await {
                 Ok(stepped) => Ok(stepped),
                 Err(error) => Err(connect::judge(&mut conn, error).await),
             }

@@ -24,9 +24,8 @@ use statements::{
     Walk,
 };
 
-/// How long after an identity was written its message may go: longer than the step that wrote it can have taken to commit. Accepts that
-/// began before then and still run are waited for as well, as far as the server lets us see them.
-const SETTLE: Duration = Duration::from_secs(120);
+/// The step that writes identities is over by then: two statements of 20 seconds at the most, and its commit.
+const STEP_MAX: Duration = Duration::from_secs(50);
 
 /// Periods as the statements take them.
 struct Given {
@@ -47,16 +46,25 @@ impl From<&Periods> for Given {
     }
 }
 
-pub(super) async fn step(conn: &mut AsyncPgConnection, holder: i64, step: &PurgeStep) -> Result<Stepped> {
+/// `patience` is how long an act of this store may take at the most, and those of others are taken to be no slower. So long after an
+/// identity was written its message may go; accepts that began before and still run are waited for as well, as far as the server lets
+/// us see them.
+pub(super) async fn step(
+    conn: &mut AsyncPgConnection,
+    holder: i64,
+    step: &PurgeStep,
+    patience: Duration,
+) -> Result<Stepped> {
+    let settle_ms = millis(STEP_MAX + patience);
     let stepped = conn.transaction(async |conn| {
         if !take_lease(conn, holder).await? {
             return Ok(Stepped::LockedOut);
         }
         let done = match step {
             PurgeStep::Mark { periods, keep, cursor, rows } => mark(conn, periods, *keep, *cursor, *rows).await?,
-            PurgeStep::Settle => settle(conn).await?,
+            PurgeStep::Settle => settle(conn, settle_ms).await?,
             PurgeStep::Remove { periods, keep, cursor, rows } => {
-                remove(conn, periods, keep.is_some(), *cursor, *rows).await?
+                remove(conn, periods, keep.map(|_| settle_ms), *cursor, *rows).await?
             }
             PurgeStep::Forget { rows } => {
                 let identities = Forget { rows: limit(*rows) }.execute(conn).await?;
@@ -108,21 +116,21 @@ async fn mark(
     Ok(Step { cursor, messages: seqs.len() as u64, identities: count(identities), deliveries: 0 })
 }
 
-async fn settle(conn: &mut AsyncPgConnection) -> QueryResult<Step> {
-    let is_settled = IsSettled { settle_ms: millis(SETTLE) };
-    let (is_settled,) = is_settled.load::<(bool,)>(conn).await.and_then(only_row)?;
+async fn settle(conn: &mut AsyncPgConnection, settle_ms: i64) -> QueryResult<Step> {
+    let (is_settled,) = IsSettled { settle_ms }.load::<(bool,)>(conn).await.and_then(only_row)?;
     Ok(Step { cursor: (!is_settled).then_some(0), ..Step::default() })
 }
 
 async fn remove(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
-    keeps_identities: bool,
+    settle_ms: Option<i64>,
     cursor: i64,
     rows: u32,
 ) -> QueryResult<Step> {
     let (seqs, cursor) = walk(conn, periods, cursor, rows).await?;
-    let lock = Lock { message_seqs: &seqs, keeps_identities, settle_ms: millis(SETTLE) };
+    let keeps_identities = settle_ms.is_some();
+    let lock = Lock { message_seqs: &seqs, keeps_identities, settle_ms: settle_ms.unwrap_or_default() };
     let locked = if seqs.is_empty() { Vec::new() } else { lock.load::<(i64,)>(conn).await? };
     if locked.is_empty() {
         return Ok(Step { cursor, ..Step::default() });

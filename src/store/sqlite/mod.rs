@@ -14,6 +14,7 @@ mod ledger;
 mod line;
 mod migrate;
 mod noted;
+mod operate;
 mod process;
 mod purge;
 mod quarantine;
@@ -37,7 +38,8 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
+    NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
+    WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Result};
@@ -266,6 +268,10 @@ impl Seam for Sqlite {
 
     fn reactor(&self) -> &Handle {
         self.reactor.handle()
+    }
+
+    fn pool_status(&self) -> PoolStatus {
+        self.writer.status()
     }
 
     fn transactions_max(&self) -> usize {

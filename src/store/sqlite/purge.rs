@@ -56,6 +56,12 @@ statement! {
 }
 
 statement! {
+    RemoveHistory("DELETE FROM inbox_history WHERE message_seq = ?1") {
+        message_seq: i64 => BigInt,
+    }
+}
+
+statement! {
     RemoveMessage("DELETE FROM inbox_message WHERE seq = ?1") {
         message_seq: i64 => BigInt,
     }
@@ -140,6 +146,7 @@ fn remove(
     let mut step = Step { cursor, messages: over.len() as u64, ..Step::default() };
     for Over { seq, message_id, source, .. } in over {
         step.deliveries += RemoveDeliveries { message_seq: seq }.execute(conn)? as u64;
+        RemoveHistory { message_seq: seq }.execute(conn)?;
         RemoveMessage { message_seq: seq }.execute(conn)?;
         if let Some(keep) = keep {
             let IdentityHash(hash) = IdentityHash::of(&message_id, &source);

@@ -42,6 +42,9 @@ async fn what_is_done_or_discarded_for_long_enough_goes_with_its_message() {
     let inbox = scene.inbox().subscribe("orders", answering).build().unwrap();
     inbox.accept_all(["done", "discarded", "poisoned", "later"].map(record)).await.unwrap();
     inbox.drain().await.unwrap();
+    assert_eq!(scene.database.replay("discarded", "stock", None).await, 1);
+    inbox.drain().await.unwrap();
+    assert_eq!(scene.count("inbox_history").await, 1);
     age(&scene, "%", 8).await;
     inbox.accept(record("young")).await.unwrap();
     inbox.drain().await.unwrap();
@@ -57,6 +60,7 @@ async fn what_is_done_or_discarded_for_long_enough_goes_with_its_message() {
     assert_eq!(message_ids(&scene).await, ["later", "poisoned", "young"]);
     assert_eq!(scene.count("inbox_delivery").await, 3);
     assert_eq!(scene.store.purgeable(&retention).await.unwrap(), Purgeable::default());
+    assert_eq!(scene.count("inbox_history WHERE message_seq NOT IN (SELECT seq FROM inbox_message)").await, 0);
     // Retention is the window of deduplication.
     assert_eq!(inbox.accept(record("done")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
 }

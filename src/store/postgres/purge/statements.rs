@@ -179,6 +179,12 @@ statement! {
                                     ORDER BY d.message_seq, d.handler_id LIMIT 32768) d))
               AND t.status IN (2, 4)
             RETURNING 1),
+        history AS (
+            DELETE FROM inbox_history t
+            WHERE t.ctid = ANY (ARRAY(
+                SELECT h.tid FROM judged j
+                CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM inbox_history h WHERE h.message_seq = j.seq
+                                    ORDER BY h.message_seq, h.handler_id, h.audit_id LIMIT 32768) h))),
         message AS (
             DELETE FROM inbox_message t
             WHERE t.ctid = ANY (ARRAY(
