@@ -1,7 +1,8 @@
 //! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
 
+use crate::common::{fresh_database, memory_mib};
 use crate::support::postgres::{Cluster, connect};
-use crate::{Scale, fresh_database, ours, tidy_up};
+use crate::{Scale, ours, tidy_up};
 
 /// Milliseconds per claimed delivery, on the server.
 #[derive(Debug, Clone, Copy, Default)]
@@ -76,14 +77,8 @@ pub async fn memory(cluster: &Cluster, scale: Scale) -> Memory {
         let inbox = ours::inbox(&url).await;
         ours::accept_all(&inbox, Scale { messages, ..scale }).await;
         ours::drain_in_background(cluster, &inbox, &url, messages).await;
-        resident[place] = resident_mib();
+        resident[place] = memory_mib("VmRSS");
     }
     let [small_mib, large_mib] = resident;
     Memory { small_mib, large_mib }
-}
-
-fn resident_mib() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or("");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
 }
