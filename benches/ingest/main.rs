@@ -76,7 +76,7 @@ async fn run(scale: Scale) {
         println!("repeat {repeat} of {}", scale.repeats);
         for (pairs, handlers) in [(&mut report.one_handler, 1), (&mut report.three_handlers, 3)] {
             let bare_sql = bare_sql::accept(&servers, scale, handlers).await;
-            let ours = throughput::ingest(&servers, scale, &topic, handlers).await;
+            let ours = throughput::ingest(&servers, scale, topic, handlers).await;
             pairs.add(Pair { bare_sql, ours });
         }
     }

@@ -15,13 +15,16 @@ use crate::{PARTITIONS, Scale, Servers};
 
 const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("bench.b"), HandlerKey::new("bench.c")];
 
+/// As long as what the baseline writes.
+const TOPIC: &str = "bench";
+
 /// A topic with all records, each with an id in a header.
-pub async fn fill(servers: &Servers, scale: Scale) -> String {
-    let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
+pub async fn fill(servers: &Servers, scale: Scale) -> &'static str {
+    servers.kafka.create_topic(TOPIC, PARTITIONS, &[]).await;
     let record =
         |number: usize| TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"));
-    servers.kafka.produce_many(&topic, PARTITIONS, scale.messages, record).await;
-    topic
+    servers.kafka.produce_many(TOPIC, PARTITIONS, scale.messages, record).await;
+    TOPIC
 }
 
 /// From the first records that are stored to the last.
