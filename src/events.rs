@@ -57,6 +57,14 @@ pub(crate) fn conflict(message: &StoredMessage) {
     warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "conflict");
 }
 
+pub(crate) fn left_quarantine(id: i64) {
+    info!(target: "wharf::accept", id, "left quarantine");
+}
+
+pub(crate) fn stays_in_quarantine(id: i64, reason: &str) {
+    warn!(target: "wharf::accept", id, reason, "stays in quarantine");
+}
+
 pub(crate) fn quarantined(topic: &str, reason: &str) {
     warn!(target: "wharf::accept", topic = %Shown(topic), reason, "quarantined");
 }

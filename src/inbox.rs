@@ -16,12 +16,13 @@ use std::time::Duration;
 pub use builder::InboxBuilder;
 pub use running::Running;
 
-use crate::accept::{Acceptor, Receipt, TopicRules};
+use crate::accept::{self, Acceptor, Receipt, TopicRules};
 use crate::error::{Error, Result};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
 use crate::limits::Limits;
+use crate::operate::{Manifest, ManifestHandler};
 use crate::process::{Engine, Extent, Lane, Loops, Work};
 use crate::record::Record;
 use crate::store::seam::WantedHandler;
@@ -73,12 +74,22 @@ impl<B: Backend> Inbox<B> {
         self.acceptor.accept(&self.shared, records.into_iter().collect()).await
     }
 
+    /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored.
+    pub fn manifest(&self) -> Manifest {
+        let entry = |registration: &Registration<B>| ManifestHandler {
+            key: registration.key.as_str().to_owned(),
+            formerly: registration.former_keys.clone(),
+        };
+        Manifest { handlers: self.shared.registrations.iter().map(entry).collect() }
+    }
+
     /// Starts processing in the background, until [`Running::shutdown`].
     ///
     /// # Errors
     /// When the database does not answer, its schema is not this build's, or the inbox is running already.
     pub async fn start(&self) -> Result<Running<B>> {
-        let loops = self.open(Work::InBackground).await?;
+        let mut loops = self.open(Work::InBackground).await?;
+        loops.bring_in(accept::replay_loop(Arc::clone(&self.shared), Arc::clone(&loops.engine)));
         let mut engine = self.shared.engine.write().unwrap_or_else(PoisonError::into_inner);
         // Looked at again: another call may have been quicker.
         if engine.is_some() {

@@ -87,6 +87,7 @@ mod inbox;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod message;
+mod operate;
 mod process;
 mod record;
 mod store;
@@ -125,6 +126,15 @@ pub use store::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 pub use store::{Backend, Store};
 #[cfg(feature = "postgres")]
 pub use store::{Postgres, PostgresOptions};
+
+// What people do with it.
+pub use operate::{
+    Backfill, Canary, CanaryProgress, CanaryStop, Connections, DeadClaims, DeliveryDetails, DeliveryFilter,
+    DeliverySummary, Diagnosis, ErrorSummary, Facts, GroupFacts, HandlerStatus, HistoryEntry, KeyChange, Lag, Manifest,
+    ManifestHandler, OldestTransaction, Operator, PlannedHandler, ProcessorReport, ProcessorStatus, QuarantineDetails,
+    QuarantineFilter, QuarantineSummary, Rate, Severity, State, Symptom, TableFacts, fingerprint,
+};
+pub use store::operating::SchemaVersion;
 
 pub use error::{Error, Result};
 

@@ -9,6 +9,7 @@ mod identify;
 mod identity;
 mod json;
 mod prepare;
+mod replay;
 mod write;
 
 pub(crate) use acceptor::Acceptor;
@@ -16,6 +17,7 @@ pub(crate) use acceptor::Acceptor;
 pub(crate) use acceptor::row;
 pub use identity::Identity;
 pub(crate) use prepare::TopicRules;
+pub(crate) use replay::replay_loop;
 #[cfg(feature = "kafka")]
 pub(crate) use write::{Batch, Patience, Row, write};
 

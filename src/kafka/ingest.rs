@@ -136,6 +136,7 @@ impl<B: Backend> Work<B> {
             return Some(Error::configuration("cannot subscribe to the topics").with_source(error));
         }
         self.watch_backlog();
+        self.tell_intake();
         while !self.is_stopping.load(Ordering::Relaxed) {
             let is_told = self.consumer.context().hear(Duration::ZERO);
             self.set_out();
@@ -151,6 +152,13 @@ impl<B: Backend> Work<B> {
         }
         self.end();
         None
+    }
+
+    /// For people who look from outside.
+    fn tell_intake(&self) {
+        if let Some(engine) = self.shared.engine() {
+            engine.set_intake(self.is_open);
+        }
     }
 
     fn group(&self) -> &str {
@@ -236,6 +244,7 @@ impl<B: Backend> Work<B> {
         let is_open = has_room && !context.is_backlogged();
         if is_open != self.is_open {
             self.is_open = is_open;
+            self.tell_intake();
             events::kafka::intake(self.group(), is_open);
         }
         let (pause, resume) = context.desk().pauses(is_open);

@@ -2,8 +2,8 @@
 //!
 //! Starting a delivery happens here and only here, whether it was claimed from the store or handed over by accept.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tokio::runtime::Handle;
@@ -43,6 +43,8 @@ pub(crate) struct Engine<B: Backend> {
     pub(crate) starting: RwLock<()>,
     /// A suspect is about to run alone: nothing else may start.
     is_solo: AtomicBool,
+    /// Whether records are read from Kafka; none without Kafka. A std mutex: nothing awaits while holding it.
+    intake: Mutex<Option<bool>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
@@ -87,6 +89,7 @@ impl<B: Backend> Engine<B> {
             phase: watch::channel(Phase::Running).0,
             starting: RwLock::new(()),
             is_solo: AtomicBool::new(false),
+            intake: Mutex::default(),
         }
     }
 
@@ -99,6 +102,16 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Waits until the engine is past `Running`.
+    /// Tells whether records are read from Kafka, for the next report.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn set_intake(&self, is_open: bool) {
+        *self.intake.lock().unwrap_or_else(PoisonError::into_inner) = Some(is_open);
+    }
+
+    pub(super) fn is_intake_open(&self) -> Option<bool> {
+        *self.intake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) async fn stopping(&self) {
         self.reached(Phase::Stopping).await;
     }

@@ -1,10 +1,11 @@
 //! Lanes: one per handler, with its own slots, so that a slow or failing handler holds up no other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::handler::{Body, HandlerKey, Registration, RetryPolicy};
+use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::HandlerIds;
 
@@ -20,6 +21,9 @@ pub(crate) struct Lane<B: Backend> {
     free_slots: AtomicUsize,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
     is_paused: AtomicBool,
+    /// Since they were last taken.
+    done: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// The right to run deliveries of a lane, mostly one. Free again when dropped.
@@ -53,6 +57,8 @@ impl<B: Backend> Lane<B> {
             concurrency: registration.concurrency,
             free_slots: AtomicUsize::new(registration.concurrency),
             is_paused: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
         }
     }
 
@@ -70,6 +76,20 @@ impl<B: Backend> Lane<B> {
     /// One slot, if there is one.
     pub(crate) fn take_slot(self: &Arc<Self>) -> Option<Slot<B>> {
         self.take_free_slots(1)
+    }
+
+    /// Counts an outcome, for the next report.
+    pub(super) fn count(&self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Done | Outcome::Discarded { .. } => self.done.fetch_add(1, Ordering::Relaxed),
+            Outcome::Retry { .. } | Outcome::Poisoned { .. } => self.failed.fetch_add(1, Ordering::Relaxed),
+            Outcome::Snoozed { .. } | Outcome::Released => return,
+        };
+    }
+
+    /// Deliveries done and attempts failed since the last call.
+    pub(super) fn take_counts(&self) -> (u64, u64) {
+        (self.done.swap(0, Ordering::Relaxed), self.failed.swap(0, Ordering::Relaxed))
     }
 
     pub(crate) fn is_paused(&self) -> bool {

@@ -3,6 +3,7 @@
 //! Every loop of the engine is started in `start` and joined in `end`; handlers' tasks are joined by the in-flight list. Ending is
 //! bounded: a database that is away does not keep a process from exiting, the claims it could not give back run out by themselves.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +53,8 @@ pub(crate) struct Loops<B: Backend> {
 impl<B: Backend> Loops<B> {
     pub(crate) async fn start(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, work: Work) -> Result<Self> {
         let name: Arc<str> = processor_name().into();
-        let enrolment = Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits) };
+        let enrolment =
+            Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits), report: "{}" };
         let processor = store.backend.enroll(&enrolment).await?;
         let engine = Arc::new(Engine::new(store, limits, lanes, processor));
         let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
@@ -68,6 +70,12 @@ impl<B: Backend> Loops<B> {
             Work::OnDemand => {}
         }
         Ok(Self { engine, bringing_in, settling })
+    }
+
+    /// Has something else done by the engine's side, until no more work is wanted. It ends by itself then.
+    pub(crate) fn bring_in(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        let reactor = self.engine.store.backend.reactor().clone();
+        self.bringing_in.spawn_on(work, &reactor);
     }
 
     /// Claims for all slots, runs what came back and waits until it is settled; once, or until nothing is due. Returns how many

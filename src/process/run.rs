@@ -37,6 +37,9 @@ impl<B: Backend> Run<B> {
         held.is_answered = true;
         let engine = &held.engine;
         engine.in_flight.returned(&leash);
+        if let Some(Settled::Now(outcome) | Settled::Later(outcome)) = &outcome {
+            slot.lane.count(outcome);
+        }
         drop(slot);
         engine.freed.notify_one();
         match outcome {

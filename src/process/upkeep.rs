@@ -8,6 +8,7 @@ use super::lane::Lane;
 use crate::backoff::jittered;
 use crate::events;
 use crate::limits::Limits;
+use crate::operate::{ProcessorReport, Rate};
 use crate::store::Backend;
 use crate::store::seam::Enrolment;
 
@@ -25,8 +26,10 @@ pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<st
     let interval = engine.limits.lease / 3;
     let check_every = (engine.limits.unknown_key_grace / 4).clamp(Duration::from_secs(1), Duration::from_secs(30));
     let mut check_at = Instant::now();
+    let mut reported_at = Instant::now();
     loop {
-        keep_alive(&engine, &name).await;
+        let report = report(&engine, std::mem::replace(&mut reported_at, Instant::now()).elapsed());
+        keep_alive(&engine, &name, &report).await;
         if Instant::now() >= check_at {
             check_unknown(&engine).await;
             check_at = Instant::now() + jittered(check_every);
@@ -43,9 +46,28 @@ pub(super) fn handler_ids<B: Backend>(lanes: &[Arc<Lane<B>>]) -> Vec<i16> {
     lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect()
 }
 
-async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str) {
+/// What this process says of itself, over the time since it last did.
+fn report<B: Backend>(engine: &Engine<B>, since: Duration) -> String {
+    let secs = since.as_secs_f64().max(0.001);
+    let rate = |lane: &Arc<Lane<B>>| {
+        let (done, failed) = lane.take_counts();
+        let per_sec = |count: u64| ((count as f64 / secs) * 100.0).round() / 100.0;
+        (lane.key.as_str().to_owned(), Rate { done_per_sec: per_sec(done), failed_per_sec: per_sec(failed) })
+    };
+    let pool = engine.store.backend.pool_status();
+    let report = ProcessorReport {
+        rates: engine.lanes.iter().map(rate).collect(),
+        is_intake_open: engine.is_intake_open(),
+        pool_in_use: pool.in_use,
+        pool_size: pool.size,
+        pool_waiting: pool.waiting,
+    };
+    serde_json::to_string(&report).unwrap_or_else(|_| "{}".to_owned())
+}
+
+async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str, report: &str) {
     let handler_ids = handler_ids(&engine.lanes);
-    let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits) };
+    let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits), report };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
             let mut goes_on = false;

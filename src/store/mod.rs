@@ -6,6 +6,7 @@
 mod aliases;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod errors;
+pub(crate) mod operating;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod quarantined;
@@ -29,7 +30,7 @@ pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 use crate::error::{Error, Result};
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
-pub trait Backend: seam::Seam {}
+pub trait Backend: seam::Seam + operating::Operating {}
 
 /// A connected store. Cheap to clone; clones share the connections.
 pub struct Store<B: Backend> {

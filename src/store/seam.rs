@@ -91,6 +91,8 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Where background work of this store runs: not on the user's threads, which a handler may block.
     fn reactor(&self) -> &tokio::runtime::Handle;
 
+    fn pool_status(&self) -> PoolStatus;
+
     /// How many transactional handlers may hold a connection at a time and still leave the engine one.
     fn transactions_max(&self) -> usize;
 }
@@ -354,6 +356,16 @@ pub struct Enrolment<'a> {
     pub handler_ids: &'a [i16],
     /// How long it counts as alive without a sign.
     pub ttl: Duration,
+    /// What it says of itself, as JSON.
+    pub report: &'a str,
+}
+
+/// Connections of this process to its database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PoolStatus {
+    pub in_use: usize,
+    pub size: usize,
+    pub waiting: usize,
 }
 
 #[derive(Debug, Clone)]

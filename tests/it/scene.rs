@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{OnceCell, Semaphore, watch};
 use wharf::{
     Backend, Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store,
     handler,
@@ -174,6 +174,19 @@ impl Runs {
             async move {
                 // The sender lives in the handler, so this cannot fail.
                 let _ = opened.wait_for(|is_open| *is_open).await;
+                Ok::<(), Failure>(())
+            }
+        })
+    }
+
+    /// A handler that remembers its messages and ends when the gate lets it.
+    pub fn held<B: Backend>(&self, name: &'static str, gate: &Arc<Semaphore>) -> Registration<B> {
+        let (runs, gate) = (self.clone(), Arc::clone(gate));
+        handler(key(name), move |message: Message<Raw>| {
+            runs.note(&message);
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.acquire().await?.forget();
                 Ok::<(), Failure>(())
             }
         })

@@ -57,6 +57,7 @@ CREATE TABLE inbox_delivery (
     crashes      integer     NOT NULL DEFAULT 0,     -- process deaths in a row; reset by any outcome
     handler_id   smallint    NOT NULL,
     status       smallint    NOT NULL DEFAULT 0,     -- 0 open, 2 done, 3 poisoned, 4 discarded
+    replays      smallint    NOT NULL DEFAULT 0,     -- how often a person gave it a fresh set of retries; what was before is in inbox_history
     reason       text,                               -- why it was poisoned or discarded
     last_error   text,
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
@@ -74,8 +75,23 @@ CREATE TABLE inbox_delivery (
 
 -- The claim, in exactly its order; also the oldest due delivery of a handler. Naming status or locked_until here would end HOT claims.
 CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
--- Listing poisoned deliveries without a scan. Rows enter it only when they are given up.
-CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at) WHERE status = 3;
+-- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
+CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
+
+-- What a delivery had come to when a person replayed or discarded it. Goes with its message.
+CREATE TABLE inbox_history (
+    message_seq bigint      NOT NULL,
+    audit_id    bigint      NOT NULL,                -- inbox_audit.id: who, when, why
+    finished_at timestamptz,
+    attempts    integer     NOT NULL,
+    errors      integer     NOT NULL,
+    crashes     integer     NOT NULL,
+    handler_id  smallint    NOT NULL,
+    status      smallint    NOT NULL,
+    reason      text,
+    last_error  text,
+    PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
+);
 
 -- Per consumer group, topic and partition: the next offset to accept, written in the transaction that accepts.
 CREATE TABLE inbox_ledger (
@@ -115,8 +131,14 @@ CREATE TABLE inbox_quarantine (
     headers         bytea,
     payload         bytea,
     -- Over position, identity and content: a record that is redelivered is quarantined once.
-    record_hash     bytea       NOT NULL UNIQUE
+    record_hash     bytea       NOT NULL UNIQUE,
+    replay_asked_at timestamptz,                     -- not null: a process that knows the topic accepts it anew
+    replays         integer     NOT NULL DEFAULT 0   -- how often that was tried and came to nothing
 );
+-- The few whose replay was asked for; every process looks for them.
+CREATE INDEX inbox_quarantine_asked ON inbox_quarantine (replay_asked_at) WHERE replay_asked_at IS NOT NULL;
+-- Listing by topic, the oldest first.
+CREATE INDEX inbox_quarantine_topic ON inbox_quarantine (topic, id);
 
 -- Who is alive and which handlers it knows.
 CREATE TABLE inbox_processor (
@@ -126,7 +148,8 @@ CREATE TABLE inbox_processor (
     handler_ids smallint[]  NOT NULL,
     started_at  timestamptz NOT NULL DEFAULT now(),
     seen_at     timestamptz NOT NULL DEFAULT now(),
-    alive_until timestamptz NOT NULL
+    alive_until timestamptz NOT NULL,
+    report      jsonb                                -- what it says of itself: rates, intake, connections
 );
 
 -- One row for each act of a person. Append-only.
@@ -134,6 +157,7 @@ CREATE TABLE inbox_audit (
     id       bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     acted_at timestamptz NOT NULL DEFAULT now(),
     actor    text        NOT NULL DEFAULT session_user,
+    operator text,                                   -- who that was, as a tool says: the database's user may be shared
     action   text        NOT NULL,
     filter   jsonb       NOT NULL,
     affected bigint      NOT NULL,
@@ -191,6 +215,16 @@ EXCEPTION WHEN OTHERS THEN
     RETURN SQLSTATE;
 END $$;
 
+-- What errors have in common: words with a digit in them (numbers, ids, addresses) do not count.
+CREATE FUNCTION inbox_fingerprint(error text) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT left(encode(sha256(convert_to(regexp_replace(error, '[A-Za-z0-9-]*[0-9][A-Za-z0-9-]*', '#', 'g'), 'UTF8')), 'hex'), 8)
+$$;
+
+-- A moment as microseconds since 1970, for programs.
+CREATE FUNCTION inbox_micros(at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ SELECT (extract(epoch FROM $1) * 1000000)::bigint $$;
+
 -- Every delivery in words.
 CREATE VIEW inbox_status AS
 SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
@@ -200,8 +234,10 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.due_at, d.locked_until, p.name AS locked_by, d.finished_at,
-       now() - m.received_at AS age, m.received_at, d.last_error, d.message_seq, d.handler_id
+       d.reason, d.attempts, d.errors, d.crashes, d.replays, d.due_at, d.locked_until, p.name AS locked_by,
+       p.alive_until > now() AS owner_is_alive, d.finished_at,
+       now() - m.received_at AS age, m.received_at, m.recorded_at, m.kafka_partition, m.kafka_offset, d.last_error,
+       inbox_fingerprint(d.last_error) AS fingerprint, d.message_seq, d.handler_id
 FROM inbox_delivery d
 LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
@@ -209,13 +245,29 @@ LEFT JOIN inbox_processor p ON p.id = d.locked_by;
 
 -- What the machine gave up and a person must look at.
 CREATE VIEW inbox_poisoned AS
-SELECT m.message_id, m.source, m.topic, h.key AS handler_key, d.reason, d.last_error, d.attempts, d.errors, d.crashes,
-       d.finished_at AS poisoned_at, m.received_at, m.kafka_partition, m.kafka_offset,
+SELECT m.message_id, m.source, m.topic, h.key AS handler_key, d.reason, d.last_error, inbox_fingerprint(d.last_error) AS fingerprint,
+       d.attempts, d.errors, d.crashes, d.replays, d.finished_at AS poisoned_at, m.received_at, m.kafka_partition, m.kafka_offset,
        inbox_text(m.record_key) AS record_key, inbox_text(m.payload) AS payload, d.message_seq, d.handler_id
 FROM inbox_delivery d
 LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3;
+
+-- The same by what went wrong: one row a handler, reason and fingerprint.
+CREATE VIEW inbox_poisoned_by_error AS
+SELECT h.key AS handler_key, d.reason, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS poisoned,
+       min(d.finished_at) AS first_at, max(d.finished_at) AS last_at, min(d.last_error) AS example, d.handler_id
+FROM inbox_delivery d
+LEFT JOIN inbox_handler h ON h.id = d.handler_id
+WHERE d.status = 3
+GROUP BY d.handler_id, h.key, d.reason, inbox_fingerprint(d.last_error);
+
+-- Records that could not become messages, readable.
+CREATE VIEW inbox_quarantined AS
+SELECT id, topic, kafka_partition, kafka_offset, reason, detail, quarantined_at, replay_asked_at, replays,
+       inbox_text(message_id) AS message_id, inbox_text(source) AS source, inbox_text(record_key) AS record_key,
+       inbox_text(payload) AS payload
+FROM inbox_quarantine;
 
 -- What is still to be done, per handler.
 CREATE VIEW inbox_backlog AS
@@ -223,35 +275,250 @@ SELECT h.key AS handler_key,
        count(*) FILTER (WHERE d.due_at <= now() AND (d.locked_until IS NULL OR d.locked_until <= now())) AS due,
        count(*) FILTER (WHERE d.due_at > now()) AS later,
        count(*) FILTER (WHERE d.locked_until > now()) AS running,
+       (SELECT count(*) FROM inbox_delivery p WHERE p.handler_id = h.id AND p.status = 3) AS poisoned,
        now() - min(d.due_at) FILTER (WHERE d.due_at <= now()) AS oldest_due_age,
        h.paused_at, h.unknown_since, h.id AS handler_id
 FROM inbox_handler h
 LEFT JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
 GROUP BY h.id;
 
--- Gives a poisoned or discarded delivery a fresh set of retries, due now. Returns how many were changed: 0 when there is no
--- such delivery or it is not given up. The attempt number goes on, so that a claim from before the replay stays invalid.
-CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFAULT NULL) RETURNS bigint
+-- What a person does. Every act is fenced against running work, bounded, leaves a row in inbox_audit, and does nothing when it is repeated.
+-- All of them run with the rights of the caller, in the inbox they were made for, whatever the caller's search_path is.
+
+-- The ids of a handler's key; ids that became one handler are one. All of them without a key.
+CREATE FUNCTION inbox_handler_ids(handler_key text) RETURNS smallint[]
+LANGUAGE sql STABLE
+SET search_path FROM CURRENT AS $$
+    SELECT coalesce(array_agg(DISTINCT same.id), '{}')
+    FROM inbox_handler_key k
+    JOIN inbox_handler own ON own.id = k.handler_id
+    JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+    WHERE k.key = coalesce($1, k.key)
+$$;
+
+-- A mistyped key is not an answer of nothing.
+CREATE FUNCTION inbox_check_handler_key(handler_key text) RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT AS $$
+BEGIN
+    IF handler_key IS NOT NULL AND inbox_handler_ids(handler_key) = '{}' THEN
+        RAISE EXCEPTION 'there is no handler key %', quote_literal(handler_key)
+            USING HINT = 'SELECT key FROM inbox_handler_key tells which there are.';
+    END IF;
+END $$;
+
+-- Refuses a filter with a name that means nothing, which would silently take more than was meant, and one that says nothing at all.
+CREATE FUNCTION inbox_check_filter(filter jsonb, names text[]) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    wrong text;
+BEGIN
+    IF jsonb_typeof(filter) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'a filter is a JSON object, such as {"handler_key": "mail.receipt"}';
+    END IF;
+    SELECT string_agg(name, ', ') INTO wrong FROM jsonb_object_keys(filter) AS k (name) WHERE NOT name = ANY (names || '{all}');
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'a filter has no %', wrong USING HINT = 'It may have: ' || array_to_string(names, ', ') || ', all.';
+    END IF;
+    IF filter = '{}' THEN
+        RAISE EXCEPTION 'an empty filter would take everything' USING HINT = 'Say {"all": true} if that is what you want.';
+    END IF;
+END $$;
+
+-- Whether a filter means a delivery, but for its handler and message id.
+CREATE FUNCTION inbox_is_meant(filter jsonb, source text, topic text, reason text, error text, finished_at timestamptz) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT ($1 ->> 'source' IS NULL OR $2 = $1 ->> 'source')
+       AND ($1 ->> 'topic' IS NULL OR $3 = $1 ->> 'topic')
+       AND ($1 ->> 'reason' IS NULL OR $4 = $1 ->> 'reason')
+       AND ($1 ->> 'error' IS NULL OR position(lower($1 ->> 'error') IN lower($5)) > 0)
+       AND ($1 ->> 'fingerprint' IS NULL OR inbox_fingerprint($5) = $1 ->> 'fingerprint')
+       AND ($1 ->> 'older_than' IS NULL OR $6 < now() - ($1 ->> 'older_than')::interval)
+       AND ($1 ->> 'newer_than' IS NULL OR $6 >= now() - ($1 ->> 'newer_than')::interval)
+$$;
+
+-- Where the deliveries are that a filter means: poisoned ones, the oldest first. By message_id also, for a replay, those that were
+-- discarded, and to discard, those that are still pending.
+-- {"handler_key", "message_id", "source", "topic", "reason", "error" (a part of it), "fingerprint", "older_than", "newer_than"
+-- (intervals, of when it was poisoned), "all": true}.
+CREATE FUNCTION inbox_matching(filter jsonb, row_limit integer DEFAULT 1000, action text DEFAULT 'replay')
+RETURNS TABLE (tid tid, message_seq bigint, handler_id smallint)
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    ids smallint[];
+BEGIN
+    PERFORM inbox_check_filter(filter, '{handler_key, message_id, source, topic, reason, error, fingerprint, older_than, newer_than}');
+    ids := inbox_handler_ids(filter ->> 'handler_key');
+    IF filter ? 'message_id' THEN
+        RETURN QUERY
+        SELECT d.tid, d.message_seq, d.handler_id
+        FROM inbox_message m
+        CROSS JOIN unnest(ids) AS h (id)
+        -- LIMIT keeps it a probe, whatever the planner believes.
+        CROSS JOIN LATERAL (SELECT ctid AS tid, * FROM inbox_delivery WHERE message_seq = m.seq AND handler_id = h.id LIMIT 1) d
+        WHERE m.message_id = filter ->> 'message_id'
+          AND inbox_is_meant(filter, m.source, m.topic, d.reason, d.last_error, d.finished_at)
+          AND CASE action WHEN 'replay' THEN d.status IN (3, 4)
+                          WHEN 'discard' THEN d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= now())
+                          ELSE d.status = 3 END
+        ORDER BY d.message_seq, d.handler_id LIMIT row_limit;
+    ELSE
+        PERFORM inbox_check_handler_key(filter ->> 'handler_key');
+        RETURN QUERY
+        SELECT p.tid, p.message_seq, p.handler_id
+        FROM unnest(ids) AS h (id)
+        CROSS JOIN LATERAL (
+            SELECT d.ctid AS tid, d.message_seq, d.handler_id, d.finished_at
+            FROM inbox_delivery d LEFT JOIN LATERAL (SELECT source, topic FROM inbox_message WHERE seq = d.message_seq LIMIT 1) m ON true
+            WHERE d.handler_id = h.id AND d.status = 3
+              AND inbox_is_meant(filter, m.source, m.topic, d.reason, d.last_error, d.finished_at)
+            ORDER BY d.finished_at, d.message_seq LIMIT row_limit) p
+        ORDER BY p.finished_at, p.message_seq LIMIT row_limit;
+    END IF;
+END $$;
+
+-- Replays or discards what a filter means, at most row_limit. Whatever changes at the same moment is left alone.
+-- A replay gives a fresh set of retries, due now. The attempt number goes on, so that a claim from before stays invalid.
+CREATE FUNCTION inbox_change(action text, filter jsonb, row_limit integer, reason text, operator text) RETURNS bigint
 LANGUAGE plpgsql
--- The inbox it was made for, whatever the caller's search_path is.
+SET search_path FROM CURRENT AS $$
+DECLARE
+    tids tid[];
+    act bigint;
+    changed bigint := 0;
+BEGIN
+    -- Locked in the order of the table, so that two acts never wait for each other in a circle; looked at again under the lock.
+    SELECT array_agg(l.tid) INTO tids FROM (
+        SELECT d.ctid AS tid FROM inbox_delivery d
+        WHERE d.ctid = ANY (ARRAY(SELECT f.tid FROM inbox_matching(filter, row_limit, action) f))
+          AND CASE WHEN inbox_change.action = 'replay' THEN d.status IN (3, 4)
+                   ELSE d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= now()) END
+        FOR UPDATE SKIP LOCKED) l;
+    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
+    VALUES (inbox_change.action, inbox_change.filter, coalesce(cardinality(tids), 0), inbox_change.reason, inbox_change.operator)
+    RETURNING id INTO act;
+    IF tids IS NULL THEN
+        RETURN 0;
+    END IF;
+    INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+    SELECT d.message_seq, d.handler_id, act, d.status, d.finished_at, d.attempts, d.errors, d.crashes, d.reason, d.last_error
+    FROM inbox_delivery d WHERE d.ctid = ANY (tids);
+    IF inbox_change.action = 'replay' THEN
+        UPDATE inbox_delivery d
+        SET status = 0, due_at = now(), finished_at = NULL, errors = 0, crashes = 0, reason = NULL, locked_until = NULL, locked_by = NULL,
+            replays = least(d.replays + 1, 32767)
+        WHERE d.ctid = ANY (tids);
+    ELSE
+        UPDATE inbox_delivery d
+        SET status = 4, finished_at = now(), attempts = d.attempts + 1, locked_until = NULL, locked_by = NULL,
+            reason = coalesce(inbox_change.reason, 'by a person')
+        WHERE d.ctid = ANY (tids);
+    END IF;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    RETURN changed;
+END $$;
+
+-- Runs a poisoned or discarded delivery again. Returns how many were changed: 0 when there is no such delivery or it is not given up.
+CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFAULT NULL, reason text DEFAULT NULL,
+                             operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT inbox_change('replay', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
+$$;
+
+-- Runs again what a filter means: see inbox_matching, which tells beforehand what that would be.
+CREATE FUNCTION inbox_replay_matching(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
+                                      operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT inbox_change('replay', $1, $2, $3, $4)
+$$;
+
+-- Gives up a poisoned or pending delivery for good: it is done, by a person's word. A running one is left alone.
+CREATE FUNCTION inbox_discard(message_id text, handler_key text, source text DEFAULT NULL, reason text DEFAULT NULL,
+                              operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT inbox_change('discard', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
+$$;
+
+CREATE FUNCTION inbox_discard_matching(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
+                                       operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT inbox_change('discard', $1, $2, $3, $4)
+$$;
+
+-- Nobody claims a paused handler's deliveries, in any process, within ten seconds; what runs goes on to its end. They wait and lose nothing.
+CREATE FUNCTION inbox_set_paused(handler_key text, is_paused boolean, reason text, operator text) RETURNS bigint
+LANGUAGE plpgsql
 SET search_path FROM CURRENT AS $$
 DECLARE
     changed bigint;
 BEGIN
-    UPDATE inbox_delivery d
-    SET status = 0, due_at = now(), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
-        locked_until = NULL, locked_by = NULL
-    FROM inbox_message m, inbox_handler_key k, inbox_handler own, inbox_handler same
-    WHERE m.message_id = inbox_replay.message_id
-      AND m.source = coalesce(inbox_replay.source, m.source)
-      AND k.key = inbox_replay.handler_key
-      -- Ids that became one handler are one.
-      AND own.id = k.handler_id AND coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-      AND d.message_seq = m.seq AND d.handler_id = same.id
-      AND d.status IN (3, 4);
+    PERFORM inbox_check_handler_key(inbox_set_paused.handler_key);
+    UPDATE inbox_handler h SET paused_at = CASE WHEN is_paused THEN now() END
+    WHERE h.id = ANY (inbox_handler_ids(inbox_set_paused.handler_key)) AND (h.paused_at IS NOT NULL) <> is_paused;
     GET DIAGNOSTICS changed = ROW_COUNT;
-    INSERT INTO inbox_audit (action, filter, affected)
-    VALUES ('replay', jsonb_build_object('message_id', inbox_replay.message_id, 'source', inbox_replay.source,
-                                         'handler_key', inbox_replay.handler_key), changed);
+    changed := least(changed, 1);
+    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
+    VALUES (CASE WHEN is_paused THEN 'pause' ELSE 'resume' END, jsonb_build_object('handler_key', inbox_set_paused.handler_key), changed,
+            inbox_set_paused.reason, inbox_set_paused.operator);
+    RETURN changed;
+END $$;
+
+CREATE FUNCTION inbox_pause_handler(handler_key text, reason text DEFAULT NULL, operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path FROM CURRENT AS $$ SELECT inbox_set_paused($1, true, $2, $3) $$;
+
+CREATE FUNCTION inbox_resume_handler(handler_key text, reason text DEFAULT NULL, operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SET search_path FROM CURRENT AS $$ SELECT inbox_set_paused($1, false, $2, $3) $$;
+
+-- The quarantined records that a filter means, the oldest first: {"id", "topic", "reason", "detail" (a part of it), "older_than",
+-- "newer_than", "all": true}.
+CREATE FUNCTION inbox_quarantine_matching(filter jsonb, row_limit integer DEFAULT 1000) RETURNS SETOF bigint
+LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT AS $$
+BEGIN
+    PERFORM inbox_check_filter(filter, '{id, topic, reason, detail, older_than, newer_than}');
+    RETURN QUERY
+    SELECT q.id FROM inbox_quarantine q
+    WHERE (filter ->> 'id' IS NULL OR q.id = (filter ->> 'id')::bigint)
+      AND (filter ->> 'topic' IS NULL OR q.topic = filter ->> 'topic')
+      AND (filter ->> 'reason' IS NULL OR q.reason = filter ->> 'reason')
+      AND (filter ->> 'detail' IS NULL OR position(lower(filter ->> 'detail') IN lower(q.detail)) > 0)
+      AND (filter ->> 'older_than' IS NULL OR q.quarantined_at < now() - (filter ->> 'older_than')::interval)
+      AND (filter ->> 'newer_than' IS NULL OR q.quarantined_at >= now() - (filter ->> 'newer_than')::interval)
+    ORDER BY q.id LIMIT row_limit;
+END $$;
+
+-- Asks for quarantined records to be accepted anew, identity and all, by a process that knows their topic. What is accepted leaves the
+-- quarantine, what is not stays, with its reason of now.
+CREATE FUNCTION inbox_quarantine_replay(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
+                                        operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    UPDATE inbox_quarantine q SET replay_asked_at = now()
+    WHERE q.id = ANY (ARRAY(SELECT inbox_quarantine_matching(inbox_quarantine_replay.filter, row_limit))) AND q.replay_asked_at IS NULL;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
+    VALUES ('replay quarantined', inbox_quarantine_replay.filter, changed, inbox_quarantine_replay.reason, inbox_quarantine_replay.operator);
+    RETURN changed;
+END $$;
+
+-- Deletes quarantined records. What they held is gone.
+CREATE FUNCTION inbox_quarantine_discard(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
+                                         operator text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path FROM CURRENT AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    DELETE FROM inbox_quarantine q
+    WHERE q.id = ANY (ARRAY(SELECT inbox_quarantine_matching(inbox_quarantine_discard.filter, row_limit)));
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
+    VALUES ('discard quarantined', inbox_quarantine_discard.filter, changed, inbox_quarantine_discard.reason,
+            inbox_quarantine_discard.operator);
     RETURN changed;
 END $$;

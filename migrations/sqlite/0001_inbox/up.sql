@@ -60,6 +60,7 @@ CREATE TABLE inbox_delivery (
     errors       INTEGER NOT NULL DEFAULT 0,         -- failures charged against the retry limit
     crashes      INTEGER NOT NULL DEFAULT 0,         -- process deaths in a row; reset by any outcome
     status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
+    replays      INTEGER NOT NULL DEFAULT 0,         -- how often a person gave it a fresh set of retries; what was before is in inbox_history
     reason       TEXT,                               -- why it was poisoned or discarded
     last_error   TEXT,
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
@@ -67,8 +68,23 @@ CREATE TABLE inbox_delivery (
 
 -- The claim, in exactly its order; also the oldest due delivery of a handler. A claim writes no column of it.
 CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
--- Listing poisoned deliveries without a scan. Rows enter it only when they are given up.
-CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at) WHERE status = 3;
+-- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
+CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
+
+-- What a delivery had come to when a person replayed or discarded it. Goes with its message.
+CREATE TABLE inbox_history (
+    message_seq INTEGER NOT NULL,
+    handler_id  INTEGER NOT NULL,
+    audit_id    INTEGER NOT NULL,                    -- inbox_audit.id: who, when, why
+    finished_at INTEGER,
+    attempts    INTEGER NOT NULL,
+    errors      INTEGER NOT NULL,
+    crashes     INTEGER NOT NULL,
+    status      INTEGER NOT NULL,
+    reason      TEXT,
+    last_error  TEXT,
+    PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
+) WITHOUT ROWID;
 
 -- Per consumer group, topic and partition: the next offset to accept, written in the transaction that accepts.
 CREATE TABLE inbox_ledger (
@@ -108,8 +124,14 @@ CREATE TABLE inbox_quarantine (
     headers         BLOB,
     payload         BLOB,
     -- Over position, identity and content: a record that is redelivered is quarantined once.
-    record_hash     BLOB    NOT NULL UNIQUE
+    record_hash     BLOB    NOT NULL UNIQUE,
+    replay_asked_at INTEGER,                         -- not null: a process that knows the topic accepts it anew
+    replays         INTEGER NOT NULL DEFAULT 0       -- how often that was tried and came to nothing
 );
+-- The few whose replay was asked for; every process looks for them.
+CREATE INDEX inbox_quarantine_asked ON inbox_quarantine (replay_asked_at) WHERE replay_asked_at IS NOT NULL;
+-- Listing by topic, the oldest first.
+CREATE INDEX inbox_quarantine_topic ON inbox_quarantine (topic, id);
 
 -- Who is alive and which handlers it knows.
 CREATE TABLE inbox_processor (
@@ -119,7 +141,8 @@ CREATE TABLE inbox_processor (
     handler_ids TEXT    NOT NULL,                    -- a JSON array
     started_at  INTEGER NOT NULL,
     seen_at     INTEGER NOT NULL,
-    alive_until INTEGER NOT NULL
+    alive_until INTEGER NOT NULL,
+    report      TEXT                                 -- JSON: what it says of itself: rates, intake, connections
 );
 
 -- One row for each act of a person. Append-only.
@@ -127,6 +150,7 @@ CREATE TABLE inbox_audit (
     id       INTEGER PRIMARY KEY AUTOINCREMENT,
     acted_at INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
     actor    TEXT    NOT NULL DEFAULT 'sql',         -- SQLite knows no users
+    operator TEXT,                                   -- who that was, as a tool says
     action   TEXT    NOT NULL,
     filter   TEXT    NOT NULL,                       -- JSON
     affected INTEGER NOT NULL,
@@ -142,9 +166,10 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes,
+       d.reason, d.attempts, d.errors, d.crashes, d.replays,
        strftime('%Y-%m-%d %H:%M:%f', d.due_at / 1e6, 'unixepoch') AS due_at,
        strftime('%Y-%m-%d %H:%M:%f', d.locked_until / 1e6, 'unixepoch') AS locked_until, p.name AS locked_by,
+       p.alive_until > now.at AS owner_is_alive,
        strftime('%Y-%m-%d %H:%M:%f', d.finished_at / 1e6, 'unixepoch') AS finished_at,
        (now.at - m.received_at) / 1e6 AS age, strftime('%Y-%m-%d %H:%M:%f', m.received_at / 1e6, 'unixepoch') AS received_at,
        d.last_error, d.message_seq, d.handler_id
@@ -156,7 +181,7 @@ LEFT JOIN inbox_processor p ON p.id = d.locked_by;
 
 -- What the machine gave up and a person must look at. Bytes that are not text are shown as hex (\x...).
 CREATE VIEW inbox_poisoned AS
-SELECT m.message_id, m.source, m.topic, h.key AS handler_key, d.reason, d.last_error, d.attempts, d.errors, d.crashes,
+SELECT m.message_id, m.source, m.topic, h.key AS handler_key, d.reason, d.last_error, d.attempts, d.errors, d.crashes, d.replays,
        strftime('%Y-%m-%d %H:%M:%f', d.finished_at / 1e6, 'unixepoch') AS poisoned_at,
        strftime('%Y-%m-%d %H:%M:%f', m.received_at / 1e6, 'unixepoch') AS received_at, m.kafka_partition, m.kafka_offset,
        CASE typeof(m.record_key) WHEN 'blob' THEN '\x' || lower(hex(m.record_key)) ELSE m.record_key END AS record_key,
@@ -167,12 +192,24 @@ LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3;
 
+-- Records that could not become messages, readable.
+CREATE VIEW inbox_quarantined AS
+SELECT id, topic, kafka_partition, kafka_offset, reason, detail,
+       strftime('%Y-%m-%d %H:%M:%f', quarantined_at / 1e6, 'unixepoch') AS quarantined_at,
+       strftime('%Y-%m-%d %H:%M:%f', replay_asked_at / 1e6, 'unixepoch') AS replay_asked_at, replays,
+       CASE typeof(message_id) WHEN 'blob' THEN '\x' || lower(hex(message_id)) ELSE message_id END AS message_id,
+       CASE typeof(source) WHEN 'blob' THEN '\x' || lower(hex(source)) ELSE source END AS source,
+       CASE typeof(record_key) WHEN 'blob' THEN '\x' || lower(hex(record_key)) ELSE record_key END AS record_key,
+       CASE typeof(payload) WHEN 'blob' THEN '\x' || lower(hex(payload)) ELSE payload END AS payload
+FROM inbox_quarantine;
+
 -- What is still to be done, per handler. Ages are seconds.
 CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
        count(*) FILTER (WHERE d.due_at <= now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS due,
        count(*) FILTER (WHERE d.due_at > now.at) AS later,
        count(*) FILTER (WHERE d.locked_until > now.at) AS running,
+       (SELECT count(*) FROM inbox_delivery p WHERE p.handler_id = h.id AND p.status = 3) AS poisoned,
        (now.at - min(d.due_at) FILTER (WHERE d.due_at <= now.at)) / 1e6 AS oldest_due_age,
        strftime('%Y-%m-%d %H:%M:%f', h.paused_at / 1e6, 'unixepoch') AS paused_at,
        strftime('%Y-%m-%d %H:%M:%f', h.unknown_since / 1e6, 'unixepoch') AS unknown_since, h.id AS handler_id
@@ -213,25 +250,88 @@ SELECT m.seq AS message_seq, m.message_id, m.source,
         FROM header) AS headers
 FROM inbox_message m;
 
--- Gives a poisoned or discarded delivery a fresh set of retries, due now:
+-- What a person does. SQLite has no functions to store; what is written to one of these views, a trigger acts on:
 --     INSERT INTO inbox_replay (message_id, handler_key) VALUES ('order-17/placed', 'mail.receipt');
--- and with a source, if there are several. How many it was stands in inbox_audit: 0 when there is no such delivery or it is not given
--- up. The attempt number goes on, so that a claim from before the replay stays invalid. SQLite has no functions to store; what is written
--- to this view, a trigger acts on.
-CREATE VIEW inbox_replay AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source WHERE false;
+--     INSERT INTO inbox_discard (message_id, handler_key, reason) VALUES ('order-17/placed', 'mail.receipt', 'a test order');
+--     INSERT INTO inbox_pause_handler (handler_key) VALUES ('mail.receipt');
+-- with a source, if there are several. How many it was stands in inbox_audit: 0 when there is none that it is meant for. Every act is fenced
+-- against running work, leaves a row in inbox_audit, and does nothing when it is repeated.
+
+-- The ids of a key; ids that became one handler are one.
+CREATE VIEW inbox_handler_ids AS
+SELECT k.key AS handler_key, same.id
+FROM inbox_handler_key k
+JOIN inbox_handler own ON own.id = k.handler_id
+JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id);
+
+-- Gives a poisoned or discarded delivery a fresh set of retries, due now. The attempt number goes on, so that a claim from before the
+-- replay stays invalid.
+CREATE VIEW inbox_replay AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS reason WHERE false;
 CREATE TRIGGER inbox_replay_now INSTEAD OF INSERT ON inbox_replay
 BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
+    SELECT (SELECT at FROM inbox_now), 'replay',
+           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), count(*), NEW.reason
+    FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+    WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
+      AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND d.status IN (3, 4);
+    INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+    SELECT d.message_seq, d.handler_id, (SELECT max(id) FROM inbox_audit), d.status, d.finished_at, d.attempts, d.errors, d.crashes,
+           d.reason, d.last_error
+    FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+    WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
+      AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND d.status IN (3, 4);
     UPDATE inbox_delivery
     SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
-        locked_until = NULL, locked_by = NULL
-    WHERE message_seq IN (SELECT seq FROM inbox_message
-                          WHERE message_id = NEW.message_id AND source = coalesce(NEW.source, source))
-      -- Ids that became one handler are one.
-      AND handler_id IN (SELECT same.id FROM inbox_handler_key k
-                         JOIN inbox_handler own ON own.id = k.handler_id
-                         JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-                         WHERE k.key = NEW.handler_key)
-      AND status IN (3, 4);
-    INSERT INTO inbox_audit (action, filter, affected)
-    VALUES ('replay', json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), changes());
+        locked_until = NULL, locked_by = NULL, replays = replays + 1
+    WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
+                                        WHERE audit_id = (SELECT max(id) FROM inbox_audit)
+                                          AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
+END;
+
+-- Gives up a poisoned or pending delivery for good: it is done, by a person's word. A running one is left alone.
+CREATE VIEW inbox_discard AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS reason WHERE false;
+CREATE TRIGGER inbox_discard_now INSTEAD OF INSERT ON inbox_discard
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
+    SELECT (SELECT at FROM inbox_now), 'discard',
+           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), count(*), NEW.reason
+    FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+    WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
+      AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
+      AND (d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= (SELECT at FROM inbox_now)));
+    INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+    SELECT d.message_seq, d.handler_id, (SELECT max(id) FROM inbox_audit), d.status, d.finished_at, d.attempts, d.errors, d.crashes,
+           d.reason, d.last_error
+    FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+    WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
+      AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
+      AND (d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= (SELECT at FROM inbox_now)));
+    UPDATE inbox_delivery
+    SET status = 4, finished_at = (SELECT at FROM inbox_now), attempts = attempts + 1, locked_until = NULL, locked_by = NULL,
+        reason = coalesce(NEW.reason, 'by a person')
+    WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
+                                        WHERE audit_id = (SELECT max(id) FROM inbox_audit)
+                                          AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
+END;
+
+-- Nobody claims a paused handler's deliveries; what runs goes on to its end. They wait and lose nothing.
+CREATE VIEW inbox_pause_handler AS SELECT NULL AS handler_key, NULL AS reason WHERE false;
+CREATE TRIGGER inbox_pause_handler_now INSTEAD OF INSERT ON inbox_pause_handler
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
+    SELECT (SELECT at FROM inbox_now), 'pause', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.reason
+    FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NULL;
+    UPDATE inbox_handler SET paused_at = (SELECT at FROM inbox_now)
+    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NULL;
+END;
+
+CREATE VIEW inbox_resume_handler AS SELECT NULL AS handler_key, NULL AS reason WHERE false;
+CREATE TRIGGER inbox_resume_handler_now INSTEAD OF INSERT ON inbox_resume_handler
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
+    SELECT (SELECT at FROM inbox_now), 'resume', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.reason
+    FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NOT NULL;
+    UPDATE inbox_handler SET paused_at = NULL
+    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
 END;

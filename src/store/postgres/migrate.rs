@@ -9,6 +9,7 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncC
 use super::errors::database;
 use super::statement::{only_row, statement};
 use crate::error::{Error, Result};
+use crate::store::operating::SchemaVersion;
 use crate::store::version::{self, Found, Migration};
 
 const MIGRATIONS: &[Migration] = &[Migration {
@@ -79,6 +80,15 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
 /// Refuses a schema that this build cannot work with, and says what to do about it.
 pub(super) async fn check(conn: &mut AsyncPgConnection) -> Result<()> {
     version::check(find(conn).await?, VERSION)
+}
+
+/// The version that is there and the one this build knows.
+pub(super) async fn version(conn: &mut AsyncPgConnection) -> Result<SchemaVersion> {
+    Ok(SchemaVersion { found: find(conn).await?.map(|found| found.version), known: VERSION })
+}
+
+pub(super) fn all() -> Vec<(i32, &'static str)> {
+    MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
 }
 
 async fn find(conn: &mut AsyncPgConnection) -> Result<Option<Found>> {

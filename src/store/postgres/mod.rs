@@ -8,6 +8,7 @@ mod connect;
 mod errors;
 mod ledger;
 mod migrate;
+mod operate;
 mod process;
 mod quarantine;
 mod register;
@@ -30,7 +31,8 @@ use tokio::runtime::Handle;
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
+    NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
+    WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Kind, Result};
@@ -88,20 +90,21 @@ impl Store<Postgres> {
 /// socket alive for a dead server, say. The connection is closed then, never reused, and what became of the act is not known.
 macro_rules! act {
     ($self:ident, $conn:ident => $act:expr) => {
-        act!($self, &$self.pool, $conn => $act)
+        $crate::store::postgres::act!($self, &$self.pool, $conn => $act)
     };
     ($self:ident, $pool:expr, $conn:ident => $act:expr) => {{
-        let mut $conn = connect::get($pool, &$self.target).await?;
+        let mut $conn = $crate::store::postgres::connect::get($pool, &$self.target).await?;
         let acted = tokio::time::timeout($self.patience, $act).await;
         match acted {
             Ok(result) => result,
             Err(_) => {
-                drop(Object::take($conn));
+                drop(diesel_async::pooled_connection::deadpool::Object::take($conn));
                 Err($self.no_answer())
             }
         }
     }};
 }
+use act;
 
 impl Postgres {
     fn no_answer(&self) -> Error {
@@ -228,6 +231,12 @@ impl Seam for Postgres {
 
     fn reactor(&self) -> &Handle {
         self.reactor.handle()
+    }
+
+    fn pool_status(&self) -> PoolStatus {
+        let status = self.pool.status();
+        let in_use = status.size.saturating_sub(status.available);
+        PoolStatus { in_use, size: status.max_size, waiting: status.waiting }
     }
 
     fn transactions_max(&self) -> usize {

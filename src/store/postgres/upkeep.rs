@@ -28,14 +28,15 @@ statement! {
 statement! {
     /// Written again when it is gone: a database that failed over may have lost it.
     KeepAlive<'a>("
-        INSERT INTO inbox_processor (id, name, version, handler_ids, alive_until) OVERRIDING SYSTEM VALUE
-        VALUES ($1, $2, $3, $4, now() + $5 * interval '1 millisecond')
-        ON CONFLICT (id) DO UPDATE SET seen_at = now(), alive_until = excluded.alive_until") {
+        INSERT INTO inbox_processor (id, name, version, handler_ids, alive_until, report) OVERRIDING SYSTEM VALUE
+        VALUES ($1, $2, $3, $4, now() + $5 * interval '1 millisecond', $6::jsonb)
+        ON CONFLICT (id) DO UPDATE SET seen_at = now(), alive_until = excluded.alive_until, report = excluded.report") {
         id: i32 => Integer,
         name: &'a str => Text,
         version: &'a str => Text,
         handler_ids: &'a [i16] => Array<SmallInt>,
         ttl_ms: i64 => BigInt,
+        report: &'a str => Text,
     }
 }
 
@@ -117,7 +118,7 @@ pub(super) async fn backlog(conn: &mut AsyncPgConnection, handler_ids: &[i16], c
 }
 
 pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'_>) -> Result<i32> {
-    let Enrolment { name, handler_ids, ttl } = *processor;
+    let Enrolment { name, handler_ids, ttl, .. } = *processor;
     let enroll = Enroll { name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl) };
     let (id,) =
         enroll.load::<(i32,)>(conn).await.and_then(only_row).map_err(database("cannot enroll the processor"))?;
@@ -125,9 +126,9 @@ pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'
 }
 
 pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
-    let Enrolment { name, handler_ids, ttl } = *processor;
+    let Enrolment { name, handler_ids, ttl, report } = *processor;
     let cannot = || database("cannot keep the processor alive");
-    let alive = KeepAlive { id, name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl) };
+    let alive = KeepAlive { id, name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl), report };
     alive.execute(conn).await.map_err(cannot())?;
     let paused = Paused { handler_ids }.load::<(i16,)>(conn).await.map_err(cannot())?;
     Ok(paused.into_iter().map(|(id,)| id).collect())

@@ -26,6 +26,7 @@ use super::errors::database;
 use super::line::PATIENCE_OF_SQLITE_MS;
 use super::statement::{only_row, statement};
 use crate::error::{Error, Kind, Result};
+use crate::operate::fingerprint;
 
 /// How the store opens its file.
 #[derive(Debug, Clone)]
@@ -81,6 +82,11 @@ impl fmt::Display for Place {
             Self::Memory => f.write_str("memory"),
         }
     }
+}
+
+diesel::define_sql_function! {
+    /// See `operate/fingerprint.rs`.
+    fn inbox_fingerprint(error: diesel::sql_types::Nullable<Text>) -> diesel::sql_types::Nullable<Text>;
 }
 
 statement! {
@@ -140,7 +146,10 @@ async fn open(
     let opened = reactor.spawn_blocking(move || {
         let mut conn = SqliteConnection::establish(&url)
             .map_err(|error| Error::new(Kind::Connection, context.clone()).with_source(error))?;
-        set_up(&mut conn, is_file).map_err(database(context))?;
+        // Not for transactional handlers' own statements: it may change.
+        inbox_fingerprint_utils::register_impl(&mut conn, |error: Option<String>| error.as_deref().map(fingerprint))
+            .and_then(|()| set_up(&mut conn, is_file))
+            .map_err(database(context))?;
         Ok(conn)
     });
     let conn = opened.await.unwrap_or_else(|_| Err(Error::stopped("the store was closed while it was opened")))?;

@@ -14,6 +14,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use super::connect::AsyncSqliteConnection;
 use super::errors::{database, kind};
 use crate::error::{Error, Kind, Result};
+use crate::store::seam::PoolStatus;
 
 /// How a transaction that may write begins: with the lock, so that nothing in it can be refused for want of it.
 pub(super) const TO_WRITE: &str = "BEGIN IMMEDIATE";
@@ -39,6 +40,11 @@ impl Line {
         reactor: Handle,
     ) -> Self {
         Self { conn: Arc::new(Mutex::new(conn)), begin, busy_timeout, reactor }
+    }
+
+    /// One connection, and whether it is somebody's turn.
+    pub(super) fn status(&self) -> PoolStatus {
+        PoolStatus { in_use: usize::from(self.conn.try_lock().is_err()), size: 1, waiting: 0 }
     }
 
     /// Waits for a turn.

@@ -10,6 +10,7 @@ use diesel::{RunQueryDsl, SqliteConnection};
 use super::errors::database;
 use super::statement::{only_row, statement};
 use crate::error::Result;
+use crate::store::operating::SchemaVersion;
 use crate::store::version::{self, Found, Migration};
 
 const MIGRATIONS: &[Migration] =
@@ -59,6 +60,15 @@ pub(super) fn migrate(conn: &mut SqliteConnection) -> Result<()> {
 /// Refuses a schema that this build cannot work with, and says what to do about it.
 pub(super) fn check(conn: &mut SqliteConnection) -> Result<()> {
     version::check(find(conn)?, VERSION)
+}
+
+/// The version that is there and the one this build knows.
+pub(super) fn version(conn: &mut SqliteConnection) -> Result<SchemaVersion> {
+    Ok(SchemaVersion { found: find(conn)?.map(|found| found.version), known: VERSION })
+}
+
+pub(super) fn all() -> Vec<(i32, &'static str)> {
+    MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
 }
 
 fn find(conn: &mut SqliteConnection) -> Result<Option<Found>> {

@@ -14,6 +14,7 @@ mod ledger;
 mod line;
 mod migrate;
 mod noted;
+mod operate;
 mod process;
 mod quarantine;
 mod register;
@@ -35,7 +36,8 @@ use tokio::runtime::Handle;
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler, WantedHandler,
+    NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
+    WantedHandler,
 };
 use super::{Backend, Store};
 use crate::error::{Error, Result};
@@ -264,6 +266,10 @@ impl Seam for Sqlite {
 
     fn reactor(&self) -> &Handle {
         self.reactor.handle()
+    }
+
+    fn pool_status(&self) -> PoolStatus {
+        self.writer.status()
     }
 
     fn transactions_max(&self) -> usize {

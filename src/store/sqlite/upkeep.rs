@@ -36,15 +36,16 @@ statement! {
 statement! {
     /// Written again when it is gone: the file may have been put back to an older state.
     KeepAlive<'a>("
-        INSERT INTO inbox_processor (id, name, version, handler_ids, started_at, seen_at, alive_until)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6)
-        ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, alive_until = excluded.alive_until") {
+        INSERT INTO inbox_processor (id, name, version, handler_ids, started_at, seen_at, alive_until, report)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)
+        ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, alive_until = excluded.alive_until, report = excluded.report") {
         id: i32 => Integer,
         name: &'a str => Text,
         version: &'a str => Text,
         handler_ids: String => Text,
         now: i64 => BigInt,
         alive_until: i64 => BigInt,
+        report: &'a str => Text,
     }
 }
 
@@ -120,11 +121,12 @@ pub(super) struct Signature {
     name: String,
     handler_ids: Vec<i16>,
     ttl: Duration,
+    report: String,
 }
 
 impl From<&Enrolment<'_>> for Signature {
-    fn from(Enrolment { name, handler_ids, ttl }: &Enrolment<'_>) -> Self {
-        Self { name: (*name).to_owned(), handler_ids: handler_ids.to_vec(), ttl: *ttl }
+    fn from(Enrolment { name, handler_ids, ttl, report }: &Enrolment<'_>) -> Self {
+        Self { name: (*name).to_owned(), handler_ids: handler_ids.to_vec(), ttl: *ttl, report: (*report).to_owned() }
     }
 }
 
@@ -167,8 +169,8 @@ pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, signature: &Signa
         let now = clock::now(conn)?;
         let alive_until = now + micros(signature.ttl);
         let handler_ids = signature.ids_as_json();
-        KeepAlive { id, name: &signature.name, version: crate::VERSION, handler_ids, now, alive_until }
-            .execute(conn)?;
+        let Signature { name, report, .. } = signature;
+        KeepAlive { id, name, version: crate::VERSION, handler_ids, now, alive_until, report }.execute(conn)?;
         Paused {}.load::<(i16,)>(conn)
     };
     let paused = keep(conn).map_err(database("cannot keep the processor alive"))?;

@@ -20,6 +20,8 @@ macro_rules! every_store {
             handler_errors "../handler_errors.rs"
             hostile "../hostile.rs"
             identity "../identity.rs"
+            operate "../operate.rs"
+            operate_steps "../operate_steps.rs"
             outcomes "../outcomes.rs"
             refused "../refused.rs"
             registration "../registration.rs"

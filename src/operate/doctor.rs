@@ -1,0 +1,250 @@
+//! Says why work is not moving. Pure: judges what was looked up, in the order of what to put right first.
+
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::facts::Facts;
+use super::found::{HandlerStatus, ProcessorStatus};
+use crate::store::operating::SchemaVersion;
+
+/// A transaction that is open for longer keeps the database from cleaning up.
+const TRANSACTION_SECS_MAX: f64 = 600.0;
+/// Work that has been due for longer although somebody runs the handler is slow.
+const DUE_SECS_MAX: f64 = 300.0;
+/// A running inbox takes up a replay of the quarantine within seconds.
+const REPLAY_SECS_MAX: f64 = 60.0;
+/// Dead rows beyond this, and beyond the live ones, make every statement walk.
+const DEAD_ROWS_MAX: u64 = 200_000;
+
+/// What `doctor` found.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// What is wrong or worth knowing, the worst first.
+    pub symptoms: Vec<Symptom>,
+    /// What it was judged by.
+    pub handlers: Vec<HandlerStatus>,
+    /// See `handlers`.
+    pub processors: Vec<ProcessorStatus>,
+    /// See `handlers`; none when there is no inbox to look into.
+    pub facts: Option<Facts>,
+}
+
+impl Diagnosis {
+    /// Whether nothing keeps work from moving and nothing waits for a person.
+    pub fn is_well(&self) -> bool {
+        self.symptoms.iter().all(|symptom| symptom.severity != Severity::Problem)
+    }
+}
+
+/// Something that is wrong or worth knowing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Symptom {
+    /// How bad it is.
+    pub severity: Severity,
+    /// A word for programs; it stays the same over versions.
+    pub code: &'static str,
+    /// What is wrong, with whom.
+    pub what: String,
+    /// What to do.
+    pub advice: String,
+}
+
+/// How bad a symptom is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Work does not move, or waits for a person.
+    Problem,
+    /// It will become a problem.
+    Warning,
+}
+
+/// Everything that is wrong, the worst first.
+pub(super) fn judge(
+    schema: SchemaVersion,
+    facts: Option<&Facts>,
+    handlers: &[HandlerStatus],
+    processors: &[ProcessorStatus],
+    now: SystemTime,
+) -> Vec<Symptom> {
+    let mut symptoms = Symptoms::default();
+    symptoms.of_schema(schema);
+    if let Some(facts) = facts {
+        symptoms.of_database(facts);
+    }
+    let alive: Vec<_> = processors.iter().filter(|processor| processor.is_alive).collect();
+    for handler in handlers {
+        symptoms.of_handler(handler, alive.is_empty(), now);
+    }
+    for processor in alive {
+        symptoms.of_processor(processor);
+    }
+    if let Some(facts) = facts {
+        symptoms.of_leftovers(facts, now);
+    }
+    symptoms.0.sort_by_key(|symptom| symptom.severity);
+    symptoms.0
+}
+
+#[derive(Default)]
+struct Symptoms(Vec<Symptom>);
+
+impl Symptoms {
+    fn problem(&mut self, code: &'static str, what: String, advice: impl Into<String>) {
+        self.0.push(Symptom { severity: Severity::Problem, code, what, advice: advice.into() });
+    }
+
+    fn warning(&mut self, code: &'static str, what: String, advice: impl Into<String>) {
+        self.0.push(Symptom { severity: Severity::Warning, code, what, advice: advice.into() });
+    }
+
+    fn of_schema(&mut self, SchemaVersion { found, known }: SchemaVersion) {
+        match found {
+            None => self.problem("no inbox", "there is no inbox in this database".to_owned(), "wharf migrate"),
+            Some(found) if found < known => self.problem(
+                "migrations pending",
+                format!("the schema has version {found}, this build needs {known}"),
+                "wharf migrate",
+            ),
+            Some(found) if found > known => self.warning(
+                "newer schema",
+                format!("the schema has version {found}, this tool knows {known}"),
+                "use a newer wharf",
+            ),
+            Some(_) => {}
+        }
+    }
+
+    fn of_database(&mut self, facts: &Facts) {
+        if facts.is_read_only {
+            let advice = "connect to the primary, or end what made it read-only";
+            self.problem(
+                "read-only",
+                "the database takes no writes: nothing is accepted, claimed or settled".to_owned(),
+                advice,
+            );
+        }
+        for setting in &facts.unsafe_settings {
+            let advice = "switch it on: what was acknowledged can be lost";
+            self.problem("unsafe durability", format!("{} runs with {setting}", facts.database), advice);
+        }
+        if let Some(connections) = &facts.connections
+            && connections.used * 10 >= connections.max * 9
+        {
+            let what = format!("{} of {} connections of the server are in use", connections.used, connections.max);
+            self.warning("connections", what, "fewer processes, smaller pools, or a PgBouncer in between");
+        }
+        if let Some(oldest) = facts.oldest_transaction.as_ref().filter(|oldest| oldest.secs > TRANSACTION_SECS_MAX) {
+            let what = format!("a transaction has been open for {} ({})", secs(oldest.secs), oldest.who);
+            self.warning(
+                "held snapshot",
+                what,
+                "end it: until then nothing that was deleted is cleaned up, and claims slow down",
+            );
+        }
+        for table in facts.tables.iter().filter(|table| table.dead > DEAD_ROWS_MAX.max(table.live)) {
+            let what = format!("{} has {} dead rows beside {} live ones", table.name, table.dead, table.live);
+            self.warning(
+                "dead rows",
+                what,
+                format!("VACUUM {}; look why autovacuum does not (a held snapshot?)", table.name),
+            );
+        }
+    }
+
+    fn of_handler(&mut self, handler: &HandlerStatus, is_nobody_alive: bool, now: SystemTime) {
+        let key = &handler.handler_key;
+        let open = handler.due + handler.later;
+        if handler.poisoned > 0 {
+            let what = format!("{} poisoned deliveries of {key} wait for a person", handler.poisoned);
+            self.problem("poisoned", what, format!("wharf poisoned list --handler {key}"));
+        }
+        if handler.paused_at.is_some() {
+            let what = format!("{key} is paused{}, {open} deliveries wait", since(handler.paused_at, now));
+            self.problem("paused", what, format!("wharf handlers resume {key}"));
+        } else if handler.processors == 0 && open > 0 {
+            let advice = match is_nobody_alive {
+                true => "start the service: no process is alive at all",
+                false => "deploy a build that has the handler, or register it as a former key of its new name",
+            };
+            let what =
+                format!("no live process knows {key}{}, {open} deliveries wait", since(handler.unknown_since, now));
+            self.problem("unknown key", what, advice);
+        } else if handler.due == 0 && handler.running == 0 && handler.later > 0 {
+            let until = handler.next_due_at.map_or_else(String::new, |next| format!(" until {}", at(next)));
+            let what = format!("all {} open deliveries of {key} wait{until}: retries or snoozes", handler.later);
+            self.warning(
+                "backoff",
+                what,
+                format!("wharf deliveries list --handler {key} --state pending tells the errors"),
+            );
+        } else if handler.oldest_due_secs.is_some_and(|due| due > DUE_SECS_MAX) {
+            let age = secs(handler.oldest_due_secs.unwrap_or_default());
+            let what =
+                format!("{} deliveries of {key} are due, the oldest for {age}; {} run", handler.due, handler.running);
+            self.warning("slow", what, "raise the handler's concurrency or add processes");
+        }
+    }
+
+    fn of_processor(&mut self, processor: &ProcessorStatus) {
+        let Some(report) = &processor.report else { return };
+        let name = &processor.name;
+        if report.is_intake_open == Some(false) {
+            let advice = "it goes on by itself: the database is slow or away, or the backlog is over its limits";
+            self.problem("intake closed", format!("{name} reads nothing from Kafka"), advice);
+        }
+        if report.pool_waiting > 0 && report.pool_in_use >= report.pool_size {
+            let what =
+                format!("{name} has all {} connections in use, {} tasks wait", report.pool_size, report.pool_waiting);
+            self.warning("pool exhausted", what, "raise pool_size, or lower the concurrency of transactional handlers");
+        }
+    }
+
+    fn of_leftovers(&mut self, facts: &Facts, now: SystemTime) {
+        for dead in &facts.dead_claims {
+            let who = dead.processor.as_deref().unwrap_or("a process that is gone");
+            let left = dead.until.duration_since(now).unwrap_or_default();
+            let what = format!("{} deliveries of {} are locked by {who}, which is dead", dead.claims, dead.handler_key);
+            let advice = format!("they run again at {}, in {}", at(dead.until), secs(left.as_secs_f64()));
+            self.problem("dead process", what, advice);
+        }
+        if facts.quarantined > 0 {
+            let many = if facts.quarantined >= 10_000 { "10000 or more" } else { &facts.quarantined.to_string() };
+            self.problem(
+                "quarantine",
+                format!("{many} records in quarantine wait for a person"),
+                "wharf quarantine list",
+            );
+        }
+        if let Some(asked) = facts.replay_asked_secs.filter(|asked| *asked > REPLAY_SECS_MAX) {
+            let what =
+                format!("replays of quarantined records were asked for {} ago and nobody has done them", secs(asked));
+            self.problem("replay waits", what, "start an inbox that subscribes to their topics");
+        }
+        for group in facts.groups.iter().filter(|group| group.gaps > 0) {
+            let what =
+                format!("Kafka had lost records before group {} read them: {} gaps", group.consumer_group, group.gaps);
+            self.warning("gaps", what, "wharf audit lists them; raise the topics' retention");
+        }
+    }
+}
+
+fn since(moment: Option<SystemTime>, now: SystemTime) -> String {
+    let ago = |moment| now.duration_since(moment).unwrap_or_default();
+    moment.map_or_else(String::new, |moment| format!(" for {}", secs(ago(moment).as_secs_f64())))
+}
+
+fn at(moment: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(moment).to_string()
+}
+
+/// Rounded to what a person can use.
+fn secs(secs: f64) -> String {
+    humantime::format_duration(Duration::from_secs(secs.max(0.0).round() as u64)).to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! Each thing that can be wrong is named, and nothing that is not.
+
+use std::time::UNIX_EPOCH;
+
+use super::*;
+use crate::operate::{Connections, DeadClaims, GroupFacts, OldestTransaction, ProcessorReport, TableFacts};
+
+const SCHEMA: SchemaVersion = SchemaVersion { found: Some(1), known: 1 };
+
+fn now() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+fn handler() -> HandlerStatus {
+    HandlerStatus {
+        handler_key: "stock".to_owned(),
+        former_keys: Vec::new(),
+        due: 0,
+        later: 0,
+        running: 0,
+        poisoned: 0,
+        oldest_due_secs: None,
+        next_due_at: None,
+        paused_at: None,
+        unknown_since: None,
+        processors: 1,
+        done_per_sec: 0.0,
+        failed_per_sec: 0.0,
+    }
+}
+
+fn processor() -> ProcessorStatus {
+    ProcessorStatus {
+        id: 1,
+        name: "host/1".to_owned(),
+        version: "1".to_owned(),
+        handler_keys: vec!["stock".to_owned()],
+        started_at: now(),
+        seen_at: now(),
+        is_alive: true,
+        running: 0,
+        locked_until: None,
+        report: None,
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        database: "PostgreSQL 15".to_owned(),
+        is_read_only: false,
+        unsafe_settings: Vec::new(),
+        connections: Some(Connections { used: 5, max: 100 }),
+        oldest_transaction: None,
+        tables: Vec::new(),
+        dead_claims: Vec::new(),
+        lags: Vec::new(),
+        groups: Vec::new(),
+        quarantined: 0,
+        replay_asked_secs: None,
+    }
+}
+
+fn codes_of_handler(handler: HandlerStatus, processors: &[ProcessorStatus]) -> Vec<&'static str> {
+    judge(SCHEMA, Some(&facts()), &[handler], processors, now()).iter().map(|symptom| symptom.code).collect()
+}
+
+fn codes_of_facts(facts: &Facts) -> Vec<&'static str> {
+    judge(SCHEMA, Some(facts), &[handler()], &[processor()], now()).iter().map(|symptom| symptom.code).collect()
+}
+
+#[test]
+fn a_healthy_inbox_has_no_symptom() {
+    assert_eq!(codes_of_handler(HandlerStatus { due: 5, running: 16, ..handler() }, &[processor()]), [""; 0]);
+}
+
+#[test]
+fn each_reason_why_a_handler_does_not_move_is_named() {
+    let with = |handler: HandlerStatus| codes_of_handler(handler, &[processor()]);
+    assert_eq!(with(HandlerStatus { poisoned: 3, ..handler() }), ["poisoned"]);
+    assert_eq!(with(HandlerStatus { due: 3, paused_at: Some(now()), ..handler() }), ["paused"]);
+    assert_eq!(with(HandlerStatus { due: 3, processors: 0, ..handler() }), ["unknown key"]);
+    assert_eq!(with(HandlerStatus { later: 3, next_due_at: Some(now()), ..handler() }), ["backoff"]);
+    assert_eq!(with(HandlerStatus { due: 3, running: 1, oldest_due_secs: Some(1e4), ..handler() }), ["slow"]);
+    // What is paused is not said to be unknown as well.
+    let paused = HandlerStatus { due: 3, processors: 0, paused_at: Some(now()), ..handler() };
+    assert_eq!(with(paused), ["paused"]);
+}
+
+#[test]
+fn who_is_to_blame_when_nobody_is_alive_is_said() {
+    let waiting = HandlerStatus { due: 3, processors: 0, ..handler() };
+    let symptoms = judge(SCHEMA, None, &[waiting], &[], now());
+    assert!(symptoms[0].advice.contains("start the service"), "{symptoms:?}");
+}
+
+#[test]
+fn each_trouble_of_the_database_is_named() {
+    assert_eq!(codes_of_facts(&Facts { is_read_only: true, ..facts() }), ["read-only"]);
+    assert_eq!(
+        codes_of_facts(&Facts { unsafe_settings: vec!["fsync = off".to_owned()], ..facts() }),
+        ["unsafe durability"]
+    );
+    assert_eq!(
+        codes_of_facts(&Facts { connections: Some(Connections { used: 95, max: 100 }), ..facts() }),
+        ["connections"]
+    );
+    let oldest = Some(OldestTransaction { secs: 7200.0, who: "psql".to_owned() });
+    assert_eq!(codes_of_facts(&Facts { oldest_transaction: oldest, ..facts() }), ["held snapshot"]);
+    let table = TableFacts { name: "inbox_delivery".to_owned(), live: 10, dead: 1_000_000 };
+    assert_eq!(codes_of_facts(&Facts { tables: vec![table], ..facts() }), ["dead rows"]);
+    let dead = DeadClaims {
+        handler_key: "stock".to_owned(),
+        processor: None,
+        claims: 16,
+        until: now() + Duration::from_secs(21),
+    };
+    assert_eq!(codes_of_facts(&Facts { dead_claims: vec![dead], ..facts() }), ["dead process"]);
+    assert_eq!(codes_of_facts(&Facts { quarantined: 2, ..facts() }), ["quarantine"]);
+    assert_eq!(codes_of_facts(&Facts { replay_asked_secs: Some(600.0), ..facts() }), ["replay waits"]);
+    let group = GroupFacts { consumer_group: "shop".to_owned(), partitions: 1, moved_secs_ago: 1.0, gaps: 1 };
+    assert_eq!(codes_of_facts(&Facts { groups: vec![group], ..facts() }), ["gaps"]);
+}
+
+#[test]
+fn what_a_process_says_of_itself_is_judged_while_it_is_alive() {
+    let report = ProcessorReport {
+        is_intake_open: Some(false),
+        pool_in_use: 10,
+        pool_size: 10,
+        pool_waiting: 3,
+        ..ProcessorReport::default()
+    };
+    let complaining = ProcessorStatus { report: Some(report), ..processor() };
+    assert_eq!(codes_of_handler(handler(), std::slice::from_ref(&complaining)), ["intake closed", "pool exhausted"]);
+    assert_eq!(codes_of_handler(handler(), &[ProcessorStatus { is_alive: false, ..complaining }]), [""; 0]);
+}
+
+#[test]
+fn a_schema_that_does_not_fit_comes_first() {
+    let codes = |found| judge(SchemaVersion { found, known: 2 }, None, &[], &[], now())[0].code;
+    assert_eq!([None, Some(1), Some(3)].map(codes), ["no inbox", "migrations pending", "newer schema"]);
+}

@@ -1,0 +1,102 @@
+//! What a store knows about itself and about work that does not move: what `doctor` judges by. Counted up to bounds, never a full scan.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::stamp;
+
+/// What a store tells of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Facts {
+    /// The database and its version.
+    pub database: String,
+    /// Nothing can be written: a standby, a file without the right to write.
+    pub is_read_only: bool,
+    /// Settings under which what was acknowledged can be lost.
+    pub unsafe_settings: Vec<String>,
+    /// Connections to the server and how many it takes; none where there is no such bound.
+    pub connections: Option<Connections>,
+    /// The transaction that has been open longest: nothing that was deleted since can be cleaned up.
+    pub oldest_transaction: Option<OldestTransaction>,
+    /// The tables that churn.
+    pub tables: Vec<TableFacts>,
+    /// Claims of processes that are not alive.
+    pub dead_claims: Vec<DeadClaims>,
+    /// From the broker's stamp to the handler's end.
+    pub lags: Vec<Lag>,
+    /// What is consumed from Kafka.
+    pub groups: Vec<GroupFacts>,
+    /// Records in quarantine, counted up to 10,000.
+    pub quarantined: u64,
+    /// How long the oldest replay of a quarantined record has been asked for.
+    pub replay_asked_secs: Option<f64>,
+}
+
+/// See [`Facts::connections`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Connections {
+    /// In use.
+    pub used: u64,
+    /// As many as there may be.
+    pub max: u64,
+}
+
+/// See [`Facts::oldest_transaction`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OldestTransaction {
+    /// How long it has been open.
+    pub secs: f64,
+    /// Whose it is.
+    pub who: String,
+}
+
+/// A table and what lies dead in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TableFacts {
+    /// Its name.
+    pub name: String,
+    /// Rows that are there.
+    pub live: u64,
+    /// Rows that are gone and not cleaned up.
+    pub dead: u64,
+}
+
+/// Claims that nobody renews, of one handler and one process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeadClaims {
+    /// The handler's current key.
+    pub handler_key: String,
+    /// The process, if it is still known.
+    pub processor: Option<String>,
+    /// How many, among the first thousand of the handler.
+    pub claims: u64,
+    /// When the last of them ends.
+    #[serde(with = "stamp")]
+    pub until: SystemTime,
+}
+
+/// From the broker's stamp, or from accepting where there is none, to the handler's end; of the deliveries of the last 1,000 messages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lag {
+    /// The handler's current key.
+    pub handler_key: String,
+    /// Half of those that are done took no longer.
+    pub p50_secs: f64,
+    /// The longest.
+    pub max_secs: f64,
+}
+
+/// A consumer group in the ledger.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupFacts {
+    /// Its name.
+    pub consumer_group: String,
+    /// Partitions in the ledger.
+    pub partitions: u64,
+    /// How long ago the ledger last moved.
+    pub moved_secs_ago: f64,
+    /// Gaps: records that Kafka no longer had when they were to be read.
+    pub gaps: u64,
+}

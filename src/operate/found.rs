@@ -1,0 +1,255 @@
+//! What is found: rows as people see them. All of it can be written as JSON; payloads are shown only where they are asked for.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::filter::State;
+use super::stamp;
+use crate::record::Record;
+
+/// A handler and what is still to be done for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HandlerStatus {
+    /// Its current key.
+    pub handler_key: String,
+    /// Keys it had, or may still have in an older build.
+    pub former_keys: Vec<String>,
+    /// Deliveries that are due and wait for a free slot.
+    pub due: u64,
+    /// Deliveries that are due later: retries, snoozed ones.
+    pub later: u64,
+    /// Deliveries that a process has claimed.
+    pub running: u64,
+    /// Deliveries that were given up.
+    pub poisoned: u64,
+    /// How long the oldest has been due.
+    pub oldest_due_secs: Option<f64>,
+    /// When the next of those that are due later is due.
+    #[serde(with = "stamp::option")]
+    pub next_due_at: Option<SystemTime>,
+    /// Since when nobody claims its deliveries, by a person's word.
+    #[serde(with = "stamp::option")]
+    pub paused_at: Option<SystemTime>,
+    /// Since when deliveries wait and no live process knows the handler.
+    #[serde(with = "stamp::option")]
+    pub unknown_since: Option<SystemTime>,
+    /// Live processes that run it.
+    pub processors: u64,
+    /// Deliveries done in a second, over the last seconds, as the live processes report.
+    #[serde(default)]
+    pub done_per_sec: f64,
+    /// Attempts failed in a second, likewise.
+    #[serde(default)]
+    pub failed_per_sec: f64,
+}
+
+/// A process that runs handlers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ProcessorStatus {
+    /// Its number.
+    pub id: i32,
+    /// Host and process id.
+    pub name: String,
+    /// The version of Wharf it was built with.
+    pub version: String,
+    /// Current keys of the handlers it runs.
+    pub handler_keys: Vec<String>,
+    /// When it was started.
+    #[serde(with = "stamp")]
+    pub started_at: SystemTime,
+    /// Its last sign of life.
+    #[serde(with = "stamp")]
+    pub seen_at: SystemTime,
+    /// Whether it counts as alive now.
+    pub is_alive: bool,
+    /// Deliveries that it holds a claim on.
+    pub running: u64,
+    /// When the last of its claims ends, if it is not renewed.
+    #[serde(with = "stamp::option")]
+    pub locked_until: Option<SystemTime>,
+    /// What it said with its last sign of life.
+    pub report: Option<ProcessorReport>,
+}
+
+/// What a process says of itself with each sign of life.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ProcessorReport {
+    /// By handler key, since the sign of life before.
+    pub rates: BTreeMap<String, Rate>,
+    /// Whether records are read from Kafka; none when it does not consume.
+    pub is_intake_open: Option<bool>,
+    /// Connections to the database that are in use, and how many there may be.
+    pub pool_in_use: usize,
+    /// See `pool_in_use`.
+    pub pool_size: usize,
+    /// Tasks that wait for a connection.
+    pub pool_waiting: usize,
+}
+
+/// How fast a handler goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Deliveries done in a second.
+    pub done_per_sec: f64,
+    /// Attempts failed in a second.
+    pub failed_per_sec: f64,
+}
+
+/// A delivery, without its payload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeliverySummary {
+    /// The message's id; none when the message is gone.
+    pub message_id: Option<String>,
+    /// Who gave the id.
+    pub source: Option<String>,
+    /// Where the message came from.
+    pub topic: Option<String>,
+    /// See `topic`.
+    pub kafka_partition: Option<i32>,
+    /// See `topic`.
+    pub kafka_offset: Option<i64>,
+    /// The handler's current key.
+    pub handler_key: Option<String>,
+    /// What it is in.
+    pub state: State,
+    /// Why it was poisoned or discarded.
+    pub reason: Option<String>,
+    /// The last error of its handler.
+    pub last_error: Option<String>,
+    /// Of the last error: the same for errors that differ only in numbers and ids.
+    pub fingerprint: Option<String>,
+    /// Starts. Grows over replays too.
+    pub attempts: i32,
+    /// Failures since it was accepted or replayed.
+    pub errors: i32,
+    /// Process deaths in a row.
+    pub crashes: i32,
+    /// How often a person gave it a fresh set of retries.
+    pub replays: i32,
+    /// When it is or was due.
+    #[serde(with = "stamp")]
+    pub due_at: SystemTime,
+    /// When the claim on it ends.
+    #[serde(with = "stamp::option")]
+    pub locked_until: Option<SystemTime>,
+    /// The process that has or had the claim.
+    pub locked_by: Option<String>,
+    /// When it was done, discarded or poisoned.
+    #[serde(with = "stamp::option")]
+    pub finished_at: Option<SystemTime>,
+    /// When the message was accepted.
+    #[serde(with = "stamp::option")]
+    pub received_at: Option<SystemTime>,
+    /// When the producer or the broker stamped the record.
+    #[serde(with = "stamp::option")]
+    pub recorded_at: Option<SystemTime>,
+    /// The row's key, for SQL.
+    pub message_seq: i64,
+    /// The row's key, for SQL.
+    pub handler_id: i16,
+}
+
+/// A delivery with its message and what it had come to before.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DeliveryDetails {
+    /// The delivery.
+    pub delivery: DeliverySummary,
+    /// The record it was; none when the message is gone.
+    pub record: Option<Record>,
+    /// What it had come to each time a person replayed or discarded it, the oldest first.
+    pub history: Vec<HistoryEntry>,
+}
+
+/// What a delivery had come to when a person acted on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HistoryEntry {
+    /// What was done.
+    pub action: Option<String>,
+    /// When.
+    #[serde(with = "stamp::option")]
+    pub acted_at: Option<SystemTime>,
+    /// By whom: the database's user.
+    pub actor: Option<String>,
+    /// By whom, as the tool said.
+    pub operator: Option<String>,
+    /// Why, as that person said.
+    pub because: Option<String>,
+    /// What the delivery was in.
+    pub state: State,
+    /// Why it had been poisoned or discarded.
+    pub reason: Option<String>,
+    /// Its last error then.
+    pub last_error: Option<String>,
+    /// Its attempts until then.
+    pub attempts: i32,
+    /// Its failures until then.
+    pub errors: i32,
+}
+
+/// Poisoned deliveries of a handler that have the same reason and the same kind of error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ErrorSummary {
+    /// The handler's current key.
+    pub handler_key: Option<String>,
+    /// Why they were poisoned.
+    pub reason: Option<String>,
+    /// What their errors have in common.
+    pub fingerprint: Option<String>,
+    /// How many they are.
+    pub poisoned: u64,
+    /// When the first was poisoned.
+    #[serde(with = "stamp::option")]
+    pub first_at: Option<SystemTime>,
+    /// When the last was poisoned.
+    #[serde(with = "stamp::option")]
+    pub last_at: Option<SystemTime>,
+    /// One of the errors.
+    pub example: Option<String>,
+}
+
+/// A record that could not become a message, without its payload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct QuarantineSummary {
+    /// Its number.
+    pub id: i64,
+    /// Where it came from.
+    pub topic: String,
+    /// See `topic`.
+    pub kafka_partition: Option<i32>,
+    /// See `topic`.
+    pub kafka_offset: Option<i64>,
+    /// Why it could not be accepted.
+    pub reason: String,
+    /// More on that.
+    pub detail: Option<String>,
+    /// When it was quarantined.
+    #[serde(with = "stamp")]
+    pub quarantined_at: SystemTime,
+    /// When its replay was asked for, as long as nobody has tried.
+    #[serde(with = "stamp::option")]
+    pub replay_asked_at: Option<SystemTime>,
+    /// How often it was tried again and could not be accepted.
+    pub replays: i32,
+    /// Bytes of its payload.
+    pub payload_bytes: Option<u64>,
+}
+
+/// A quarantined record, whole.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct QuarantineDetails {
+    /// Why and when.
+    pub summary: QuarantineSummary,
+    /// The record, byte for byte.
+    pub record: Record,
+}

@@ -1,0 +1,28 @@
+//! Operate: what people do with an inbox. Look, replay, discard, pause, purge, and find out why work is not moving.
+//!
+//! [`Operator`] is the library's side of it; the `wharf` binary and the SQL functions do the same. Nothing here runs a handler: what is
+//! replayed becomes due, and a process that runs the handler claims it.
+
+mod backfill;
+mod canary;
+mod doctor;
+mod facts;
+mod filter;
+mod fingerprint;
+mod found;
+mod operator;
+mod rename_plan;
+mod stamp;
+
+pub use backfill::Backfill;
+pub use canary::{Canary, CanaryProgress, CanaryStop};
+pub use doctor::{Diagnosis, Severity, Symptom};
+pub use facts::{Connections, DeadClaims, Facts, GroupFacts, Lag, OldestTransaction, TableFacts};
+pub use filter::{DeliveryFilter, QuarantineFilter, State};
+pub use fingerprint::fingerprint;
+pub use found::{
+    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HistoryEntry, ProcessorReport, ProcessorStatus,
+    QuarantineDetails, QuarantineSummary, Rate,
+};
+pub use operator::Operator;
+pub use rename_plan::{KeyChange, Manifest, ManifestHandler, PlannedHandler};

@@ -1,0 +1,249 @@
+//! The operator: looks and acts on a store, in somebody's name.
+//!
+//! An act is fenced against running work, takes at most as many rows as it is told, and leaves a row in `inbox_audit`. Repeated, it does
+//! nothing more. A filter that says nothing, or names a handler that there is not, is refused before anything is touched.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use super::doctor::{self, Diagnosis};
+use super::facts::Facts;
+use super::filter::{DeliveryFilter, QuarantineFilter, State};
+use super::found::{
+    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineDetails,
+    QuarantineSummary,
+};
+use crate::error::{Error, Result};
+use crate::store::operating::{Act, SchemaVersion, Signed};
+use crate::store::{Backend, Store};
+
+/// Looks at an inbox and acts on it. See [`Store::operate`].
+///
+/// ```no_run
+/// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+/// use wharf::DeliveryFilter;
+/// let operator = store.operate().acting_as("alice").because("the mail server is back");
+/// let failed = DeliveryFilter { handler_key: Some("mail.receipt".into()), ..DeliveryFilter::default() };
+/// let replayed = operator.replay(&failed, 1_000).await?;
+/// # Ok(()) }
+/// ```
+pub struct Operator<B: Backend> {
+    pub(super) store: Store<B>,
+    signed: Signed,
+}
+
+impl<B: Backend> Store<B> {
+    /// What people do with an inbox: look, replay, discard, pause.
+    pub fn operate(&self) -> Operator<B> {
+        Operator { store: self.clone(), signed: Signed::default() }
+    }
+
+    /// The version of the schema in the database, and the one this build knows.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn schema_version(&self) -> Result<SchemaVersion> {
+        self.backend.schema_version().await
+    }
+
+    /// The SQL of the migrations with their versions, for those who run it themselves.
+    pub fn migrations() -> Vec<(i32, &'static str)> {
+        B::migrations()
+    }
+}
+
+impl<B: Backend> Operator<B> {
+    /// Who acts, for the audit. The database's own user is written down anyway.
+    pub fn acting_as(mut self, operator: impl Into<String>) -> Self {
+        self.signed.operator = Some(operator.into());
+        self
+    }
+
+    /// Why, for the audit.
+    pub fn because(mut self, reason: impl Into<String>) -> Self {
+        self.signed.reason = Some(reason.into());
+        self
+    }
+
+    /// Every handler with what is still to be done for it.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn handlers(&self) -> Result<Vec<HandlerStatus>> {
+        let mut handlers = self.store.backend.handlers().await?;
+        for processor in self.processors().await?.into_iter().filter(|processor| processor.is_alive) {
+            for (key, rate) in processor.report.unwrap_or_default().rates {
+                let is_of =
+                    |handler: &&mut HandlerStatus| handler.handler_key == key || handler.former_keys.contains(&key);
+                if let Some(handler) = handlers.iter_mut().find(is_of) {
+                    handler.done_per_sec += rate.done_per_sec;
+                    handler.failed_per_sec += rate.failed_per_sec;
+                }
+            }
+        }
+        Ok(handlers)
+    }
+
+    /// Every process that runs handlers, and those that died within a day.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn processors(&self) -> Result<Vec<ProcessorStatus>> {
+        self.store.backend.processors().await
+    }
+
+    /// Deliveries: poisoned ones the oldest first, pending and running ones the longest due first, else the newest first.
+    ///
+    /// # Errors
+    /// When the filter names a handler that there is not, or the database does not answer.
+    pub async fn deliveries(
+        &self,
+        filter: &DeliveryFilter,
+        state: Option<State>,
+        limit: u32,
+    ) -> Result<Vec<DeliverySummary>> {
+        self.check_key(filter.handler_key.as_deref()).await?;
+        self.store.backend.deliveries(filter, state, limit).await
+    }
+
+    /// A delivery with its record and its history.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn delivery(&self, of: &DeliverySummary) -> Result<Option<DeliveryDetails>> {
+        self.store.backend.delivery(of.message_seq, of.handler_id).await
+    }
+
+    /// Poisoned deliveries by what went wrong, the most frequent first.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn poisoned_errors(&self) -> Result<Vec<ErrorSummary>> {
+        self.store.backend.poisoned_errors().await
+    }
+
+    /// Gives poisoned deliveries a fresh set of retries, due now, the longest poisoned first; by message id also discarded ones. What they
+    /// had come to stays in their history.
+    ///
+    /// # Errors
+    /// When the filter says nothing or names a handler that there is not, or the database does not answer.
+    pub async fn replay(&self, filter: &DeliveryFilter, limit: u32) -> Result<u64> {
+        filter.refuse_empty()?;
+        self.check_key(filter.handler_key.as_deref()).await?;
+        self.act(Act::Replay { filter, limit }).await
+    }
+
+    /// Gives up poisoned deliveries for good; by message id also pending ones. Running ones are left alone.
+    ///
+    /// # Errors
+    /// As [`Operator::replay`].
+    pub async fn discard(&self, filter: &DeliveryFilter, limit: u32) -> Result<u64> {
+        filter.refuse_empty()?;
+        self.check_key(filter.handler_key.as_deref()).await?;
+        self.act(Act::Discard { filter, limit }).await
+    }
+
+    /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
+    /// Returns whether it was not paused before.
+    ///
+    /// # Errors
+    /// When there is no such handler, or the database does not answer.
+    pub async fn pause(&self, handler_key: &str) -> Result<bool> {
+        self.check_key(Some(handler_key)).await?;
+        Ok(self.act(Act::Pause { handler_key }).await? > 0)
+    }
+
+    /// The handler's deliveries are claimed again. Returns whether it was paused before.
+    ///
+    /// # Errors
+    /// As [`Operator::pause`].
+    pub async fn resume(&self, handler_key: &str) -> Result<bool> {
+        self.check_key(Some(handler_key)).await?;
+        Ok(self.act(Act::Resume { handler_key }).await? > 0)
+    }
+
+    /// Quarantined records, the oldest first.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<Vec<QuarantineSummary>> {
+        self.store.backend.quarantined(filter, limit).await
+    }
+
+    /// A quarantined record, whole.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
+        self.store.backend.quarantined_record(id).await
+    }
+
+    /// Asks for quarantined records to be accepted anew, identity and all. A running inbox that subscribes to their topic does so within a
+    /// third of the lease: what is accepted leaves the quarantine, what is not stays, with its reason of now.
+    ///
+    /// # Errors
+    /// When the filter says nothing or the database does not answer.
+    pub async fn replay_quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<u64> {
+        filter.refuse_empty()?;
+        self.act(Act::ReplayQuarantined { filter, limit }).await
+    }
+
+    /// Deletes quarantined records. What they held is gone.
+    ///
+    /// # Errors
+    /// As [`Operator::replay_quarantined`].
+    pub async fn discard_quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<u64> {
+        filter.refuse_empty()?;
+        self.act(Act::DiscardQuarantined { filter, limit }).await
+    }
+
+    /// What the database knows about itself and about work that does not move.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn facts(&self) -> Result<Facts> {
+        self.store.backend.facts().await
+    }
+
+    /// Everything that keeps work from moving, waits for a person, or will.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn doctor(&self) -> Result<Diagnosis> {
+        let schema = self.store.schema_version().await?;
+        let is_there = schema.found.is_some_and(|found| found >= schema.known);
+        let (facts, handlers, processors) = match is_there {
+            true => (Some(self.facts().await?), self.handlers().await?, self.processors().await?),
+            false => (None, Vec::new(), Vec::new()),
+        };
+        let symptoms = doctor::judge(schema, facts.as_ref(), &handlers, &processors, SystemTime::now());
+        Ok(Diagnosis { symptoms, handlers, processors, facts })
+    }
+
+    pub(super) async fn audit(&self, action: &str, filter: &str, affected: u64) -> Result<()> {
+        self.store.backend.audit(action, filter, affected, &self.signed).await
+    }
+
+    async fn act(&self, act: Act<'_>) -> Result<u64> {
+        self.store.backend.act(&act, &self.signed).await
+    }
+
+    /// A mistyped key must not be an answer of nothing.
+    pub(super) async fn check_key(&self, handler_key: Option<&str>) -> Result<()> {
+        let Some(wanted) = handler_key else { return Ok(()) };
+        let keys = self.store.backend.handler_keys().await?;
+        if keys.iter().any(|(key, _)| key == wanted) {
+            return Ok(());
+        }
+        let mut known: Vec<&str> = keys.iter().map(|(_, current)| current.as_str()).collect();
+        known.sort_unstable();
+        known.dedup();
+        Err(Error::configuration(format!("there is no handler key {wanted:?}; there are: {}", known.join(", "))))
+    }
+}
+
+impl<B: Backend> fmt::Debug for Operator<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operator").field("signed", &self.signed).finish_non_exhaustive()
+    }
+}

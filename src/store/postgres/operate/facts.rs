@@ -1,0 +1,72 @@
+//! What the server knows about itself and about work that does not move. Each part is bounded, whatever the tables hold.
+
+use diesel::sql_types::Text;
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
+
+use super::super::errors::database;
+use super::super::statement::statement;
+use crate::error::{Error, Kind, Result};
+use crate::operate::Facts;
+use crate::store::operating::from_json;
+
+statement! {
+    ReadFacts("
+        SELECT jsonb_build_object(
+            'database', 'PostgreSQL ' || current_setting('server_version'),
+            'is_read_only', pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
+            'unsafe_settings', (
+                SELECT coalesce(jsonb_agg(s.name || ' = ' || s.setting ORDER BY s.name), '[]') FROM pg_settings s
+                WHERE s.name IN ('fsync', 'full_page_writes') AND s.setting = 'off'),
+            'connections', (
+                SELECT jsonb_build_object('used', count(*), 'max', current_setting('max_connections')::int)
+                FROM pg_stat_activity WHERE backend_type = 'client backend'),
+            'oldest_transaction', (
+                SELECT jsonb_build_object('secs', extract(epoch FROM now() - a.xact_start)::float8,
+                                          'who', concat_ws(' ', nullif(a.application_name, ''), a.usename, 'pid', a.pid::text, a.state))
+                FROM pg_stat_activity a
+                WHERE a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
+                  AND a.datname = current_database()
+                ORDER BY a.xact_start LIMIT 1),
+            'tables', (
+                SELECT coalesce(jsonb_agg(jsonb_build_object('name', t.relname, 'live', t.n_live_tup, 'dead', t.n_dead_tup)
+                                          ORDER BY t.relname), '[]')
+                FROM pg_stat_user_tables t
+                WHERE t.relid IN ('inbox_delivery'::regclass, 'inbox_message'::regclass)),
+            'dead_claims', (
+                SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                    SELECT current.key AS handler_key, p.name AS processor, count(*) AS claims, inbox_micros(max(head.locked_until)) AS until
+                    FROM inbox_handler h
+                    JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id)
+                    CROSS JOIN LATERAL (
+                        SELECT d.locked_by, d.locked_until FROM inbox_delivery d
+                        WHERE d.handler_id = h.id AND d.finished_at IS NULL ORDER BY d.due_at, d.message_seq LIMIT 1000) head
+                    LEFT JOIN inbox_processor p ON p.id = head.locked_by
+                    WHERE head.locked_until > now() AND (p.alive_until > now()) IS NOT TRUE
+                    GROUP BY 1, 2) x),
+            'lags', (
+                SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                    SELECT current.key AS handler_key,
+                           percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM d.finished_at - m.since))::float8 AS p50_secs,
+                           max(extract(epoch FROM d.finished_at - m.since))::float8 AS max_secs
+                    FROM (SELECT seq, coalesce(recorded_at, received_at) AS since FROM inbox_message ORDER BY seq DESC LIMIT 1000) m
+                    CROSS JOIN inbox_handler h
+                    JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id)
+                    CROSS JOIN LATERAL (SELECT finished_at FROM inbox_delivery
+                                        WHERE message_seq = m.seq AND handler_id = h.id AND status = 2 LIMIT 1) d
+                    GROUP BY 1 ORDER BY 1) x),
+            'groups', (
+                SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                    SELECT l.consumer_group, count(*) AS partitions,
+                           extract(epoch FROM now() - max(l.updated_at))::float8 AS moved_secs_ago,
+                           (SELECT count(*) FROM inbox_gap g WHERE g.consumer_group = l.consumer_group) AS gaps
+                    FROM inbox_ledger l GROUP BY 1 ORDER BY 1) x),
+            'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000) q),
+            'replay_asked_secs', (SELECT extract(epoch FROM now() - min(replay_asked_at))::float8 FROM inbox_quarantine
+                                  WHERE replay_asked_at IS NOT NULL))::text")
+    -> (Text) {}
+}
+
+pub(super) async fn facts(conn: &mut AsyncPgConnection) -> Result<Facts> {
+    let rows = ReadFacts {}.load(conn).await.map_err(database("cannot examine the database"))?;
+    from_json(rows)?.pop().ok_or_else(|| Error::new(Kind::Server, "the database told nothing of itself"))
+}

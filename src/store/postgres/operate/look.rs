@@ -1,0 +1,277 @@
+//! Looks: handlers, processes, deliveries, quarantined records, as JSON.
+
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, SmallInt, Text};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
+
+use super::super::errors::database;
+use super::super::statement::statement;
+use crate::error::Result;
+use crate::operate::{
+    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
+    State,
+};
+use crate::store::operating::{Standing, from_json};
+
+statement! {
+    HandlerKeys("
+        SELECT k.key, current.key FROM inbox_handler_key k
+        JOIN inbox_handler own ON own.id = k.handler_id
+        JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1")
+    -> (Text, Text) {}
+}
+
+statement! {
+    /// Ids that became one handler are one row.
+    Handlers("
+        SELECT row_to_json(x)::text FROM (
+            SELECT h.key AS handler_key, coalesce(sum(open.due), 0) AS due, coalesce(sum(open.later), 0) AS later,
+                   coalesce(sum(open.running), 0) AS running, coalesce(sum(given_up.poisoned), 0) AS poisoned,
+                   max(open.oldest_due_secs) AS oldest_due_secs, inbox_micros(min(open.next_due_at)) AS next_due_at,
+                   inbox_micros(min(same.paused_at)) AS paused_at, inbox_micros(min(same.unknown_since)) AS unknown_since,
+                   ARRAY(SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
+                         WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1) AS former_keys,
+                   (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids)) AS processors
+            FROM inbox_handler h
+            JOIN inbox_handler same ON coalesce(same.same_as, same.id) = h.id
+            CROSS JOIN LATERAL (
+                SELECT count(*) FILTER (WHERE d.due_at <= now() AND (d.locked_until IS NULL OR d.locked_until <= now())) AS due,
+                       count(*) FILTER (WHERE d.due_at > now() AND (d.locked_until IS NULL OR d.locked_until <= now())) AS later,
+                       count(*) FILTER (WHERE d.locked_until > now()) AS running,
+                       extract(epoch FROM now() - min(d.due_at) FILTER (WHERE d.due_at <= now()))::float8 AS oldest_due_secs,
+                       min(d.due_at) FILTER (WHERE d.due_at > now()) AS next_due_at
+                FROM inbox_delivery d WHERE d.handler_id = same.id AND d.finished_at IS NULL) open
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS poisoned FROM inbox_delivery d WHERE d.handler_id = same.id AND d.status = 3) given_up
+            GROUP BY h.id ORDER BY h.key) x")
+    -> (Text) {}
+}
+
+statement! {
+    /// What a process holds is at the head of the index: rows keep their place in it while they run. The first thousand of each handler
+    /// are looked at.
+    Processors("
+        WITH held AS MATERIALIZED (
+            SELECT head.locked_by, count(*) AS running, max(head.locked_until) AS locked_until
+            FROM inbox_handler h
+            CROSS JOIN LATERAL (SELECT d.locked_by, d.locked_until FROM inbox_delivery d
+                                WHERE d.handler_id = h.id AND d.finished_at IS NULL ORDER BY d.due_at, d.message_seq LIMIT 1000) head
+            WHERE head.locked_until > now() GROUP BY head.locked_by)
+        SELECT row_to_json(x)::text FROM (
+            SELECT p.id, p.name, p.version, inbox_micros(p.started_at) AS started_at, inbox_micros(p.seen_at) AS seen_at,
+                   p.alive_until > now() AS is_alive, p.report, coalesce(held.running, 0) AS running,
+                   inbox_micros(held.locked_until) AS locked_until,
+                   ARRAY(SELECT DISTINCT current.key FROM inbox_handler own
+                         JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id)
+                         WHERE own.id = ANY (p.handler_ids) ORDER BY 1) AS handler_keys
+            FROM inbox_processor p LEFT JOIN held ON held.locked_by = p.id
+            ORDER BY p.alive_until > now() DESC, p.name) x")
+    -> (Text) {}
+}
+
+/// A delivery as JSON, from a row `s` of `inbox_status`.
+macro_rules! delivery {
+    ($from:literal) => {
+        concat!(
+            "SELECT (to_jsonb(s) || jsonb_build_object(
+                'due_at', inbox_micros(s.due_at), 'locked_until', inbox_micros(s.locked_until),
+                'finished_at', inbox_micros(s.finished_at), 'received_at', inbox_micros(s.received_at),
+                'recorded_at', inbox_micros(s.recorded_at)))::text ",
+            $from
+        )
+    };
+}
+
+statement! {
+    /// What an act would take.
+    Poisoned<'a>(delivery!("
+        FROM inbox_matching($1::jsonb, $2, 'show') WITH ORDINALITY AS f (tid, message_seq, handler_id, place)
+        CROSS JOIN LATERAL (SELECT * FROM inbox_status WHERE message_seq = f.message_seq AND handler_id = f.handler_id LIMIT 1) s
+        ORDER BY f.place"))
+    -> (Text) {
+        filter: &'a str => Text,
+        limit: i32 => Integer,
+    }
+}
+
+statement! {
+    OfMessage<'a>(delivery!("
+        FROM (SELECT seq FROM inbox_message WHERE message_id = $1 ORDER BY seq LIMIT 1000) m
+        CROSS JOIN unnest(inbox_handler_ids($2)) AS h (id)
+        CROSS JOIN LATERAL (SELECT * FROM inbox_status WHERE message_seq = m.seq AND handler_id = h.id LIMIT 1) s
+        WHERE ($3::text IS NULL OR s.state = $3)
+          AND inbox_is_meant($4::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+        ORDER BY s.message_seq, s.handler_key LIMIT $5"))
+    -> (Text) {
+        message_id: &'a str => Text,
+        handler_key: Option<&'a str> => Nullable<Text>,
+        state: Option<&'a str> => Nullable<Text>,
+        filter: &'a str => Text,
+        limit: i32 => Integer,
+    }
+}
+
+statement! {
+    /// Pending and running ones, the longest due first.
+    Open<'a>(delivery!("
+        FROM unnest(inbox_handler_ids($1)) AS h (id)
+        CROSS JOIN LATERAL (SELECT * FROM inbox_status s
+                            WHERE s.handler_id = h.id AND s.finished_at IS NULL AND s.state = $2
+                              AND inbox_is_meant($3::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+                            ORDER BY s.due_at, s.message_seq LIMIT $4) s
+        ORDER BY s.due_at, s.message_seq LIMIT $4"))
+    -> (Text) {
+        handler_key: Option<&'a str> => Nullable<Text>,
+        state: &'a str => Text,
+        filter: &'a str => Text,
+        limit: i32 => Integer,
+    }
+}
+
+statement! {
+    /// The newest first.
+    Recent<'a>(delivery!("
+        FROM (SELECT * FROM inbox_status s
+              WHERE ($1::text IS NULL OR s.state = $1) AND ($2::text IS NULL OR s.handler_id = ANY (inbox_handler_ids($2)))
+                AND inbox_is_meant($3::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+              ORDER BY s.message_seq DESC, s.handler_id LIMIT $4) s"))
+    -> (Text) {
+        state: Option<&'a str> => Nullable<Text>,
+        handler_key: Option<&'a str> => Nullable<Text>,
+        filter: &'a str => Text,
+        limit: i32 => Integer,
+    }
+}
+
+statement! {
+    Standings("
+        SELECT row_to_json(x)::text FROM (
+            SELECT d.message_seq, d.handler_id, d.errors, d.replays,
+                   CASE d.status WHEN 0 THEN CASE WHEN d.locked_until > now() THEN 'running' ELSE 'pending' END
+                                 WHEN 2 THEN 'done' WHEN 3 THEN 'poisoned' ELSE 'discarded' END AS state
+            FROM unnest($1, $2) AS r (message_seq, handler_id)
+            CROSS JOIN LATERAL (SELECT * FROM inbox_delivery
+                                WHERE message_seq = r.message_seq AND handler_id = r.handler_id LIMIT 1) d) x")
+    -> (Text) {
+        message_seqs: Vec<i64> => Array<BigInt>,
+        handler_ids: Vec<i16> => Array<SmallInt>,
+    }
+}
+
+statement! {
+    PoisonedErrors("
+        SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text
+        FROM inbox_poisoned_by_error e ORDER BY e.poisoned DESC, e.handler_key, e.fingerprint")
+    -> (Text) {}
+}
+
+/// A quarantined record as JSON, from a row `q` of `inbox_quarantine`.
+macro_rules! quarantined {
+    ($from:literal) => {
+        concat!(
+            "SELECT jsonb_build_object('id', q.id, 'topic', q.topic, 'kafka_partition', q.kafka_partition,
+                'kafka_offset', q.kafka_offset, 'reason', q.reason, 'detail', q.detail,
+                'quarantined_at', inbox_micros(q.quarantined_at), 'replay_asked_at', inbox_micros(q.replay_asked_at),
+                'replays', q.replays, 'payload_bytes', octet_length(q.payload))::text",
+            $from
+        )
+    };
+}
+
+statement! {
+    QuarantinedList<'a>(quarantined!("
+        FROM inbox_quarantine_matching($1::jsonb, $2) AS f (id)
+        CROSS JOIN LATERAL (SELECT * FROM inbox_quarantine WHERE id = f.id LIMIT 1) q ORDER BY q.id"))
+    -> (Text) {
+        filter: &'a str => Text,
+        limit: i32 => Integer,
+    }
+}
+
+statement! {
+    QuarantinedOne(quarantined!(" FROM inbox_quarantine q WHERE q.id = $1")) -> (Text) {
+        id: i64 => BigInt,
+    }
+}
+
+statement! {
+    DeliveryOne(delivery!("FROM inbox_status s WHERE s.message_seq = $1 AND s.handler_id = $2")) -> (Text) {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+pub(super) async fn handler_keys(conn: &mut AsyncPgConnection) -> Result<Vec<(String, String)>> {
+    HandlerKeys {}.load(conn).await.map_err(database("cannot read the handler keys"))
+}
+
+pub(super) async fn handlers(conn: &mut AsyncPgConnection) -> Result<Vec<HandlerStatus>> {
+    from_json(Handlers {}.load(conn).await.map_err(database("cannot look at the handlers"))?)
+}
+
+pub(super) async fn processors(conn: &mut AsyncPgConnection) -> Result<Vec<ProcessorStatus>> {
+    from_json(Processors {}.load(conn).await.map_err(database("cannot look at the processors"))?)
+}
+
+pub(super) async fn deliveries(
+    conn: &mut AsyncPgConnection,
+    filter: &DeliveryFilter,
+    state: Option<State>,
+    limit: u32,
+) -> Result<Vec<DeliverySummary>> {
+    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    let json = &*looking(filter.to_json());
+    let handler_key = filter.handler_key.as_deref();
+    let name = state.map(State::as_str);
+    let rows = match (state, &filter.message_id) {
+        (Some(State::Poisoned), _) => Poisoned { filter: json, limit }.load(conn).await,
+        (_, Some(message_id)) => {
+            OfMessage { message_id, handler_key, state: name, filter: json, limit }.load(conn).await
+        }
+        (Some(open @ (State::Pending | State::Running)), None) => {
+            Open { handler_key, state: open.as_str(), filter: json, limit }.load(conn).await
+        }
+        (Some(State::Done | State::Discarded) | None, None) => {
+            Recent { state: name, handler_key, filter: json, limit }.load(conn).await
+        }
+    };
+    from_json(rows.map_err(database("cannot list deliveries"))?)
+}
+
+pub(super) async fn delivery(
+    conn: &mut AsyncPgConnection,
+    message_seq: i64,
+    handler_id: i16,
+) -> Result<Option<DeliverySummary>> {
+    let rows = DeliveryOne { message_seq, handler_id }.load(conn).await;
+    Ok(from_json(rows.map_err(database("cannot look at a delivery"))?)?.pop())
+}
+
+pub(super) async fn standings(conn: &mut AsyncPgConnection, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+    let (message_seqs, handler_ids) = rows.iter().copied().unzip();
+    let rows = Standings { message_seqs, handler_ids }.load(conn).await;
+    from_json(rows.map_err(database("cannot look at deliveries"))?)
+}
+
+pub(super) async fn poisoned_errors(conn: &mut AsyncPgConnection) -> Result<Vec<ErrorSummary>> {
+    from_json(PoisonedErrors {}.load(conn).await.map_err(database("cannot count the poisoned deliveries"))?)
+}
+
+pub(super) async fn quarantined(
+    conn: &mut AsyncPgConnection,
+    filter: &QuarantineFilter,
+    limit: u32,
+) -> Result<Vec<QuarantineSummary>> {
+    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    let listed = QuarantinedList { filter: &looking(filter.to_json()), limit }.load(conn).await;
+    from_json(listed.map_err(database("cannot list the quarantine"))?)
+}
+
+pub(super) async fn quarantined_one(conn: &mut AsyncPgConnection, id: i64) -> Result<Option<QuarantineSummary>> {
+    let rows = QuarantinedOne { id }.load(conn).await;
+    Ok(from_json(rows.map_err(database("cannot look at a quarantined record"))?)?.pop())
+}
+
+/// Who only looks need not say that everything is meant.
+fn looking(filter: String) -> String {
+    if filter == "{}" { r#"{"all": true}"#.to_owned() } else { filter }
+}

@@ -1,0 +1,91 @@
+//! What people ask of PostgreSQL: looks and acts, on the views and functions of the migration.
+
+mod act;
+mod backfill;
+mod facts;
+mod look;
+mod records;
+
+use super::{Postgres, act, migrate};
+use crate::error::Result;
+use crate::operate::{
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
+};
+use crate::record::Record;
+use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing};
+
+impl Operating for Postgres {
+    async fn handler_keys(&self) -> Result<Vec<(String, String)>> {
+        act!(self, conn => look::handler_keys(&mut conn))
+    }
+
+    async fn handlers(&self) -> Result<Vec<HandlerStatus>> {
+        act!(self, conn => look::handlers(&mut conn))
+    }
+
+    async fn processors(&self) -> Result<Vec<ProcessorStatus>> {
+        act!(self, conn => look::processors(&mut conn))
+    }
+
+    async fn deliveries(
+        &self,
+        filter: &DeliveryFilter,
+        state: Option<State>,
+        limit: u32,
+    ) -> Result<Vec<DeliverySummary>> {
+        act!(self, conn => look::deliveries(&mut conn, filter, state, limit))
+    }
+
+    async fn delivery(&self, message_seq: i64, handler_id: i16) -> Result<Option<DeliveryDetails>> {
+        act!(self, conn => records::delivery(&mut conn, message_seq, handler_id))
+    }
+
+    async fn poisoned_errors(&self) -> Result<Vec<ErrorSummary>> {
+        act!(self, conn => look::poisoned_errors(&mut conn))
+    }
+
+    async fn quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<Vec<QuarantineSummary>> {
+        act!(self, conn => look::quarantined(&mut conn, filter, limit))
+    }
+
+    async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
+        act!(self, conn => records::quarantined(&mut conn, id))
+    }
+
+    async fn act(&self, act: &Act<'_>, signed: &Signed) -> Result<u64> {
+        act!(self, conn => act::act(&mut conn, act, signed))
+    }
+
+    async fn asked_replays(&self, topics: &[&str], limit: u32) -> Result<Vec<(i64, Record)>> {
+        act!(self, conn => records::asked_replays(&mut conn, topics, limit))
+    }
+
+    async fn replayed(&self, id: i64, replayed: &Replayed<'_>) -> Result<()> {
+        act!(self, conn => records::replayed(&mut conn, id, replayed))
+    }
+
+    async fn backfill(&self, step: &BackfillStep<'_>) -> Result<Backfilled> {
+        act!(self, conn => backfill::backfill(&mut conn, step))
+    }
+
+    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+        act!(self, conn => look::standings(&mut conn, rows))
+    }
+
+    async fn audit(&self, action: &str, filter: &str, affected: u64, signed: &Signed) -> Result<()> {
+        act!(self, conn => act::audit(&mut conn, action, filter, affected, signed))
+    }
+
+    async fn facts(&self) -> Result<Facts> {
+        act!(self, conn => facts::facts(&mut conn))
+    }
+
+    async fn schema_version(&self) -> Result<SchemaVersion> {
+        act!(self, conn => migrate::version(&mut conn))
+    }
+
+    fn migrations() -> Vec<(i32, &'static str)> {
+        migrate::all()
+    }
+}

@@ -1,0 +1,228 @@
+//! Acts of a person, each in the one transaction of the writer.
+
+use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::super::clock::{self, micros};
+use super::super::errors::database;
+use super::super::statement::{only_row, statement};
+use super::look::{by_filter, is_meant};
+use crate::error::Result;
+use crate::operate::{DeliveryFilter, QuarantineFilter};
+use crate::store::operating::{Act, Signed};
+
+/// An act that does not borrow.
+pub(super) enum OwnAct {
+    Replay(DeliveryFilter, u32),
+    Discard(DeliveryFilter, u32),
+    Pause(String),
+    Resume(String),
+    ReplayQuarantined(QuarantineFilter, u32),
+    DiscardQuarantined(QuarantineFilter, u32),
+}
+
+impl From<&Act<'_>> for OwnAct {
+    fn from(act: &Act<'_>) -> Self {
+        match *act {
+            Act::Replay { filter, limit } => Self::Replay(filter.clone(), limit),
+            Act::Discard { filter, limit } => Self::Discard(filter.clone(), limit),
+            Act::Pause { handler_key } => Self::Pause(handler_key.to_owned()),
+            Act::Resume { handler_key } => Self::Resume(handler_key.to_owned()),
+            Act::ReplayQuarantined { filter, limit } => Self::ReplayQuarantined(filter.clone(), limit),
+            Act::DiscardQuarantined { filter, limit } => Self::DiscardQuarantined(filter.clone(), limit),
+        }
+    }
+}
+
+by_filter!(OfFilter(concat!(
+    "SELECT d.message_seq, d.handler_id FROM inbox_delivery d LEFT JOIN inbox_message m ON m.seq = d.message_seq
+     WHERE d.status = 3", is_meant!("d.finished_at"), "AND ?10 IS NOT NULL ORDER BY d.finished_at, d.message_seq LIMIT ?11"
+)) -> (BigInt, SmallInt));
+
+// The first condition says which index; it names the first bind only because binds have to be named in order.
+by_filter!(OfMessage(concat!(
+    "SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+     WHERE (?1 IS NULL OR true) AND m.message_id = ?2", is_meant!("d.finished_at"),
+    "AND CASE ?10 WHEN 'replay' THEN d.status IN (3, 4)
+                  ELSE d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= (SELECT at FROM inbox_now)) END
+     ORDER BY d.message_seq, d.handler_id LIMIT ?11"
+)) -> (BigInt, SmallInt));
+
+statement! {
+    Audit<'a>("
+        INSERT INTO inbox_audit (acted_at, action, filter, affected, reason, operator)
+        VALUES ((SELECT at FROM inbox_now), ?1, ?2, ?3, ?4, ?5) RETURNING id")
+    -> (BigInt) {
+        action: &'a str => Text,
+        filter: &'a str => Text,
+        affected: i64 => BigInt,
+        reason: Option<&'a str> => Nullable<Text>,
+        operator: Option<&'a str> => Nullable<Text>,
+    }
+}
+
+statement! {
+    KeepHistory("
+        INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+        SELECT message_seq, handler_id, ?1, status, finished_at, attempts, errors, crashes, reason, last_error
+        FROM inbox_delivery WHERE message_seq = ?2 AND handler_id = ?3") {
+        audit_id: i64 => BigInt,
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    /// The attempt number goes on, so that a claim from before the replay stays invalid.
+    ReplayOne("
+        UPDATE inbox_delivery
+        SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
+            locked_until = NULL, locked_by = NULL, replays = replays + 1
+        WHERE message_seq = ?1 AND handler_id = ?2") {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    DiscardOne<'a>("
+        UPDATE inbox_delivery
+        SET status = 4, finished_at = (SELECT at FROM inbox_now), attempts = attempts + 1, locked_until = NULL, locked_by = NULL,
+            reason = coalesce(?1, 'by a person')
+        WHERE message_seq = ?2 AND handler_id = ?3") {
+        reason: Option<&'a str> => Nullable<Text>,
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    Pause<'a>("
+        UPDATE inbox_handler SET paused_at = (SELECT at FROM inbox_now)
+        WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = ?1) AND paused_at IS NULL") {
+        handler_key: &'a str => Text,
+    }
+}
+
+statement! {
+    Resume<'a>("
+        UPDATE inbox_handler SET paused_at = NULL
+        WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = ?1) AND paused_at IS NOT NULL") {
+        handler_key: &'a str => Text,
+    }
+}
+
+/// Declares a change of the quarantined records that a filter means.
+macro_rules! change_quarantined {
+    ($name:ident($sql:expr)) => {
+        statement! {
+            $name<'a>(concat!($sql, "
+                WHERE id IN (
+                    SELECT id FROM inbox_quarantine
+                    WHERE (?1 IS NULL OR id = ?1) AND (?2 IS NULL OR topic = ?2) AND (?3 IS NULL OR reason = ?3)
+                      AND (?4 IS NULL OR instr(lower(detail), lower(?4)) > 0)
+                      AND (?5 IS NULL OR quarantined_at < ?5) AND (?6 IS NULL OR quarantined_at >= ?6)
+                    ORDER BY id LIMIT ?7)")) {
+                id: Option<i64> => Nullable<BigInt>,
+                topic: Option<&'a str> => Nullable<Text>,
+                reason: Option<&'a str> => Nullable<Text>,
+                detail: Option<&'a str> => Nullable<Text>,
+                before: Option<i64> => Nullable<BigInt>,
+                after: Option<i64> => Nullable<BigInt>,
+                limit: i64 => BigInt,
+            }
+        }
+
+        impl<'a> $name<'a> {
+            fn new(filter: &'a QuarantineFilter, limit: u32, now: i64) -> Self {
+                Self {
+                    id: filter.id,
+                    topic: filter.topic.as_deref(),
+                    reason: filter.reason.as_deref(),
+                    detail: filter.detail.as_deref(),
+                    before: filter.older_than.map(|age| now - micros(age)),
+                    after: filter.newer_than.map(|age| now - micros(age)),
+                    limit: limit.into(),
+                }
+            }
+        }
+    };
+}
+change_quarantined!(AskReplay(
+    "UPDATE inbox_quarantine SET replay_asked_at = coalesce(replay_asked_at, (SELECT at FROM inbox_now))"
+));
+change_quarantined!(Delete("DELETE FROM inbox_quarantine"));
+
+pub(super) fn act(conn: &mut SqliteConnection, act: &OwnAct, signed: &Signed) -> Result<u64> {
+    let key = |handler_key: &str| serde_json::json!({ "handler_key": handler_key }).to_string();
+    let (name, filter) = match act {
+        OwnAct::Replay(filter, _) => ("replay", filter.to_json()),
+        OwnAct::Discard(filter, _) => ("discard", filter.to_json()),
+        OwnAct::Pause(handler_key) => ("pause", key(handler_key)),
+        OwnAct::Resume(handler_key) => ("resume", key(handler_key)),
+        OwnAct::ReplayQuarantined(filter, _) => ("replay quarantined", filter.to_json()),
+        OwnAct::DiscardQuarantined(filter, _) => ("discard quarantined", filter.to_json()),
+    };
+    let changed = match act {
+        OwnAct::Replay(of, limit) | OwnAct::Discard(of, limit) => change(conn, name, of, *limit, signed),
+        OwnAct::Pause(handler_key) => Pause { handler_key }.execute(conn).map(|changed| changed.min(1)),
+        OwnAct::Resume(handler_key) => Resume { handler_key }.execute(conn).map(|changed| changed.min(1)),
+        OwnAct::ReplayQuarantined(of, limit) => {
+            clock::now(conn).and_then(|now| AskReplay::new(of, *limit, now).execute(conn))
+        }
+        OwnAct::DiscardQuarantined(of, limit) => {
+            clock::now(conn).and_then(|now| Delete::new(of, *limit, now).execute(conn))
+        }
+    };
+    let written = changed.and_then(|changed| match act {
+        // Written with the history already.
+        OwnAct::Replay(..) | OwnAct::Discard(..) => Ok(changed),
+        OwnAct::Pause(_) | OwnAct::Resume(_) | OwnAct::ReplayQuarantined(..) | OwnAct::DiscardQuarantined(..) => {
+            audit(conn, name, &filter, changed, signed).map(|_| changed)
+        }
+    });
+    let changed = written.map_err(database(format!("cannot {name}")))?;
+    Ok(u64::try_from(changed).unwrap_or_default())
+}
+
+/// Replays or discards what a filter means.
+fn change(
+    conn: &mut SqliteConnection,
+    action: &str,
+    filter: &DeliveryFilter,
+    limit: u32,
+    signed: &Signed,
+) -> QueryResult<usize> {
+    let now = clock::now(conn)?;
+    let meant: Vec<(i64, i16)> = match filter.message_id {
+        Some(_) => OfMessage::new(filter, Some(action), limit, now).load(conn)?,
+        None => OfFilter::new(filter, Some(action), limit, now).load(conn)?,
+    };
+    let audit_id = audit(conn, action, &filter.to_json(), meant.len(), signed)?;
+    for &(message_seq, handler_id) in &meant {
+        KeepHistory { audit_id, message_seq, handler_id }.execute(conn)?;
+        if action == "replay" {
+            ReplayOne { message_seq, handler_id }.execute(conn)?;
+        } else {
+            DiscardOne { reason: signed.reason.as_deref(), message_seq, handler_id }.execute(conn)?;
+        }
+    }
+    Ok(meant.len())
+}
+
+pub(super) fn audit(
+    conn: &mut SqliteConnection,
+    action: &str,
+    filter: &str,
+    affected: usize,
+    signed: &Signed,
+) -> QueryResult<i64> {
+    let audit = Audit {
+        action,
+        filter,
+        affected: i64::try_from(affected).unwrap_or(i64::MAX),
+        reason: signed.reason.as_deref(),
+        operator: signed.operator.as_deref(),
+    };
+    audit.load::<(i64,)>(conn).and_then(only_row).map(|(id,)| id)
+}

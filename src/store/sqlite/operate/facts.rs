@@ -1,0 +1,67 @@
+//! What is known about the file and about work that does not move.
+
+use diesel::sql_types::{BigInt, Text};
+use diesel::{RunQueryDsl, SqliteConnection};
+
+use super::super::errors::database;
+use super::super::statement::{only_row, statement};
+use crate::error::{Error, Kind, Result};
+use crate::operate::Facts;
+use crate::store::operating::from_json;
+
+statement! {
+    ReadFacts("
+        SELECT json_object(
+            'database', 'SQLite ' || sqlite_version(),
+            'is_read_only', json('false'),
+            'unsafe_settings', json('[]'), 'connections', NULL, 'oldest_transaction', NULL, 'tables', json('[]'),
+            'dead_claims', (
+                SELECT json_group_array(json(claims)) FROM (
+                    SELECT json_object('handler_key', current.key, 'processor', p.name, 'claims', count(*), 'until', max(d.locked_until))
+                           AS claims
+                    FROM inbox_delivery d
+                    CROSS JOIN inbox_now now
+                    JOIN inbox_handler h ON h.id = d.handler_id
+                    JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id)
+                    LEFT JOIN inbox_processor p ON p.id = d.locked_by
+                    WHERE d.finished_at IS NULL AND d.locked_until > now.at AND (p.alive_until > now.at) IS NOT TRUE
+                    GROUP BY current.key, p.name)),
+            'lags', (
+                SELECT json_group_array(json_object('handler_key', handler_key, 'p50_secs', p50_secs, 'max_secs', max_secs)) FROM (
+                    SELECT handler_key, max(secs) FILTER (WHERE place <= (total + 1) / 2) AS p50_secs, max(secs) AS max_secs FROM (
+                        SELECT current.key AS handler_key, (d.finished_at - coalesce(m.recorded_at, m.received_at)) / 1e6 AS secs,
+                               row_number() OVER (PARTITION BY current.key
+                                                  ORDER BY d.finished_at - coalesce(m.recorded_at, m.received_at)) AS place,
+                               count(*) OVER (PARTITION BY current.key) AS total
+                        FROM (SELECT * FROM inbox_message ORDER BY seq DESC LIMIT 1000) m
+                        JOIN inbox_delivery d ON d.message_seq = m.seq AND d.status = 2
+                        JOIN inbox_handler h ON h.id = d.handler_id
+                        JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id))
+                    GROUP BY handler_key ORDER BY handler_key)),
+            'groups', (
+                SELECT json_group_array(json_object(
+                    'consumer_group', consumer_group, 'partitions', partitions, 'moved_secs_ago', moved_secs_ago, 'gaps', gaps)) FROM (
+                    SELECT l.consumer_group, count(*) AS partitions, ((SELECT at FROM inbox_now) - max(l.updated_at)) / 1e6 AS moved_secs_ago,
+                           (SELECT count(*) FROM inbox_gap g WHERE g.consumer_group = l.consumer_group) AS gaps
+                    FROM inbox_ledger l GROUP BY 1 ORDER BY 1)),
+            'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000)),
+            'replay_asked_secs', (SELECT ((SELECT at FROM inbox_now) - min(replay_asked_at)) / 1e6 FROM inbox_quarantine
+                                  WHERE replay_asked_at IS NOT NULL))")
+    -> (Text) {}
+}
+
+statement! {
+    Synchronous("SELECT synchronous FROM pragma_synchronous") -> (BigInt) {}
+}
+
+pub(super) fn facts(conn: &mut SqliteConnection) -> Result<Facts> {
+    let cannot = || database("cannot examine the database");
+    let rows = ReadFacts {}.load(conn).map_err(cannot())?;
+    let facts: Option<Facts> = from_json(rows)?.pop();
+    let mut facts = facts.ok_or_else(|| Error::new(Kind::Server, "the database told nothing of itself"))?;
+    let (synchronous,) = Synchronous {}.load::<(i64,)>(conn).and_then(only_row).map_err(cannot())?;
+    if synchronous < 2 {
+        facts.unsafe_settings.push(format!("synchronous = {synchronous}"));
+    }
+    Ok(facts)
+}

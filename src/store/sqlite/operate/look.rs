@@ -1,0 +1,292 @@
+//! Looks: handlers, processes, deliveries, quarantined records, as JSON.
+//!
+//! `inbox_fingerprint` is a function that every connection of ours has; SQLite's own shell does not, so no view may use it.
+
+use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
+use diesel::{RunQueryDsl, SqliteConnection};
+
+use super::super::clock::{self, micros};
+use super::super::errors::database;
+use super::super::statement::statement;
+use crate::error::Result;
+use crate::operate::{
+    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
+    State,
+};
+use crate::store::operating::{Standing, from_json};
+
+statement! {
+    HandlerKeys("
+        SELECT k.key, current.key FROM inbox_handler_key k
+        JOIN inbox_handler own ON own.id = k.handler_id
+        JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1")
+    -> (Text, Text) {}
+}
+
+statement! {
+    /// Ids that became one handler are one row.
+    Handlers("
+        SELECT json_object(
+            'handler_key', h.key, 'due', due, 'later', later, 'running', running, 'poisoned', poisoned,
+            'oldest_due_secs', oldest_due_secs, 'next_due_at', next_due_at, 'paused_at', open.paused_at, 'unknown_since', open.unknown_since,
+            'former_keys', (SELECT json_group_array(key) FROM (
+                SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
+                WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1)),
+            'processors', (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > (SELECT at FROM inbox_now)
+                           AND EXISTS (SELECT 1 FROM json_each(p.handler_ids) WHERE value = h.id)))
+        FROM (SELECT coalesce(same.same_as, same.id) AS id,
+                     count(d.due_at) FILTER (WHERE d.due_at <= now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS due,
+                     count(d.due_at) FILTER (WHERE d.due_at > now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS later,
+                     count(d.due_at) FILTER (WHERE d.locked_until > now.at) AS running,
+                     (now.at - min(d.due_at) FILTER (WHERE d.due_at <= now.at)) / 1e6 AS oldest_due_secs,
+                     min(d.due_at) FILTER (WHERE d.due_at > now.at) AS next_due_at,
+                     min(same.paused_at) AS paused_at, min(same.unknown_since) AS unknown_since
+              FROM inbox_handler same
+              CROSS JOIN inbox_now now
+              LEFT JOIN inbox_delivery d ON d.handler_id = same.id AND d.finished_at IS NULL
+              GROUP BY 1) open
+        JOIN (SELECT coalesce(same.same_as, same.id) AS id, count(d.due_at) AS poisoned
+              FROM inbox_handler same LEFT JOIN inbox_delivery d ON d.handler_id = same.id AND d.status = 3
+              GROUP BY 1) given_up ON given_up.id = open.id
+        JOIN inbox_handler h ON h.id = open.id
+        ORDER BY h.key")
+    -> (Text) {}
+}
+
+statement! {
+    Processors("
+        SELECT json_object(
+            'id', p.id, 'name', p.name, 'version', p.version, 'started_at', p.started_at, 'seen_at', p.seen_at,
+            'is_alive', json(iif(p.alive_until > now.at, 'true', 'false')), 'report', json(p.report),
+            'running', (SELECT count(*) FROM inbox_delivery d
+                        WHERE d.finished_at IS NULL AND d.locked_by = p.id AND d.locked_until > now.at),
+            'locked_until', (SELECT max(d.locked_until) FROM inbox_delivery d
+                             WHERE d.finished_at IS NULL AND d.locked_by = p.id AND d.locked_until > now.at),
+            'handler_keys', (SELECT json_group_array(key) FROM (
+                SELECT DISTINCT current.key FROM json_each(p.handler_ids) i
+                JOIN inbox_handler own ON own.id = i.value
+                JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1)))
+        FROM inbox_processor p CROSS JOIN inbox_now now
+        ORDER BY p.alive_until > now.at DESC, p.name")
+    -> (Text) {}
+}
+
+/// A delivery as JSON, of those in `inbox_delivery d` that a condition is true for. `m` is its message, `h` its handler.
+macro_rules! delivery {
+    ($($condition:tt)*) => {
+        concat!(
+            "SELECT json_object(
+                'message_id', m.message_id, 'source', m.source, 'topic', m.topic, 'kafka_partition', m.kafka_partition,
+                'kafka_offset', m.kafka_offset, 'handler_key', h.key,
+                'state', CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
+                                       WHEN 3 THEN 'poisoned' ELSE 'discarded' END,
+                'reason', d.reason, 'last_error', d.last_error, 'fingerprint', inbox_fingerprint(d.last_error), 'attempts', d.attempts,
+                'errors', d.errors, 'crashes', d.crashes, 'replays', d.replays, 'due_at', d.due_at, 'locked_until', d.locked_until,
+                'locked_by', (SELECT p.name FROM inbox_processor p WHERE p.id = d.locked_by), 'finished_at', d.finished_at,
+                'received_at', m.received_at, 'recorded_at', m.recorded_at, 'message_seq', d.message_seq, 'handler_id', d.handler_id)
+            FROM inbox_delivery d
+            CROSS JOIN inbox_now now
+            LEFT JOIN inbox_message m ON m.seq = d.message_seq
+            LEFT JOIN inbox_handler h ON h.id = d.handler_id
+            WHERE ",
+            $($condition)*
+        )
+    };
+}
+
+/// Whether a filter means a delivery, but for its state: a bind that is none does not count. Ages are of the column that is named.
+macro_rules! is_meant {
+    ($aged:literal) => {
+        concat!(
+            " AND (?1 IS NULL OR d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = ?1))
+              AND (?2 IS NULL OR d.message_seq IN (SELECT seq FROM inbox_message WHERE message_id = ?2))
+              AND (?3 IS NULL OR m.source = ?3) AND (?4 IS NULL OR m.topic = ?4) AND (?5 IS NULL OR d.reason = ?5)
+              AND (?6 IS NULL OR instr(lower(d.last_error), lower(?6)) > 0)
+              AND (?7 IS NULL OR inbox_fingerprint(d.last_error) = ?7)
+              AND (?8 IS NULL OR ",
+            $aged,
+            " < ?8) AND (?9 IS NULL OR ",
+            $aged,
+            " >= ?9) "
+        )
+    };
+}
+pub(super) use is_meant;
+
+/// Declares a statement whose binds are a filter, a word and a bound.
+macro_rules! by_filter {
+    ($name:ident($sql:expr) -> ($($row:ty),*)) => {
+        statement! {
+            $name<'a>($sql) -> ($($row),*) {
+                handler_key: Option<&'a str> => Nullable<Text>,
+                message_id: Option<&'a str> => Nullable<Text>,
+                source: Option<&'a str> => Nullable<Text>,
+                topic: Option<&'a str> => Nullable<Text>,
+                reason: Option<&'a str> => Nullable<Text>,
+                error: Option<&'a str> => Nullable<Text>,
+                fingerprint: Option<&'a str> => Nullable<Text>,
+                before: Option<i64> => Nullable<BigInt>,
+                after: Option<i64> => Nullable<BigInt>,
+                word: Option<&'a str> => Nullable<Text>,
+                limit: i64 => BigInt,
+            }
+        }
+
+        impl<'a> $name<'a> {
+            pub(super) fn new(filter: &'a DeliveryFilter, word: Option<&'a str>, limit: u32, now: i64) -> Self {
+                Self {
+                    handler_key: filter.handler_key.as_deref(),
+                    message_id: filter.message_id.as_deref(),
+                    source: filter.source.as_deref(),
+                    topic: filter.topic.as_deref(),
+                    reason: filter.reason.as_deref(),
+                    error: filter.error.as_deref(),
+                    fingerprint: filter.fingerprint.as_deref(),
+                    before: filter.older_than.map(|age| now - micros(age)),
+                    after: filter.newer_than.map(|age| now - micros(age)),
+                    word,
+                    limit: limit.into(),
+                }
+            }
+        }
+    };
+}
+pub(super) use by_filter;
+
+by_filter!(Poisoned(delivery!(
+    "d.status = 3", is_meant!("d.finished_at"), "AND ?10 IS NULL ORDER BY d.finished_at, d.message_seq LIMIT ?11"
+)) -> (Text));
+
+by_filter!(Open(delivery!(
+    "d.finished_at IS NULL", is_meant!("coalesce(m.received_at, d.due_at)"),
+    "AND iif(d.locked_until > now.at, 'running', 'pending') = ?10 ORDER BY d.due_at, d.message_seq LIMIT ?11"
+)) -> (Text));
+
+by_filter!(Recent(delivery!(
+    "true", is_meant!("coalesce(m.received_at, d.due_at)"),
+    "AND (?10 IS NULL OR ?10 = CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
+                                             WHEN 3 THEN 'poisoned' ELSE 'discarded' END)
+     ORDER BY d.message_seq DESC, d.handler_id LIMIT ?11"
+)) -> (Text));
+
+statement! {
+    DeliveryOne(delivery!("d.message_seq = ?1 AND d.handler_id = ?2")) -> (Text) {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    StandingOne("
+        SELECT json_object('message_seq', message_seq, 'handler_id', handler_id, 'errors', errors, 'replays', replays,
+            'state', CASE status WHEN 0 THEN iif(locked_until > (SELECT at FROM inbox_now), 'running', 'pending') WHEN 2 THEN 'done'
+                                 WHEN 3 THEN 'poisoned' ELSE 'discarded' END)
+        FROM inbox_delivery WHERE message_seq = ?1 AND handler_id = ?2")
+    -> (Text) {
+        message_seq: i64 => BigInt,
+        handler_id: i16 => SmallInt,
+    }
+}
+
+statement! {
+    PoisonedErrors("
+        SELECT json_object('handler_key', h.key, 'reason', reason, 'fingerprint', fingerprint, 'poisoned', poisoned, 'first_at', first_at,
+                           'last_at', last_at, 'example', example)
+        FROM (SELECT d.handler_id, d.reason, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS poisoned,
+                     min(d.finished_at) AS first_at, max(d.finished_at) AS last_at, min(d.last_error) AS example
+              FROM inbox_delivery d WHERE d.status = 3 GROUP BY 1, 2, 3) e
+        LEFT JOIN inbox_handler h ON h.id = e.handler_id
+        ORDER BY poisoned DESC, h.key, fingerprint")
+    -> (Text) {}
+}
+
+statement! {
+    QuarantinedList<'a>("
+        SELECT json_object('id', id, 'topic', topic, 'kafka_partition', kafka_partition, 'kafka_offset', kafka_offset, 'reason', reason,
+                           'detail', detail, 'quarantined_at', quarantined_at, 'replay_asked_at', replay_asked_at, 'replays', replays,
+                           'payload_bytes', octet_length(payload))
+        FROM inbox_quarantine
+        WHERE (?1 IS NULL OR id = ?1) AND (?2 IS NULL OR topic = ?2) AND (?3 IS NULL OR reason = ?3)
+          AND (?4 IS NULL OR instr(lower(detail), lower(?4)) > 0)
+          AND (?5 IS NULL OR quarantined_at < ?5) AND (?6 IS NULL OR quarantined_at >= ?6)
+        ORDER BY id LIMIT ?7")
+    -> (Text) {
+        id: Option<i64> => Nullable<BigInt>,
+        topic: Option<&'a str> => Nullable<Text>,
+        reason: Option<&'a str> => Nullable<Text>,
+        detail: Option<&'a str> => Nullable<Text>,
+        before: Option<i64> => Nullable<BigInt>,
+        after: Option<i64> => Nullable<BigInt>,
+        limit: i64 => BigInt,
+    }
+}
+
+pub(super) fn handler_keys(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>> {
+    HandlerKeys {}.load(conn).map_err(database("cannot read the handler keys"))
+}
+
+pub(super) fn handlers(conn: &mut SqliteConnection) -> Result<Vec<HandlerStatus>> {
+    from_json(Handlers {}.load(conn).map_err(database("cannot look at the handlers"))?)
+}
+
+pub(super) fn processors(conn: &mut SqliteConnection) -> Result<Vec<ProcessorStatus>> {
+    from_json(Processors {}.load(conn).map_err(database("cannot look at the processors"))?)
+}
+
+pub(super) fn deliveries(
+    conn: &mut SqliteConnection,
+    filter: &DeliveryFilter,
+    state: Option<State>,
+    limit: u32,
+) -> Result<Vec<DeliverySummary>> {
+    let cannot = || database("cannot list deliveries");
+    let now = clock::now(conn).map_err(cannot())?;
+    let name = state.map(State::as_str);
+    let rows = match state {
+        Some(State::Poisoned) => Poisoned::new(filter, None, limit, now).load(conn),
+        Some(State::Pending | State::Running) => Open::new(filter, name, limit, now).load(conn),
+        Some(State::Done | State::Discarded) | None => Recent::new(filter, name, limit, now).load(conn),
+    };
+    from_json(rows.map_err(cannot())?)
+}
+
+pub(super) fn delivery(
+    conn: &mut SqliteConnection,
+    message_seq: i64,
+    handler_id: i16,
+) -> Result<Option<DeliverySummary>> {
+    let rows = DeliveryOne { message_seq, handler_id }.load(conn);
+    Ok(from_json(rows.map_err(database("cannot look at a delivery"))?)?.pop())
+}
+
+pub(super) fn standings(conn: &mut SqliteConnection, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+    let mut found = Vec::with_capacity(rows.len());
+    for &(message_seq, handler_id) in rows {
+        let row = StandingOne { message_seq, handler_id }.load(conn);
+        found.extend(row.map_err(database("cannot look at deliveries"))?);
+    }
+    from_json(found)
+}
+
+pub(super) fn poisoned_errors(conn: &mut SqliteConnection) -> Result<Vec<ErrorSummary>> {
+    from_json(PoisonedErrors {}.load(conn).map_err(database("cannot count the poisoned deliveries"))?)
+}
+
+pub(super) fn quarantined(
+    conn: &mut SqliteConnection,
+    filter: &QuarantineFilter,
+    limit: u32,
+) -> Result<Vec<QuarantineSummary>> {
+    let cannot = || database("cannot list the quarantine");
+    let now = clock::now(conn).map_err(cannot())?;
+    let list = QuarantinedList {
+        id: filter.id,
+        topic: filter.topic.as_deref(),
+        reason: filter.reason.as_deref(),
+        detail: filter.detail.as_deref(),
+        before: filter.older_than.map(|age| now - micros(age)),
+        after: filter.newer_than.map(|age| now - micros(age)),
+        limit: limit.into(),
+    };
+    from_json(list.load(conn).map_err(cannot())?)
+}

@@ -1,0 +1,105 @@
+//! What people ask of SQLite: looks and acts. The same as PostgreSQL's functions, written out.
+
+mod act;
+mod backfill;
+mod facts;
+mod look;
+mod records;
+
+use super::errors::database;
+use super::{Sqlite, migrate};
+use crate::error::Result;
+use crate::operate::{
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
+};
+use crate::record::Record;
+use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing};
+
+impl Operating for Sqlite {
+    async fn handler_keys(&self) -> Result<Vec<(String, String)>> {
+        self.read(look::handler_keys).await
+    }
+
+    async fn handlers(&self) -> Result<Vec<HandlerStatus>> {
+        self.read(look::handlers).await
+    }
+
+    async fn processors(&self) -> Result<Vec<ProcessorStatus>> {
+        self.read(look::processors).await
+    }
+
+    async fn deliveries(
+        &self,
+        filter: &DeliveryFilter,
+        state: Option<State>,
+        limit: u32,
+    ) -> Result<Vec<DeliverySummary>> {
+        let filter = filter.clone();
+        self.read(move |conn| look::deliveries(conn, &filter, state, limit)).await
+    }
+
+    async fn delivery(&self, message_seq: i64, handler_id: i16) -> Result<Option<DeliveryDetails>> {
+        self.read(move |conn| records::delivery(conn, message_seq, handler_id)).await
+    }
+
+    async fn poisoned_errors(&self) -> Result<Vec<ErrorSummary>> {
+        self.read(look::poisoned_errors).await
+    }
+
+    async fn quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<Vec<QuarantineSummary>> {
+        let filter = filter.clone();
+        self.read(move |conn| look::quarantined(conn, &filter, limit)).await
+    }
+
+    async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
+        self.read(move |conn| records::quarantined(conn, id)).await
+    }
+
+    async fn act(&self, act: &Act<'_>, signed: &Signed) -> Result<u64> {
+        let (act, signed) = (act::OwnAct::from(act), signed.clone());
+        self.write(move |conn| act::act(conn, &act, &signed)).await
+    }
+
+    async fn asked_replays(&self, topics: &[&str], limit: u32) -> Result<Vec<(i64, Record)>> {
+        let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
+        self.read(move |conn| records::asked_replays(conn, &topics, limit)).await
+    }
+
+    async fn replayed(&self, id: i64, replayed: &Replayed<'_>) -> Result<()> {
+        let reason = match replayed {
+            Replayed::Left => None,
+            Replayed::Stays { reason, detail } => Some(((*reason).to_owned(), detail.map(str::to_owned))),
+        };
+        self.write(move |conn| records::replayed(conn, id, reason)).await
+    }
+
+    async fn backfill(&self, step: &BackfillStep<'_>) -> Result<Backfilled> {
+        let step = backfill::OwnStep::from(step);
+        self.write(move |conn| backfill::backfill(conn, &step)).await
+    }
+
+    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+        let rows = rows.to_vec();
+        self.read(move |conn| look::standings(conn, &rows)).await
+    }
+
+    async fn audit(&self, action: &str, filter: &str, affected: u64, signed: &Signed) -> Result<()> {
+        let (action, filter, signed) = (action.to_owned(), filter.to_owned(), signed.clone());
+        let affected = usize::try_from(affected).unwrap_or(usize::MAX);
+        let audit = move |conn: &mut _| act::audit(conn, &action, &filter, affected, &signed).map(drop);
+        self.write(move |conn| audit(conn).map_err(database("cannot write the audit"))).await
+    }
+
+    async fn facts(&self) -> Result<Facts> {
+        self.read(facts::facts).await
+    }
+
+    async fn schema_version(&self) -> Result<SchemaVersion> {
+        self.read(migrate::version).await
+    }
+
+    fn migrations() -> Vec<(i32, &'static str)> {
+        migrate::all()
+    }
+}

@@ -1,0 +1,277 @@
+//! What people do through the library: look, replay, discard, pause, all of it fenced, bounded, audited, and harmless when repeated.
+
+use std::time::Duration;
+
+use wharf::{DeliveryFilter, Failure, QuarantineFilter, Record, RetryPolicy, State, fingerprint};
+
+use super::scene::{Runs, Scene, key, record};
+
+/// Deliveries poisoned for two kinds of errors, of two handlers.
+async fn poisoned_scene() -> (Scene, Runs) {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let timeouts = runs.answering("mail", |message| Err(Failure::poison(format!("timeout of {}", message.id()))));
+    let refusals = runs.answering("stock", |message| match message.id() {
+        "m1" => Err(Failure::poison("out of stock")),
+        _ => Ok(()),
+    });
+    let inbox = scene.inbox().subscribe("orders", timeouts).subscribe("orders", refusals).build().unwrap();
+    inbox.accept_all(["m1", "m2", "m3"].map(record)).await.unwrap();
+    inbox.drain().await.unwrap();
+    (scene, runs)
+}
+
+fn of(handler_key: &str) -> DeliveryFilter {
+    DeliveryFilter { handler_key: Some(handler_key.to_owned()), ..DeliveryFilter::default() }
+}
+
+fn everything() -> DeliveryFilter {
+    DeliveryFilter { all: true, ..DeliveryFilter::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn poisoned_deliveries_are_found_by_handler_error_fingerprint_reason_topic_and_age() {
+    let (scene, _runs) = poisoned_scene().await;
+    let operator = scene.store.operate();
+    let found = async |filter: DeliveryFilter| {
+        let list = operator.deliveries(&filter, Some(State::Poisoned), 100).await.unwrap();
+        list.into_iter()
+            .map(|found| format!("{} {}", found.message_id.unwrap(), found.handler_key.unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let nothing = DeliveryFilter::default;
+    assert_eq!(found(nothing()).await.len(), 4);
+    assert_eq!(found(of("stock")).await, ["m1 stock"]);
+    assert_eq!(found(DeliveryFilter { error: Some("TIMEOUT".into()), ..nothing() }).await, ["m1 mail", "m2 mail", "m3 mail"]);
+    assert_eq!(found(DeliveryFilter { error: Some("100%".into()), ..nothing() }).await, [""; 0]);
+    let same = Some(fingerprint("timeout of m77"));
+    assert_eq!(found(DeliveryFilter { fingerprint: same, ..nothing() }).await.len(), 3);
+    assert_eq!(found(DeliveryFilter { message_id: Some("m1".into()), ..nothing() }).await.len(), 2);
+    assert_eq!(found(DeliveryFilter { reason: Some("permanent".into()), ..nothing() }).await.len(), 4);
+    assert_eq!(found(DeliveryFilter { topic: Some("returns".into()), ..nothing() }).await.len(), 0);
+    assert_eq!(found(DeliveryFilter { source: Some("orders".into()), ..nothing() }).await.len(), 4);
+    assert_eq!(found(DeliveryFilter { older_than: Some(Duration::from_secs(3600)), ..nothing() }).await.len(), 0);
+    assert_eq!(found(DeliveryFilter { newer_than: Some(Duration::from_secs(3600)), ..nothing() }).await.len(), 4);
+    assert_eq!(operator.deliveries(&nothing(), Some(State::Poisoned), 2).await.unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn poisoned_deliveries_are_counted_by_what_went_wrong() {
+    let (scene, _runs) = poisoned_scene().await;
+    let errors = scene.store.operate().poisoned_errors().await.unwrap();
+    let told: Vec<_> = errors.iter().map(|e| (e.handler_key.as_deref().unwrap(), e.poisoned)).collect();
+    assert_eq!(told, [("mail", 3), ("stock", 1)]);
+    assert_eq!(errors[0].fingerprint, Some(fingerprint("timeout of m1")));
+    assert_eq!(errors[1].example.as_deref(), Some("out of stock"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_are_listed_by_state_and_message() {
+    let (scene, _runs) = poisoned_scene().await;
+    let operator = scene.store.operate();
+    let count = async |filter: &DeliveryFilter, state| operator.deliveries(filter, state, 100).await.unwrap().len();
+    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..DeliveryFilter::default() };
+    assert_eq!(count(&DeliveryFilter::default(), None).await, 6);
+    assert_eq!(count(&DeliveryFilter::default(), Some(State::Done)).await, 2);
+    assert_eq!(count(&of("stock"), Some(State::Done)).await, 2);
+    assert_eq!(count(&DeliveryFilter::default(), Some(State::Pending)).await, 0);
+    assert_eq!(count(&m1, None).await, 2);
+    operator.replay(&of("mail"), 2).await.unwrap();
+    assert_eq!(count(&DeliveryFilter::default(), Some(State::Pending)).await, 2);
+    assert_eq!(count(&m1, Some(State::Pending)).await, 1);
+    assert_eq!(count(&of("mail"), Some(State::Running)).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_takes_what_the_filter_means_no_more_than_its_bound_and_nothing_when_repeated() {
+    let (scene, _runs) = poisoned_scene().await;
+    let operator = scene.store.operate().acting_as("alice").because("the mail server is back");
+    let timeouts = DeliveryFilter { error: Some("timeout".into()), ..of("mail") };
+    assert_eq!(operator.replay(&timeouts, 2).await.unwrap(), 2);
+    assert_eq!(operator.replay(&timeouts, 10).await.unwrap(), 1);
+    assert_eq!(operator.replay(&timeouts, 10).await.unwrap(), 0);
+    assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, 3);
+    assert_eq!(scene.count("inbox_status WHERE state = 'poisoned' AND handler_key = 'stock'").await, 1);
+    let audit = "SELECT concat_ws('|', action, affected, operator, reason, filter->>'error') FROM inbox_audit ORDER BY id";
+    let told = |affected: u8| format!("replay|{affected}|alice|the mail server is back|timeout");
+    assert_eq!(scene.database.query_texts(audit).await, [told(2), told(1), told(0)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_keeps_what_was_before_in_the_history() {
+    let (scene, runs) = poisoned_scene().await;
+    let operator = scene.store.operate().acting_as("alice").because("again");
+    operator.replay(&of("stock"), 10).await.unwrap();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.drain().await.unwrap();
+    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..of("stock") };
+    let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
+    assert_eq!((found.state, found.attempts, found.errors, found.replays), (State::Done, 2, 0, 1));
+    let details = operator.delivery(&found).await.unwrap().unwrap();
+    assert_eq!(details.record.unwrap().get_payload(), Some(&b"payload of m1"[..]));
+    let [before] = details.history.as_slice() else { panic!("{:?}", details.history) };
+    assert_eq!((before.state, before.attempts, before.errors), (State::Poisoned, 1, 1));
+    assert_eq!(before.last_error.as_deref(), Some("out of stock"));
+    assert_eq!((before.operator.as_deref(), before.because.as_deref()), (Some("alice"), Some("again")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discarded_delivery_is_done_and_can_be_replayed_by_its_message() {
+    let (scene, _runs) = poisoned_scene().await;
+    let operator = scene.store.operate().because("a test order");
+    assert_eq!(operator.discard(&of("stock"), 10).await.unwrap(), 1);
+    assert_eq!(operator.discard(&of("stock"), 10).await.unwrap(), 0);
+    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..of("stock") };
+    let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
+    assert_eq!((found.state, found.reason.as_deref()), (State::Discarded, Some("a test order")));
+    assert_eq!(operator.replay(&m1, 10).await.unwrap(), 1);
+    assert_eq!(operator.deliveries(&m1, Some(State::Pending), 10).await.unwrap().len(), 1);
+    // By message, what is pending can be given up too.
+    assert_eq!(operator.discard(&m1, 10).await.unwrap(), 1);
+    assert_eq!(scene.count("inbox_history").await, 3);
+}
+
+// F54
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_running_is_neither_replayed_nor_discarded() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let inbox = scene.inbox().subscribe("orders", runs.held("stock", &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("m1")).await.unwrap();
+    runs.reached(1).await;
+    let operator = scene.store.operate();
+    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..DeliveryFilter::default() };
+    assert_eq!(operator.deliveries(&m1, Some(State::Running), 10).await.unwrap().len(), 1);
+    assert_eq!(operator.discard(&m1, 10).await.unwrap(), 0);
+    assert_eq!(operator.replay(&m1, 10).await.unwrap(), 0);
+    gate.add_permits(1);
+    scene.settled().await;
+    assert_eq!(scene.states().await, ["m1 stock done"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_says_nothing_or_names_nobody_changes_nothing() {
+    let (scene, _runs) = poisoned_scene().await;
+    let operator = scene.store.operate();
+    let error = operator.replay(&DeliveryFilter::default(), 10).await.unwrap_err();
+    assert!(error.is_configuration() && error.to_string().contains("says nothing"), "{error}");
+    let error = operator.discard(&of("mial"), 10).await.unwrap_err();
+    assert!(error.is_configuration() && error.to_string().contains("mail, stock"), "{error}");
+    assert!(operator.discard_quarantined(&QuarantineFilter::default(), 10).await.unwrap_err().is_configuration());
+    assert!(operator.pause("mial").await.unwrap_err().is_configuration());
+    assert_eq!(scene.count("inbox_audit").await, 0);
+    assert_eq!(operator.discard(&everything(), 10).await.unwrap(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_handler_waits_and_goes_on_when_it_is_resumed() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock").formerly("store")).build().unwrap();
+    inbox.accept(record("m1")).await.unwrap();
+    let operator = scene.store.operate();
+    assert!(operator.pause("store").await.unwrap());
+    assert!(!operator.pause("stock").await.unwrap());
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    let [stock] = operator.handlers().await.unwrap().try_into().unwrap();
+    assert!(stock.paused_at.is_some());
+    assert_eq!((stock.due, stock.former_keys), (1, vec!["store".to_owned()]));
+    assert!(operator.resume("stock").await.unwrap());
+    assert!(!operator.resume("stock").await.unwrap());
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    let acts = scene.database.query_texts("SELECT concat_ws(' ', action, affected) FROM inbox_audit ORDER BY id").await;
+    assert_eq!(acts, ["pause 1", "pause 0", "resume 1", "resume 0"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let policy = RetryPolicy::exponential().max_retries(3).delay_by(|_, _| Some(Duration::from_secs(3600)));
+    let failing = runs.answering("mail", |_| Err(Failure::retry("no"))).retry(policy);
+    let inbox = scene.inbox().subscribe("orders", failing).subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(["m1", "m2"].map(record)).await.unwrap();
+    runs.reached(4).await;
+    scene.until("SELECT count(*) FROM inbox_processor WHERE CAST(report->'rates'->'stock'->>'done_per_sec' AS real) > 0").await;
+    let operator = scene.store.operate();
+    let [mail, stock] = operator.handlers().await.unwrap().try_into().unwrap();
+    assert_eq!((mail.due, mail.later, mail.running, mail.poisoned, mail.processors), (0, 2, 0, 0, 1));
+    assert!(mail.next_due_at.is_some() && mail.oldest_due_secs.is_none());
+    assert_eq!((stock.due, stock.later, stock.processors), (0, 0, 1));
+    let [processor] = operator.processors().await.unwrap().try_into().unwrap();
+    assert!(processor.is_alive && processor.report.unwrap().pool_size > 0);
+    assert_eq!(processor.handler_keys, ["mail", "stock"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let broken = Record::new("orders").key("k").header("h", "v").payload(vec![0xff, 0]).position(3, 17);
+    inbox.accept_all([broken, record("fine")]).await.unwrap();
+    let operator = scene.store.operate().because("junk");
+    let all = QuarantineFilter::default();
+    let [found] = operator.quarantined(&all, 10).await.unwrap().try_into().unwrap();
+    assert_eq!((found.reason.as_str(), found.kafka_offset, found.payload_bytes), ("missing identity", Some(17), Some(2)));
+    let details = operator.quarantined_record(found.id).await.unwrap().unwrap();
+    assert_eq!((details.record.get_payload(), details.record.get_key()), (Some(&[0xff, 0][..]), Some(&b"k"[..])));
+    assert_eq!(details.record.get_headers().len(), 1);
+    let elsewhere = QuarantineFilter { topic: Some("returns".into()), ..all.clone() };
+    assert_eq!(operator.discard_quarantined(&elsewhere, 10).await.unwrap(), 0);
+    let this = QuarantineFilter { id: Some(found.id), ..all.clone() };
+    assert_eq!(operator.discard_quarantined(&this, 10).await.unwrap(), 1);
+    assert_eq!(operator.quarantined(&all, 10).await.unwrap(), []);
+    let acts = "SELECT concat_ws('|', action, affected, reason) FROM inbox_audit ORDER BY id";
+    assert_eq!(scene.database.query_texts(acts).await, ["discard quarantined|0|junk", "discard quarantined|1|junk"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_with_its_reason_of_now() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let with_id = Record::new("orders").header("id", "m1").payload("one");
+    let without = Record::new("orders").payload("two");
+    inbox.accept_all([with_id, without]).await.unwrap();
+    assert_eq!(scene.count("inbox_quarantine WHERE reason = 'missing identity'").await, 2);
+
+    // A new build knows where the identity is.
+    let identity = wharf::Identity::header("id");
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
+    assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 2);
+    runs.reached(1).await;
+    scene.until("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = 1").await;
+    scene.settled().await;
+    assert_eq!(scene.states().await, ["m1 stock done"]);
+    assert_eq!(scene.count("inbox_quarantine").await, 1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_conflict_stays_one_quarantined_record() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let identity = || wharf::Identity::header("id");
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity()).build().unwrap();
+    let one = |payload: &'static str| Record::new("orders").header("id", "m1").payload(payload);
+    inbox.accept_all([one("one"), one("two")]).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
+    for replays in 1..=2 {
+        assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 1);
+        scene.until(&format!("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = {replays}")).await;
+    }
+    assert_eq!(scene.count("inbox_quarantine WHERE reason = 'conflict'").await, 1);
+    assert_eq!(scene.count("inbox_message").await, 1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_database_is_examined() {
+    let (scene, _runs) = poisoned_scene().await;
+    let facts = scene.store.operate().facts().await.unwrap();
+    assert!(!facts.is_read_only && facts.dead_claims.is_empty() && facts.unsafe_settings.is_empty(), "{facts:?}");
+    assert_eq!(facts.lags.len(), 1);
+    assert_eq!(facts.lags[0].handler_key, key("stock").as_str());
+}

@@ -1,0 +1,121 @@
+//! What people do in steps: a canary replay that goes no further when it fails, a backfill of a handler that came later.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use wharf::{Backfill, Canary, CanaryStop, DeliveryFilter, Failure, Record, State};
+
+use super::scene::{Runs, Scene, record, records};
+
+fn of(handler_key: &str) -> DeliveryFilter {
+    DeliveryFilter { handler_key: Some(handler_key.to_owned()), ..DeliveryFilter::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_replay_stops_at_the_first_failure_and_goes_through_when_it_is_mended() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let is_mended = Arc::new(AtomicBool::new(false));
+    let mended = Arc::clone(&is_mended);
+    let answer = move |_: &_| if mended.load(Ordering::SeqCst) { Ok(()) } else { Err(Failure::poison("broken")) };
+    let inbox = scene.inbox().subscribe("orders", runs.answering("stock", answer)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(40)).await.unwrap();
+    scene.settled().await;
+    let operator = scene.store.operate().because("canary");
+    let canary = Canary { steps: vec![1, 10, 20], ..Canary::default() };
+
+    let ended = operator.replay_canary(&of("stock"), 100, &canary, |_| ()).await.unwrap();
+    assert_eq!((ended.replayed, ended.failed, ended.stopped), (1, 1, Some(CanaryStop::Failures)));
+    assert_eq!(scene.count("inbox_poisoned").await, 40);
+
+    is_mended.store(true, Ordering::SeqCst);
+    let mut seen = Vec::new();
+    let ended = operator.replay_canary(&of("stock"), 35, &canary, |progress| seen.push(progress.replayed)).await.unwrap();
+    assert_eq!((ended.replayed, ended.done, ended.failed, ended.stopped), (35, 35, 0, None));
+    seen.dedup();
+    assert_eq!(seen, [1, 11, 31, 35]);
+    assert_eq!(scene.count("inbox_poisoned").await, 5);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_that_nobody_runs_goes_no_further() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("stock", |_| Err(Failure::poison("broken")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all(records(3)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let canary = Canary { step_wait_max: Duration::ZERO, ..Canary::default() };
+    let ended = scene.store.operate().replay_canary(&of("stock"), 100, &canary, |_| ()).await.unwrap();
+    assert_eq!((ended.replayed, ended.done, ended.stopped), (1, 0, Some(CanaryStop::Waited)));
+    let broken = Canary { steps: vec![], ..Canary::default() };
+    assert!(scene.store.operate().replay_canary(&of("stock"), 1, &broken, |_| ()).await.unwrap_err().is_configuration());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_gives_a_new_handler_what_is_retained_once_and_touches_no_other() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let old = scene.inbox().subscribe(["orders", "returns"], runs.handler("stock")).build().unwrap();
+    old.accept_all(records(1_200)).await.unwrap();
+    old.accept(Record::new("returns").id("r1")).await.unwrap();
+    old.drain().await.unwrap();
+    // The handler comes later, under two keys that it has had.
+    let mail = Runs::new();
+    let new = scene.inbox().subscribe("orders", mail.handler("mail").formerly("post")).build().unwrap();
+    new.accept(record("fresh")).await.unwrap();
+    new.drain().await.unwrap();
+
+    let operator = scene.store.operate();
+    let backfill = Backfill { handler_key: "mail".to_owned(), topics: vec!["orders".to_owned()], ..Backfill::default() };
+    let mut steps = Vec::new();
+    assert_eq!(operator.backfill(&backfill, |made| steps.push(made)).await.unwrap(), 1_200);
+    assert!(steps.len() >= 3 && steps.is_sorted(), "{steps:?}");
+    let former = Backfill { handler_key: "post".to_owned(), ..backfill.clone() };
+    assert_eq!(operator.backfill(&former, |_| ()).await.unwrap(), 0);
+    let young = Backfill { handler_key: "stock".to_owned(), newer_than: Some(Duration::ZERO), ..backfill.clone() };
+    assert_eq!(operator.backfill(&young, |_| ()).await.unwrap(), 0);
+    assert_eq!(new.drain().await.unwrap(), 1_200);
+    assert_eq!(mail.ids().len(), 1_201);
+    assert_eq!(scene.count("inbox_status WHERE handler_key = 'stock' AND attempts = 1").await, 1_201);
+    let nowhere = Backfill { topics: Vec::new(), ..backfill };
+    assert!(operator.backfill(&nowhere, |_| ()).await.unwrap_err().is_configuration());
+    let audited = "SELECT concat_ws(' ', action, affected) FROM inbox_audit ORDER BY id";
+    assert_eq!(scene.database.query_texts(audited).await, ["backfill 1200", "backfill 0", "backfill 0"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_names_who_is_paused_unknown_or_given_up_and_is_well_when_they_are_not() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("mail", |_| Err(Failure::poison("broken")));
+    let inbox = scene.inbox().subscribe("orders", failing).subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    let operator = scene.store.operate();
+    operator.pause("stock").await.unwrap();
+    inbox.drain().await.unwrap();
+    let codes = async || {
+        let diagnosis = operator.doctor().await.unwrap();
+        let codes: Vec<_> = diagnosis.symptoms.iter().map(|symptom| symptom.code).collect();
+        (codes, diagnosis.is_well())
+    };
+    assert_eq!(codes().await, (vec!["poisoned", "paused"], false));
+    operator.discard(&of("mail"), 1).await.unwrap();
+    operator.resume("stock").await.unwrap();
+    // Between two drains nobody is alive.
+    assert_eq!(codes().await, (vec!["unknown key"], false));
+    inbox.drain().await.unwrap();
+    assert_eq!(codes().await, (vec![], true));
+    assert_eq!(operator.deliveries(&of("stock"), Some(State::Done), 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_builds_manifest_tells_what_it_would_leave_behind() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let old = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail"));
+    old.build().unwrap().accept(record("a")).await.unwrap();
+    let new = scene.inbox().subscribe("orders", runs.handler("store").formerly("stock")).build().unwrap();
+    let stored = scene.store.operate().handlers().await.unwrap();
+    let plan = new.manifest().plan(&stored);
+    let unsafe_keys: Vec<_> = plan.iter().filter(|one| !one.is_safe()).map(|one| one.handler_key.as_str()).collect();
+    assert_eq!(unsafe_keys, ["mail"]);
+}
