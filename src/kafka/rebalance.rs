@@ -1,7 +1,8 @@
 //! What librdkafka calls: partitions come and go, commits are answered, lines are logged.
 //!
-//! Runs on the ingest's own thread, inside of its poll. Partitions come paused and at the beginning, so that nothing of them is read
-//! before their position is found. Before they go, their batch under way gets some time to end, and what is stored is committed.
+//! Runs on the ingest's own thread, inside of its poll; only the end of a batch is noted from the store's. Partitions come paused and
+//! at the beginning, so that nothing of them is read before their position is found. Before they go, their batch under way gets some
+//! time to end, and what is stored is committed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
