@@ -218,13 +218,15 @@ impl<B: Backend> Work<B> {
             let tell = self.tell.clone();
             let writing = async move {
                 let mut next = Some(first);
-                while let Some(batch) = next {
+                while let Some(batch) = next.take() {
                     let Batch { rows, ledger } = batch;
                     let write =
                         || accept::write(&shared, accept::Batch { rows: &rows, ledger: &ledger }, Patience::ForEver);
                     let written = for_ever(shared.limits.backoff_max, "accept", write).await;
+                    // Before room is made for others. Not left to the thread that reads, which may be reading for a while.
+                    drop(rows);
                     next = context.written(lane, &written.ledger, &shared.limits);
-                    drop(tell.send(Told::Written(rows)));
+                    drop(tell.send(Told::Written));
                 }
             };
             self.tasks.spawn_on(writing, self.shared.store.backend.reactor());

@@ -17,7 +17,6 @@ use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
 use super::desk::{Batch, Desk, Place};
 use super::find::Found;
-use crate::accept::Row;
 use crate::events;
 use crate::limits::Limits;
 use crate::store::seam::LedgerMove;
@@ -30,8 +29,8 @@ pub(super) const COMMITTED_BY_US: &str = "wharf";
 
 /// What is told to the ingest's thread by the tasks that work for it.
 pub(super) enum Told {
-    /// A batch has ended, and the desk knows. Who took its rows in gives back their memory.
-    Written(Vec<Row>),
+    /// A batch has ended, and the desk knows.
+    Written,
     Found(Vec<Found>),
     /// Whether the backlog is over its limits.
     Backlog {
@@ -115,7 +114,7 @@ impl Context {
         };
         loop {
             match next {
-                Told::Written(rows) => drop(rows),
+                Told::Written => {}
                 Told::Found(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
                 Told::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
             }
