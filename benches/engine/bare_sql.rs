@@ -2,9 +2,9 @@
 
 use tokio_postgres::Client;
 
-use crate::meter::{Measured, Meter, print_statements};
-use crate::support::postgres::{Cluster, connect};
-use crate::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Scale, fresh_database, tidy_up};
+use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, fresh_database, on_each_connection, print_statements};
+use crate::support::postgres::Cluster;
+use crate::{Scale, tidy_up};
 
 const INSERT: &str = "
     WITH message AS (
@@ -31,9 +31,14 @@ const COMPLETE: &str = "
 
 pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    let measured = on_each_connection(cluster, &url, scale, |client, numbers| async move {
-        insert(&client, numbers, 0).await;
-    });
+    let measured = on_each_connection(
+        || Meter::start(cluster, None),
+        &url,
+        scale.messages,
+        |client, numbers| async move {
+            insert(&client, numbers, 0).await;
+        },
+    );
     let measured = measured.await;
     print_statements(&url, "accept, bare SQL").await;
     measured
@@ -41,20 +46,31 @@ pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
 
 pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    on_each_connection(cluster, &url, scale, |client, numbers| async move { insert(&client, numbers, 0).await }).await;
+    on_each_connection(
+        || Meter::start(cluster, None),
+        &url,
+        scale.messages,
+        |client, numbers| async move { insert(&client, numbers, 0).await },
+    )
+    .await;
     tidy_up(&url).await;
-    let measured = on_each_connection(cluster, &url, scale, |client, _| async move {
-        let claim = client.prepare(CLAIM).await.unwrap();
-        let complete = client.prepare(COMPLETE).await.unwrap();
-        loop {
-            let rows = client.query(&claim, &[&(BATCH_ROWS as i64)]).await.unwrap();
-            if rows.is_empty() {
-                return;
+    let measured = on_each_connection(
+        || Meter::start(cluster, None),
+        &url,
+        scale.messages,
+        |client, _| async move {
+            let claim = client.prepare(CLAIM).await.unwrap();
+            let complete = client.prepare(COMPLETE).await.unwrap();
+            loop {
+                let rows = client.query(&claim, &[&(BATCH_ROWS as i64)]).await.unwrap();
+                if rows.is_empty() {
+                    return;
+                }
+                let seqs: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+                client.execute(&complete, &[&seqs]).await.unwrap();
             }
-            let seqs: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-            client.execute(&complete, &[&seqs]).await.unwrap();
-        }
-    })
+        },
+    )
     .await;
     print_statements(&url, "drain, bare SQL").await;
     measured
@@ -62,9 +78,14 @@ pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
 
 pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    let measured = on_each_connection(cluster, &url, scale, |client, numbers| async move {
-        insert(&client, numbers, 1).await;
-    });
+    let measured = on_each_connection(
+        || Meter::start(cluster, None),
+        &url,
+        scale.messages,
+        |client, numbers| async move {
+            insert(&client, numbers, 1).await;
+        },
+    );
     let measured = measured.await;
     print_statements(&url, "accept to done, bare SQL").await;
     measured
@@ -84,30 +105,4 @@ async fn insert(client: &Client, numbers: Vec<usize>, attempts: i32) {
             client.execute(&complete, &[&seqs]).await.unwrap();
         }
     }
-}
-
-/// Shares the messages out to the connections, runs `work` on each at once, and returns what it took.
-async fn on_each_connection<F>(
-    cluster: &Cluster,
-    url: &str,
-    scale: Scale,
-    work: impl Fn(Client, Vec<usize>) -> F,
-) -> Measured
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    let mut tasks = Vec::new();
-    let mut prepared = Vec::new();
-    for share in 0..CONNECTIONS {
-        let numbers: Vec<usize> = (0..scale.messages).filter(|number| number % CONNECTIONS == share).collect();
-        prepared.push((connect(url).await, numbers));
-    }
-    let meter = Meter::start(cluster);
-    for (client, numbers) in prepared {
-        tasks.push(tokio::spawn(work(client, numbers)));
-    }
-    for task in tasks {
-        task.await.unwrap();
-    }
-    meter.stop(scale.messages)
 }

@@ -1,7 +1,8 @@
 //! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
 
+use crate::common::{fresh_database, memory_mib};
 use crate::support::postgres::{Cluster, connect};
-use crate::{Scale, fresh_database, ours, tidy_up};
+use crate::{Scale, ours, tidy_up};
 
 /// Milliseconds per claimed delivery, on the server.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,16 +19,32 @@ pub struct Memory {
     pub large_mib: f64,
 }
 
-/// Claims with nothing beside the work, and with many done, not yet due and other handlers' deliveries beside it, in turns.
+/// Claims with nothing beside the work, and with many done, not yet due and other handlers' deliveries beside it, in turns. A turn is
+/// short, so there are many; who begins changes.
 pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
     let empty = fresh_database(cluster).await;
     let beside = fresh_database(cluster).await;
     fill(&beside, scale.ballast).await;
+    for url in [&empty, &beside] {
+        // A vacuum of millions of rows would run beside some turns and not beside others. Each turn begins with its own.
+        let off = "ALTER TABLE inbox_delivery SET (autovacuum_enabled = off); ALTER TABLE inbox_message SET (autovacuum_enabled = off)";
+        connect(url).await.batch_execute(off).await.unwrap();
+    }
+    // The first turns after a table was filled find it cold.
+    for url in [&empty, &beside] {
+        claim_ms(cluster, url, work).await;
+    }
     let mut growths = Vec::new();
-    for _ in 0..scale.repeats.max(3) {
-        let empty_ms = claim_ms(cluster, &empty, work).await;
-        let beside_ms = claim_ms(cluster, &beside, work).await;
+    for turn in 0..2 * scale.repeats + 1 {
+        let (empty_ms, beside_ms) = if turn % 2 == 0 {
+            let empty_ms = claim_ms(cluster, &empty, work).await;
+            (empty_ms, claim_ms(cluster, &beside, work).await)
+        } else {
+            let beside_ms = claim_ms(cluster, &beside, work).await;
+            (claim_ms(cluster, &empty, work).await, beside_ms)
+        };
+        println!("  claim: {:.1} µs a row, beside much {:.1} µs", empty_ms * 1e3, beside_ms * 1e3);
         growths.push(Growth { empty_ms, beside_ms, ratio: beside_ms / empty_ms });
     }
     growths.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
@@ -76,14 +93,8 @@ pub async fn memory(cluster: &Cluster, scale: Scale) -> Memory {
         let inbox = ours::inbox(&url).await;
         ours::accept_all(&inbox, Scale { messages, ..scale }).await;
         ours::drain_in_background(cluster, &inbox, &url, messages).await;
-        resident[place] = resident_mib();
+        resident[place] = memory_mib("VmRSS");
     }
     let [small_mib, large_mib] = resident;
     Memory { small_mib, large_mib }
-}
-
-fn resident_mib() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or("");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
 }

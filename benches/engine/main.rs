@@ -16,21 +16,16 @@
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
 
 mod bare_sql;
+#[path = "../common/mod.rs"]
+mod common;
 mod growth;
-mod meter;
 mod ours;
 mod report;
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 
+use common::{Pair, argument, is_asked_for, on_a_disk, start_postgres};
 use report::Report;
-use support::postgres::Cluster;
-
-/// Rows in one statement, on both sides.
-pub const BATCH_ROWS: usize = 500;
-/// Connections the baseline works with; ours uses as many at a time.
-pub const CONNECTIONS: usize = 2;
-pub const PAYLOAD_BYTES: usize = 512;
 
 /// How much is done.
 #[derive(Debug, Clone, Copy)]
@@ -42,17 +37,9 @@ pub struct Scale {
 }
 
 fn main() {
-    // The servers' folders are in memory when there is room, which is right for tests. Durable writes are measured on a disk.
-    if std::env::var_os("TMPDIR").is_none() {
-        let again = std::env::current_exe().unwrap();
-        let disk = std::env::temp_dir();
-        let status =
-            std::process::Command::new(again).args(std::env::args().skip(1)).env("TMPDIR", disk).status().unwrap();
-        std::process::exit(status.code().unwrap_or(1));
-    }
+    on_a_disk();
     tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).init();
-    let is_smoke = std::env::args().any(|argument| argument == "--smoke");
-    let whole = match is_smoke {
+    let whole = match is_asked_for("--smoke") {
         true => Scale { messages: 2_000, repeats: 1, ballast: 2_000 },
         false => Scale { messages: 100_000, repeats: 5, ballast: 1_000_000 },
     };
@@ -64,28 +51,17 @@ fn main() {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(run(scale));
 }
 
-fn argument(name: &str) -> Option<usize> {
-    std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
-}
-
 async fn run(scale: Scale) {
-    let cluster = Cluster::start_with(&[
-        ("synchronous_commit", "on"),
-        ("fsync", "on"),
-        ("full_page_writes", "on"),
-        ("shared_buffers", "1GB"),
-        ("max_wal_size", "8GB"),
-        ("shared_preload_libraries", "pg_stat_statements"),
-    ])
-    .await;
+    let cluster = start_postgres().await;
     let mut report = Report::new(scale);
     for repeat in 1..=scale.repeats {
         println!("repeat {repeat} of {}", scale.repeats);
-        report.accept.add(bare_sql::accept(&cluster, scale).await, ours::accept(&cluster, scale).await);
-        report.drain.add(bare_sql::drain(&cluster, scale).await, ours::drain(&cluster, scale).await);
-        report
-            .accept_to_done
-            .add(bare_sql::accept_to_done(&cluster, scale).await, ours::accept_to_done(&cluster, scale).await);
+        let bare_sql = bare_sql::accept(&cluster, scale).await;
+        report.accept.add(Pair { bare_sql, ours: ours::accept(&cluster, scale).await });
+        let bare_sql = bare_sql::drain(&cluster, scale).await;
+        report.drain.add(Pair { bare_sql, ours: ours::drain(&cluster, scale).await });
+        let bare_sql = bare_sql::accept_to_done(&cluster, scale).await;
+        report.accept_to_done.add(Pair { bare_sql, ours: ours::accept_to_done(&cluster, scale).await });
     }
     // For a quick look at the ratios alone, which is not written down.
     if scale.ballast == 0 {
@@ -95,18 +71,6 @@ async fn run(scale: Scale) {
     report.memory = growth::memory(&cluster, scale).await;
     report.print();
     report.write();
-}
-
-/// A fresh database with the inbox's schema, for one measurement.
-pub async fn fresh_database(cluster: &Cluster) -> String {
-    static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-    let name = format!("bench_{}", NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-    cluster.execute(&format!("CREATE DATABASE {name}")).await;
-    let url = cluster.url(&name);
-    let store = wharf::Store::<wharf::Postgres>::connect(&url).await.unwrap();
-    store.migrate().await.unwrap();
-    support::postgres::connect(&url).await.batch_execute("CREATE EXTENSION pg_stat_statements").await.unwrap();
-    url
 }
 
 /// What a prefilled table looks like in production: vacuumed, analysed, written out.

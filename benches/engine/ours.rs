@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
 
-use crate::meter::{Measured, Meter, print_statements};
+use crate::common::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, fresh_database, print_statements};
 use crate::support::postgres::{Cluster, connect};
-use crate::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Scale, fresh_database, tidy_up};
+use crate::{Scale, tidy_up};
 
 /// Runs of the handler, to know without asking the database, which would slow down what is measured.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
@@ -18,7 +18,7 @@ pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     let inbox = inbox(&url).await;
     // Registration happens on first use and is not what is measured.
     inbox.accept_all([]).await.unwrap();
-    let meter = Meter::start(cluster);
+    let meter = Meter::start(cluster, None);
     accept_all(&inbox, scale).await;
     let measured = meter.stop(scale.messages);
     print_statements(&url, "accept, ours").await;
@@ -40,7 +40,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     let inbox = inbox(&url).await;
     let running = inbox.start().await.unwrap();
     HANDLED.store(0, Ordering::Relaxed);
-    let meter = Meter::start(cluster);
+    let meter = Meter::start(cluster, None);
     accept_all(&inbox, scale).await;
     all_done(&url, scale.messages).await;
     let measured = meter.stop(scale.messages);
@@ -52,7 +52,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
 /// Starts the inbox, waits until the database says that nothing is open, and returns what that took.
 pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url: &str, messages: usize) -> Measured {
     HANDLED.store(0, Ordering::Relaxed);
-    let meter = Meter::start(cluster);
+    let meter = Meter::start(cluster, None);
     let running = inbox.start().await.unwrap();
     all_done(url, messages).await;
     let measured = meter.stop(messages);

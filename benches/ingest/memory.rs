@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use wharf::{Failure, HandlerKey, Identity, Inbox, Kafka as Source, Message, Postgres, Raw, Store, handler};
 
+use crate::common::{fresh_database, memory_mib};
 use crate::support::kafka_admin::unique_name;
 use crate::support::kafka_records::TestRecord;
 use crate::support::postgres::connect;
-use crate::{Scale, Servers, fresh_database};
+use crate::{Scale, Servers};
 
 const RECORD_BYTES: usize = 1 << 20;
 /// Long after the queues are full.
@@ -49,7 +50,7 @@ impl Role {
         println!("ready");
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
-        println!("{}", peak_mib());
+        println!("{}", memory_mib("VmHWM"));
         std::process::exit(0);
     }
 }
@@ -75,10 +76,4 @@ pub async fn measure(servers: &Servers, scale: Scale) -> f64 {
     let peak = said.next().unwrap().unwrap().parse().unwrap();
     child.wait().unwrap();
     peak
-}
-
-fn peak_mib() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap_or("");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
 }

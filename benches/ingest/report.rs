@@ -1,7 +1,8 @@
 //! The figures: a table for people, JSON for machines.
 
+use crate::common::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Pairs, write_json};
 use crate::latency::Latency;
-use crate::{BATCH_ROWS, CONNECTIONS, PARTITIONS, PAYLOAD_BYTES, Scale};
+use crate::{PARTITIONS, Scale};
 
 #[derive(Debug)]
 pub struct Report {
@@ -11,29 +12,6 @@ pub struct Report {
     pub latency: Latency,
     /// Peak of a process that reads large records while the database is away, in MiB.
     pub memory: f64,
-}
-
-/// Rates per second of the baseline and of ours, repeat by repeat.
-#[derive(Debug, Default)]
-pub struct Pairs(Vec<(f64, f64)>);
-
-impl Pairs {
-    pub fn add(&mut self, bare_sql: f64, ours: f64) {
-        println!("  bare SQL {bare_sql:>8.0}/s   ours {ours:>8.0}/s   ratio {:.2}", ours / bare_sql);
-        self.0.push((bare_sql, ours));
-    }
-
-    fn ratio(&self) -> f64 {
-        median(self.0.iter().map(|(bare_sql, ours)| ours / bare_sql))
-    }
-
-    fn bare_sql(&self) -> f64 {
-        median(self.0.iter().map(|(bare_sql, _)| *bare_sql))
-    }
-
-    fn ours(&self) -> f64 {
-        median(self.0.iter().map(|(_, ours)| *ours))
-    }
 }
 
 impl Report {
@@ -47,16 +25,20 @@ impl Report {
         }
     }
 
-    pub fn print(&self) {
-        let Scale { messages, repeats, paced_secs, large: (partitions, records) } = self.scale;
+    pub fn print_throughput(&self) {
+        let Scale { messages, repeats, .. } = self.scale;
         println!(
             "\n{messages} records of {PAYLOAD_BYTES} B in {PARTITIONS} partitions, batches of {BATCH_ROWS}, {CONNECTIONS} at a time, \
              median of {repeats}"
         );
-        println!("{:<26}{:>12}{:>12}{:>8}", "Kafka to durable rows", "bare SQL/s", "ours/s", "ratio");
-        for (name, pairs) in [("one handler", &self.one_handler), ("three handlers", &self.three_handlers)] {
-            println!("{name:<26}{:>12.0}{:>12.0}{:>8.2}", pairs.bare_sql(), pairs.ours(), pairs.ratio());
-        }
+        Pairs::print_head("Kafka to durable rows");
+        self.one_handler.print("one handler");
+        self.three_handlers.print("three handlers");
+    }
+
+    pub fn print(&self) {
+        self.print_throughput();
+        let Scale { paced_secs, large: (partitions, records), .. } = self.scale;
         let Latency { p50_ms, p99_ms } = self.latency;
         println!("record to handler, 1,000 a second for {paced_secs} s: p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms");
         println!(
@@ -72,24 +54,15 @@ impl Report {
             "record_to_handler_p50_ms": self.latency.p50_ms,
             "record_to_handler_p99_ms": self.latency.p99_ms,
             "rss_mib": self.memory,
-            "ingest_per_second": self.one_handler.ours(),
-            "ingest_sql_per_second": self.one_handler.bare_sql(),
-            "ingest3_per_second": self.three_handlers.ours(),
-            "ingest3_sql_per_second": self.three_handlers.bare_sql(),
+            "ingest_per_second": self.one_handler.ours().per_second,
+            "ingest_sql_per_second": self.one_handler.bare_sql().per_second,
+            "ingest3_per_second": self.three_handlers.ours().per_second,
+            "ingest3_sql_per_second": self.three_handlers.bare_sql().per_second,
+            "ingest_cpu_vs_sql": self.one_handler.cpu_ratio(),
+            "ingest3_cpu_vs_sql": self.three_handlers.cpu_ratio(),
             "messages": self.scale.messages,
             "repeats": self.scale.repeats,
         });
-        let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-        let folder = std::path::Path::new(&target).join("bench");
-        std::fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("ingest.json");
-        std::fs::write(&file, format!("{json:#}\n")).unwrap();
-        println!("written to {}", file.display());
+        write_json("ingest.json", &json);
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

@@ -1,30 +1,34 @@
 //! Kafka to durable rows: a topic that was filled before, handlers that are paused, the ledger as the witness.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_postgres::Client;
 use wharf::{
     Failure, HandlerKey, Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Message, Postgres, Raw, Store, handler,
 };
 
+use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, fresh_database, print_statements};
 use crate::support::kafka_admin::unique_name;
 use crate::support::kafka_records::TestRecord;
 use crate::support::postgres::connect;
-use crate::{BATCH_ROWS, PARTITIONS, PAYLOAD_BYTES, Scale, Servers, fresh_database};
+use crate::{PARTITIONS, Scale, Servers};
 
 const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("bench.b"), HandlerKey::new("bench.c")];
 
+/// As long as what the baseline writes.
+const TOPIC: &str = "bench";
+
 /// A topic with all records, each with an id in a header.
-pub async fn fill(servers: &Servers, scale: Scale) -> String {
-    let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
+pub async fn fill(servers: &Servers, scale: Scale) -> &'static str {
+    servers.kafka.create_topic(TOPIC, PARTITIONS, &[]).await;
     let record =
         |number: usize| TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"));
-    servers.kafka.produce_many(&topic, PARTITIONS, scale.messages, record).await;
-    topic
+    servers.kafka.produce_many(TOPIC, PARTITIONS, scale.messages, record).await;
+    TOPIC
 }
 
-/// Records a second, from the first that are stored to the last.
-pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16) -> f64 {
+/// From the first records that are stored to the last.
+pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16) -> Measured {
     let url = fresh_database(&servers.postgres).await;
     let mut builder = builder(&url).await;
     for key in KEYS.into_iter().take(handlers.unsigned_abs().into()) {
@@ -37,11 +41,13 @@ pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16)
     client.batch_execute("UPDATE inbox_handler SET paused_at = now()").await.unwrap();
     let source = Source::new(servers.kafka.brokers(), unique_name("ingest"));
     let running = inbox.start_from(source).await.unwrap();
-    let (first, started_at) = (stored(&client, 1).await, Instant::now());
+    let first = stored(&client, 1).await;
+    let meter = Meter::start(&servers.postgres, Some(&servers.kafka));
     let all = stored(&client, scale.messages).await;
-    let seconds = started_at.elapsed().as_secs_f64();
+    let measured = meter.stop(all - first);
     running.shutdown(Duration::from_secs(10)).await.unwrap();
-    (all - first) as f64 / seconds
+    print_statements(&url, "ours").await;
+    measured
 }
 
 pub async fn builder(url: &str) -> InboxBuilder<Postgres> {
@@ -49,8 +55,10 @@ pub async fn builder(url: &str) -> InboxBuilder<Postgres> {
     Inbox::builder(store).limits(Limits { accept_batch_rows: BATCH_ROWS, ..Limits::default() })
 }
 
-/// Waits until the ledger has passed this many records; returns how many it has.
+/// Waits until the ledger has passed this many records; returns how many it has. Asks seldom while that is far away, because asking takes
+/// from what is measured.
 async fn stored(client: &Client, count: usize) -> usize {
+    const NEAR: usize = 10_000;
     let sum = client.prepare("SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger").await.unwrap();
     loop {
         let passed: i64 = client.query_one(&sum, &[]).await.unwrap().get(0);
@@ -58,6 +66,7 @@ async fn stored(client: &Client, count: usize) -> usize {
         if passed >= count {
             return passed;
         }
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        let pause = if count - passed < NEAR { 2 } else { 25 };
+        tokio::time::sleep(Duration::from_millis(pause)).await;
     }
 }

@@ -15,7 +15,8 @@ use crate::record::{Position, Record};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Identified {
     pub(super) id: String,
-    pub(super) source: String,
+    /// `None`: its topic.
+    pub(super) source: Option<String>,
     pub(super) fallback: Option<Fallback>,
 }
 
@@ -61,11 +62,8 @@ pub(super) fn identify(
 ) -> Result<Identified, Refusal> {
     let record = attributes.record();
     let explicit_source = record.source.as_deref().map(source_text).transpose()?;
-    let identified = |id, source: Option<String>, fallback| Identified {
-        id,
-        source: explicit_source.clone().or(source).unwrap_or_else(|| record.topic.clone()),
-        fallback,
-    };
+    let identified =
+        |id, source: Option<String>, fallback| Identified { id, source: explicit_source.clone().or(source), fallback };
     if let Some(id) = &record.id {
         return Ok(identified(id_text(id)?, None, None));
     }

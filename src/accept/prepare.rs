@@ -54,7 +54,7 @@ pub(super) fn prepare(
             let payload_hash = payload_hash(record.payload.as_ref());
             let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
             let topic = shared_text(topic, &rules.topic);
-            let source = shared_text(source, &topic);
+            let source = source.map_or_else(|| Arc::clone(&topic), |source| shared_text(source, &topic));
             let message = StoredMessage { id: id.into(), source, topic, position, key, headers, payload, recorded_at };
             Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }

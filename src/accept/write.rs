@@ -192,6 +192,7 @@ async fn try_write<B: Backend>(
         None => None,
     };
     let (messages, mut slots) = new_messages(shared, rows, engine.as_deref());
+    let is_claimable = |lane: usize| shared.lane(lane).is_some_and(|lane| !lane.is_paused());
     let quarantined: Vec<Quarantined> = rows
         .iter()
         .filter_map(|row| match row {
@@ -219,10 +220,12 @@ async fn try_write<B: Backend>(
                 known.push(None);
                 receipts.push(Receipt::Quarantined { reason: quarantined.reason });
             }
-            Row::Message { message, .. } => {
+            Row::Message { message, wanted_by, .. } => {
                 let Some(((answer, new), slots)) = answered.next() else { break };
                 if let (Accepted::New { seq }, true) = (answer, engine.is_some()) {
-                    leaves_work |= slots.iter().any(Option::is_none);
+                    // A handler that is paused has nothing to claim; when it goes on, the next poll finds what is there.
+                    leaves_work |=
+                        slots.iter().zip(wanted_by).any(|(slot, &lane)| slot.is_none() && is_claimable(lane));
                     let taken = slots.into_iter().flatten();
                     starts.extend(taken.map(|slot| Start::handed_over(slot, *seq, Arc::clone(message))));
                 } else {

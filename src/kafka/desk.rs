@@ -53,6 +53,8 @@ struct End {
 }
 
 struct Owned {
+    /// The name that all records of the topic share.
+    topic: Arc<str>,
     generation: u64,
     lane: usize,
     standing: Standing,
@@ -88,12 +90,12 @@ pub(super) struct Asked {
     pub(super) has_ledger: bool,
 }
 
-/// What became of a record that was read.
+/// Whether a record that was read is to be taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Taken {
-    Waiting,
+pub(super) enum Expected {
+    Yes,
     /// Its partition is not being read.
-    Ignored,
+    No,
     /// It is not the one that was expected, and compaction or a transaction do not explain it: the position has to be found anew.
     OutOfPlace,
 }
@@ -122,6 +124,7 @@ impl Desk {
         for (topic, partition) in places {
             let load = |lane: &usize| self.all().filter(|(_, owned)| owned.lane == *lane).count();
             let owned = Owned {
+                topic: Arc::clone(topic),
                 generation: self.generation,
                 lane: (0..LANES).min_by_key(load).unwrap_or_default(),
                 standing: Standing::New { ask_at: now },
@@ -220,35 +223,40 @@ impl Desk {
         }
     }
 
-    /// Takes in a record. `low` is asked for the first offset that Kafka still has, `row` for what the record becomes; both only when
-    /// needed.
-    pub(super) fn take_in(
+    /// Whether a record is the next of its partition. `low` is asked for the first offset that Kafka still has, only when needed.
+    pub(super) fn expects(
         &mut self,
         (topic, partition): (&str, i32),
         offset: i64,
         now: Instant,
         low: impl FnOnce() -> Option<i64>,
-        row: impl FnOnce() -> Option<(Row, usize)>,
-    ) -> Taken {
-        let Some((name, _)) = self.topics.get_key_value(topic) else { return Taken::Ignored };
-        let place = (Arc::clone(name), partition);
-        let Some(owned) = self.get_mut(topic, partition) else { return Taken::Ignored };
+    ) -> Expected {
+        let Some(owned) = self.get_mut(topic, partition) else { return Expected::No };
         if owned.standing != Standing::Reading {
-            return Taken::Ignored;
+            return Expected::No;
         }
         // Offsets are passed over by compaction and by transactions. What lies before the log's beginning was deleted, unread.
         let is_gap = offset > owned.next_offset && low().is_some_and(|low| low > owned.next_offset);
         if offset < owned.next_offset || is_gap {
             owned.standing = Standing::New { ask_at: now };
-            return Taken::OutOfPlace;
+            return Expected::OutOfPlace;
+        }
+        Expected::Yes
+    }
+
+    /// Takes in a record that was expected, with what it becomes and how large that is. A partition that was sent back meanwhile, by a batch
+    /// whose ledger was not where it should have been, takes nothing in.
+    pub(super) fn take_in(&mut self, (topic, partition): (&str, i32), offset: i64, row: Option<(Row, usize)>) {
+        let Some(owned) = self.get_mut(topic, partition) else { return };
+        if owned.standing != Standing::Reading {
+            return;
         }
         owned.next_offset = offset + 1;
-        let lane = owned.lane;
-        let (row, size_bytes) = row().map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
+        let (lane, place) = (owned.lane, (Arc::clone(&owned.topic), partition));
+        let (row, size_bytes) = row.map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
         self.lanes[lane].waiting.push_back(Waiting { place, offset, row, size_bytes });
         self.waiting_rows += 1;
         self.waiting_bytes += size_bytes;
-        Taken::Waiting
     }
 
     pub(super) fn is_full(&self, limits: &Limits) -> bool {

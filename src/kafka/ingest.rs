@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-use super::desk::{LANES, Taken};
+use super::desk::{Batch, Expected, LANES};
 use super::find::{Found, find};
 use super::for_ever::for_ever;
 use super::position::Start;
@@ -222,26 +222,33 @@ impl<B: Backend> Work<B> {
         }
     }
 
+    /// Sets the lanes going that stand still. A lane goes on by itself as long as something waits for it.
     fn start_batches(&mut self) {
         for lane in 0..LANES {
-            let batch = self.consumer.context().desk().next_batch(lane, &self.shared.limits);
-            if let Some(batch) = batch {
-                let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
-                let writing = async move {
-                    let batch = accept::Batch { rows: &batch.rows, ledger: &batch.ledger };
-                    let write = || accept::write(&shared, batch, Patience::ForEver);
+            let Some(first) = self.consumer.context().desk().next_batch(lane, &self.shared.limits) else { continue };
+            let (shared, context) = (Arc::clone(&self.shared), Arc::clone(self.consumer.context()));
+            let tell = self.tell.clone();
+            let writing = async move {
+                let mut next = Some(first);
+                while let Some(batch) = next.take() {
+                    let Batch { rows, ledger } = batch;
+                    let write =
+                        || accept::write(&shared, accept::Batch { rows: &rows, ledger: &ledger }, Patience::ForEver);
                     let written = for_ever(shared.limits.backoff_max, "accept", write).await;
-                    drop(tell.send(Told::Written { lane, moves: written.ledger }));
-                };
-                self.tasks.spawn_on(writing, self.shared.store.backend.reactor());
-            }
+                    // Before room is made for others. Not left to the thread that reads, which may be reading for a while.
+                    drop(rows);
+                    next = context.written(lane, &written.ledger, &shared.limits);
+                    drop(tell.send(Told::Written));
+                }
+            };
+            self.tasks.spawn_on(writing, self.shared.store.backend.reactor());
         }
     }
 
     /// Pauses and resumes partitions, as there is room for their records.
     fn open_or_close(&mut self) {
         if self.is_open && self.consumer.context().desk().is_full(&self.shared.limits) {
-            // A batch that has ended makes room when the next one is taken.
+            // A batch that has ended has made room by taking the next one.
             self.consumer.context().hear(FULL_WAIT);
             self.start_batches();
         }
@@ -325,14 +332,19 @@ impl<B: Backend> Work<B> {
     }
 
     fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) {
-        let (topic, partition) = (message.topic(), message.partition());
-        self.consumer.context().is_heard();
-        let low = || native::low_watermark(&self.consumer, topic, partition);
-        let row = || accept::row(&self.shared, record::read(message));
-        let mut desk = self.consumer.context().desk();
-        match desk.take_in((topic, partition), message.offset(), now, low, row) {
-            Taken::Waiting | Taken::Ignored => {}
-            Taken::OutOfPlace => events::kafka::out_of_place(self.group(), topic, partition, message.offset()),
+        let context = self.consumer.context();
+        let place = (message.topic(), message.partition());
+        context.is_heard();
+        let low = || native::low_watermark(&self.consumer, place.0, place.1);
+        let expected = context.desk().expects(place, message.offset(), now, low);
+        match expected {
+            Expected::Yes => {
+                // Without the desk: a large record takes its time, and the lanes go on meanwhile.
+                let row = accept::row(&self.shared, record::read(message));
+                context.desk().take_in(place, message.offset(), row);
+            }
+            Expected::No => {}
+            Expected::OutOfPlace => events::kafka::out_of_place(self.group(), place.0, place.1, message.offset()),
         }
     }
 

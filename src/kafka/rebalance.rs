@@ -1,7 +1,8 @@
 //! What librdkafka calls: partitions come and go, commits are answered, lines are logged.
 //!
-//! Runs on the ingest's own thread, inside of its poll. Partitions come paused and at the beginning, so that nothing of them is read
-//! before their position is found. Before they go, their batch under way gets some time to end, and what is stored is committed.
+//! Runs on the ingest's own thread, inside of its poll; only the end of a batch is noted from the store's. Partitions come paused and
+//! at the beginning, so that nothing of them is read before their position is found. Before they go, their batch under way gets some
+//! time to end, and what is stored is committed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -14,9 +15,10 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
-use super::desk::{Desk, Place};
+use super::desk::{Batch, Desk, Place};
 use super::find::Found;
 use crate::events;
+use crate::limits::Limits;
 use crate::store::seam::LedgerMove;
 
 /// How long a batch of partitions that are being revoked may take to end. Far below the time a group waits for a member (`max.poll.interval.ms`, five
@@ -27,10 +29,8 @@ pub(super) const COMMITTED_BY_US: &str = "wharf";
 
 /// What is told to the ingest's thread by the tasks that work for it.
 pub(super) enum Told {
-    Written {
-        lane: usize,
-        moves: Vec<LedgerMove>,
-    },
+    /// A batch has ended, and the desk knows.
+    Written,
     Found(Vec<Found>),
     /// Whether the backlog is over its limits.
     Backlog {
@@ -93,6 +93,18 @@ impl Context {
         self.is_closing.load(Ordering::Relaxed)
     }
 
+    /// A lane's batch is stored; returns the next one, so that its connection does not wait for the thread that reads.
+    pub(super) fn written(&self, lane: usize, moves: &[LedgerMove], limits: &Limits) -> Option<Batch> {
+        let mut desk = self.desk();
+        let behind = desk.written(lane, moves, Instant::now());
+        let next = desk.next_batch(lane, limits);
+        drop(desk);
+        for (topic, partition) in behind {
+            events::kafka::ledger_behind(&self.group, &topic, partition);
+        }
+        next
+    }
+
     /// Takes up what is told within `wait`; returns whether anything was.
     pub(super) fn hear(&self, wait: Duration) -> bool {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,11 +114,7 @@ impl Context {
         };
         loop {
             match next {
-                Told::Written { lane, moves } => {
-                    for (topic, partition) in self.desk().written(lane, &moves, Instant::now()) {
-                        events::kafka::ledger_behind(&self.group, &topic, partition);
-                    }
-                }
+                Told::Written => {}
                 Told::Found(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
                 Told::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
             }

@@ -70,8 +70,14 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str, report: &str) {
     let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits), report };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
+            let mut goes_on = false;
             for lane in engine.lanes.iter() {
+                let was_paused = lane.is_paused();
                 lane.set_paused(lane.ids.all.iter().any(|id| paused.contains(id)));
+                goes_on |= was_paused && !lane.is_paused();
+            }
+            if goes_on {
+                engine.wake.notify_one();
             }
         }
         Err(error) => events::store_trouble("keep alive", &error),

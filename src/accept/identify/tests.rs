@@ -9,8 +9,10 @@ const CHANCE: u128 = 0xabc;
 /// `id @ source`, with the fallback before it; or why not.
 fn identity(record: &Record, policy: &Identity) -> String {
     match identify(&Attributes::of(record), policy, || CHANCE) {
-        Ok(Identified { id, source, fallback: None }) => format!("{id} @ {source}"),
-        Ok(Identified { id, source, fallback: Some(fallback) }) => format!("{fallback:?}: {id} @ {source}"),
+        Ok(Identified { id, source, fallback }) => {
+            let fallback = fallback.map_or(String::new(), |fallback| format!("{fallback:?}: "));
+            format!("{fallback}{id} @ {}", source.unwrap_or_else(|| record.topic.clone()))
+        }
         Err(refusal) => refusal.reason.to_owned(),
     }
 }
@@ -182,7 +184,7 @@ proptest! {
         let policy = places[place].clone();
         let policy = [policy.clone(), policy.clone().or_position(), policy.or_undeduplicated()][missing].clone();
         if let Ok(identified) = identify(&Attributes::of(&record), &policy, || CHANCE) {
-            for text in [identified.id, identified.source] {
+            for text in [Some(identified.id), identified.source].into_iter().flatten() {
                 prop_assert!((1..=200).contains(&text.chars().count()) && !text.contains('\0'));
             }
         }

@@ -21,8 +21,12 @@ fn desk(partitions: &[i32]) -> Desk {
     desk
 }
 
-fn read(desk: &mut Desk, partition: i32, offset: i64) -> Taken {
-    desk.take_in(("t", partition), offset, Instant::now(), || Some(0), || None)
+fn read(desk: &mut Desk, partition: i32, offset: i64) -> Expected {
+    let expected = desk.expects(("t", partition), offset, Instant::now(), || Some(0));
+    if expected == Expected::Yes {
+        desk.take_in(("t", partition), offset, None);
+    }
+    expected
 }
 
 fn moved(batch: &Batch) -> Vec<LedgerMove> {
@@ -33,8 +37,8 @@ fn moved(batch: &Batch) -> Vec<LedgerMove> {
 fn nothing_is_taken_in_before_the_position_is_found() {
     let mut desk = Desk::new("g");
     desk.assign(&[place(0)], Instant::now());
-    assert_eq!(read(&mut desk, 0, 0), Taken::Ignored);
-    assert_eq!(read(&mut desk, 1, 0), Taken::Ignored);
+    assert_eq!(read(&mut desk, 0, 0), Expected::No);
+    assert_eq!(read(&mut desk, 1, 0), Expected::No);
 }
 
 #[test]
@@ -75,6 +79,17 @@ fn a_batch_of_an_older_assignment_changes_nothing() {
 }
 
 #[test]
+fn a_partition_that_was_sent_back_while_its_record_was_looked_at_takes_nothing_in() {
+    let mut desk = desk(&[0]);
+    read(&mut desk, 0, 0);
+    let batch = desk.next_batch(0, &Limits::default()).unwrap();
+    assert_eq!(desk.expects(("t", 0), 1, Instant::now(), || Some(0)), Expected::Yes);
+    desk.written(0, &vec![LedgerMove::Behind; batch.ledger.len()], Instant::now());
+    desk.take_in(("t", 0), 1, None);
+    assert!(desk.next_batch(0, &Limits::default()).is_none());
+}
+
+#[test]
 fn a_ledger_that_is_behind_sends_the_partition_back() {
     let mut desk = desk(&[0]);
     read(&mut desk, 0, 0);
@@ -82,7 +97,7 @@ fn a_ledger_that_is_behind_sends_the_partition_back() {
     read(&mut desk, 0, 1);
     let now = Instant::now();
     assert_eq!(desk.written(0, &[LedgerMove::Behind], now), [place(0)]);
-    assert_eq!(read(&mut desk, 0, 2), Taken::Ignored);
+    assert_eq!(read(&mut desk, 0, 2), Expected::No);
     assert!(desk.next_batch(0, &Limits::default()).is_none());
     let asked = desk.ask(now);
     assert!(asked[0].has_ledger);
@@ -94,13 +109,13 @@ fn offsets_may_be_passed_over_by_compaction_but_not_by_deletion_nor_backwards() 
     let jump = |offset, low| {
         let mut desk = desk(&[0]);
         read(&mut desk, 0, 0);
-        desk.take_in(("t", 0), offset, now, || low, || None)
+        desk.expects(("t", 0), offset, now, || low)
     };
-    assert_eq!(jump(1, Some(0)), Taken::Waiting);
-    assert_eq!(jump(7, Some(1)), Taken::Waiting);
-    assert_eq!(jump(7, None), Taken::Waiting);
-    assert_eq!(jump(7, Some(5)), Taken::OutOfPlace);
-    assert_eq!(jump(0, Some(0)), Taken::OutOfPlace);
+    assert_eq!(jump(1, Some(0)), Expected::Yes);
+    assert_eq!(jump(7, Some(1)), Expected::Yes);
+    assert_eq!(jump(7, None), Expected::Yes);
+    assert_eq!(jump(7, Some(5)), Expected::OutOfPlace);
+    assert_eq!(jump(0, Some(0)), Expected::OutOfPlace);
 }
 
 #[test]
@@ -108,7 +123,7 @@ fn a_position_is_asked_for_only_when_nothing_of_the_partition_is_on_its_way() {
     let mut desk = desk(&[0]);
     let now = Instant::now();
     read(&mut desk, 0, 0);
-    assert_eq!(desk.take_in(("t", 0), 9, now, || Some(5), || None), Taken::OutOfPlace);
+    assert_eq!(desk.expects(("t", 0), 9, now, || Some(5)), Expected::OutOfPlace);
     assert_eq!(desk.ask(now), []);
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
     assert_eq!(desk.ask(now), []);

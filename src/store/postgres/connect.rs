@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use deadpool::Runtime;
+use deadpool::managed::QueueMode;
 use diesel::{ConnectionError, ConnectionResult};
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod};
@@ -134,6 +135,8 @@ impl Connector {
         Pool::builder(manager)
             .max_size(size)
             .runtime(Runtime::Tokio1)
+            // The one that was used last: its server process has everything at hand.
+            .queue_mode(QueueMode::Lifo)
             .build()
             .map_err(|error| Error::configuration("cannot make the connection pool").with_source(error))
     }

@@ -124,6 +124,12 @@ impl Kafka {
         address(self.ours().ports.scram.expect("started with KafkaOptions::scram"))
     }
 
+    /// The broker's process. Panics while stopped.
+    pub fn pid(&self) -> u32 {
+        let process = self.ours().process.lock().expect("no broker action panicked");
+        process.as_ref().expect("the broker is stopped").id()
+    }
+
     /// Stops the broker as an orderly operator would: partitions are given up, files are closed.
     pub async fn stop(&self) {
         self.blocking(|inner| inner.end(Signal::SIGTERM)).await;

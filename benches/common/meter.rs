@@ -1,49 +1,75 @@
-//! What a measurement takes: time, and the work of both processors.
+//! What a measurement takes: time, and the work of all processors.
 //!
-//! Time depends on who else uses the machine and its disk; the processor time of the server's processes and of this one does
+//! Time depends on who else uses the machine and its disk; the processor time of the servers' processes and of this one does
 //! hardly, so it is what two commits are compared by.
 
+use std::fmt;
 use std::fs;
 use std::ops::Sub;
 use std::time::Instant;
 
+use super::median;
+use crate::support::kafka::Kafka;
 use crate::support::postgres::{Cluster, connect};
 
 /// What one measurement came to.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Measured {
     pub per_second: f64,
-    /// Processor time a message, of this process and of the server.
+    /// Processor time a message, of this process and of the database.
     pub client_us: f64,
     pub server_us: f64,
+    /// That of the broker, where there is one.
+    pub broker_us: Option<f64>,
 }
 
 impl Measured {
     pub fn cpu_us(&self) -> f64 {
-        self.client_us + self.server_us
+        self.client_us + self.server_us + self.broker_us.unwrap_or_default()
+    }
+
+    /// Each figure the median of its own.
+    pub fn median(all: impl Iterator<Item = Self> + Clone) -> Self {
+        let broker_us: Option<Vec<f64>> = all.clone().map(|one| one.broker_us).collect();
+        Self {
+            per_second: median(all.clone().map(|one| one.per_second)),
+            client_us: median(all.clone().map(|one| one.client_us)),
+            server_us: median(all.map(|one| one.server_us)),
+            broker_us: broker_us.map(|all| median(all.into_iter())),
+        }
+    }
+}
+
+/// Who took how much of the processors' time.
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "client {:.1} + server {:.1}", self.client_us, self.server_us)?;
+        self.broker_us.map_or(Ok(()), |broker_us| write!(f, " + broker {broker_us:.1}"))
     }
 }
 
 /// Runs from when it is made.
 pub struct Meter<'a> {
     cluster: &'a Cluster,
+    broker: Option<&'a Kafka>,
     started_at: Instant,
     before: Cpu,
 }
 
 impl<'a> Meter<'a> {
-    pub fn start(cluster: &'a Cluster) -> Self {
-        Self { cluster, before: Cpu::now(cluster), started_at: Instant::now() }
+    pub fn start(cluster: &'a Cluster, broker: Option<&'a Kafka>) -> Self {
+        Self { cluster, broker, before: Cpu::now(cluster, broker), started_at: Instant::now() }
     }
 
     pub fn stop(self, messages: usize) -> Measured {
         let seconds = self.started_at.elapsed().as_secs_f64();
-        let Cpu { client, server } = Cpu::now(self.cluster) - self.before;
+        let Cpu { client, server, broker } = Cpu::now(self.cluster, self.broker) - self.before;
         let messages = messages as f64;
         Measured {
             per_second: messages / seconds,
             client_us: client * 1e6 / messages,
             server_us: server * 1e6 / messages,
+            broker_us: self.broker.map(|_| broker * 1e6 / messages),
         }
     }
 }
@@ -53,23 +79,32 @@ impl<'a> Meter<'a> {
 struct Cpu {
     client: f64,
     server: f64,
+    broker: f64,
 }
 
 impl Sub for Cpu {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
-        Self { client: self.client - other.client, server: self.server - other.server }
+        Self {
+            client: self.client - other.client,
+            server: self.server - other.server,
+            broker: self.broker - other.broker,
+        }
     }
 }
 
 impl Cpu {
-    fn now(cluster: &Cluster) -> Self {
+    fn now(cluster: &Cluster, broker: Option<&Kafka>) -> Self {
         let postmaster = cluster.postmaster_pid();
         let children = fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children")).unwrap_or_default();
         let children: f64 = children.split_whitespace().map(|pid| seconds(pid, 2)).sum();
-        // The postmaster's own four include those of the children that have ended.
-        Self { client: seconds("self", 2), server: seconds(&postmaster.to_string(), 4) + children }
+        Self {
+            client: seconds("self", 2),
+            // The postmaster's own four include those of the children that have ended.
+            server: seconds(&postmaster.to_string(), 4) + children,
+            broker: broker.map_or(0.0, |broker| seconds(&broker.pid().to_string(), 2)),
+        }
     }
 }
 
@@ -85,7 +120,7 @@ fn seconds(pid: &str, fields: usize) -> f64 {
 
 /// With `--statements`: what the server was asked in this database, the dearest first.
 pub async fn print_statements(url: &str, what: &str) {
-    if !std::env::args().any(|argument| argument == "--statements") {
+    if !super::is_asked_for("--statements") {
         return;
     }
     let statements = "

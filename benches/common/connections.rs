@@ -1,0 +1,31 @@
+//! The baseline's way of working: its share of the messages on each of a few connections, all at once.
+
+use tokio_postgres::Client;
+
+use super::CONNECTIONS;
+use super::meter::{Measured, Meter};
+use crate::support::postgres::connect;
+
+/// Shares the numbers below `messages` out to the connections, runs `work` on each at once, and returns what it took. `meter` is asked
+/// for when everybody is connected.
+pub async fn on_each_connection<'a, F>(
+    meter: impl FnOnce() -> Meter<'a>,
+    url: &str,
+    messages: usize,
+    work: impl Fn(Client, Vec<usize>) -> F,
+) -> Measured
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut prepared = Vec::new();
+    for share in 0..CONNECTIONS {
+        let numbers: Vec<usize> = (0..messages).filter(|number| number % CONNECTIONS == share).collect();
+        prepared.push((connect(url).await, numbers));
+    }
+    let meter = meter();
+    let tasks: Vec<_> = prepared.into_iter().map(|(client, numbers)| tokio::spawn(work(client, numbers))).collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    meter.stop(messages)
+}
