@@ -12,6 +12,8 @@ mod connections;
 mod crash;
 mod database_trouble;
 mod databases;
+mod dependencies;
+mod doctor;
 mod documents;
 mod effect;
 mod events;

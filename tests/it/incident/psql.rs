@@ -34,7 +34,8 @@ async fn an_incident_is_found_and_resolved_with_psql_alone() {
         psql.ask("SELECT reason, count(*) FROM inbox_quarantined GROUP BY 1"),
         format!("missing identity|{}", MENDABLE + JUNK)
     );
-    let dead = "SELECT message_id, handler_key FROM inbox_status WHERE state = 'running' AND owner_is_alive IS NOT TRUE";
+    let dead =
+        "SELECT message_id, handler_key FROM inbox_status WHERE state = 'running' AND owner_is_alive IS NOT TRUE";
     incident.scene.until("SELECT count(*) FROM inbox_processor WHERE alive_until < now()").await;
     assert_eq!(psql.ask(dead), "held|stock");
 
