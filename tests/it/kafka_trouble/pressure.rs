@@ -18,7 +18,7 @@ async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membersh
     let proxy = Proxy::start_for(&stage.scene.database.url()).await;
     let child = Ingester {
         url: proxy.url(&stage.scene.database.url()),
-        settings: "session.timeout.ms=2000\nmax.poll.interval.ms=2000\nheartbeat.interval.ms=300",
+        settings: "session.timeout.ms=6000\nmax.poll.interval.ms=6000\nheartbeat.interval.ms=300",
         limits: "accept_queue_rows=100\naccept_batch_rows=50\nbackoff_max=500ms",
         ..Ingester::on(&stage)
     }
@@ -29,8 +29,8 @@ async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membersh
     proxy.black_hole().await;
     stage.kafka.produce_many(&stage.topic, 4, 2_000, |number| TestRecord::new(format!("{number}"))).await;
     await_event(&child, "intake closed").await;
-    // The outage itself: two and a half times what a consumer that does not poll would be forgiven.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    // The outage itself: twice what a consumer that does not poll would be forgiven.
+    tokio::time::sleep(Duration::from_secs(12)).await;
     proxy.pass().await;
     stage.stored(2_010).await;
 

@@ -16,7 +16,7 @@ use crate::support::postgres::connect;
 use crate::support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 26] = [
+pub const STATEMENTS: [(&str, &str); 27] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -35,6 +35,7 @@ pub const STATEMENTS: [(&str, &str); 26] = [
     ("note unknown keys", "SET unknown_since ="),
     ("poison unknown keys", "reason = 'unknown key'"),
     ("replay", "SET status = 0, due_at = now()"),
+    ("look for replays of the quarantine", "WHERE replay_asked_at IS NOT NULL AND topic = ANY"),
     ("look for kept identities", "FROM unnest(hashes) WITH ORDINALITY"),
     ("take the lease of retention", "UPDATE inbox_lease SET holder"),
     ("walk to what is over", "ARRAY(SELECT seq FROM judged"),
