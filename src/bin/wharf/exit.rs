@@ -5,6 +5,7 @@
 use std::io;
 
 use crate::escape;
+use crate::output::Output;
 
 /// What the exit code says. The numbers stay the same over versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,14 +54,14 @@ impl Failure {
     }
 
     /// As it is shown.
-    pub fn text(message: &str, exit: Exit, is_json: bool) -> String {
+    pub fn text(message: &str, exit: Exit, output: Output) -> String {
         let message = without_credentials(message);
-        if is_json {
+        if output.is_json {
             let error = serde_json::json!({ "error": message, "code": exit.name(), "exit": exit as u8 });
             return escape::json(&error.to_string());
         }
         // The lines are ours (clap's, a list of problems); what stands in them may not be.
-        message.lines().map(escape::text).collect::<Vec<_>>().join("\n")
+        message.lines().map(|line| output.wrapped(line)).collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -106,7 +106,7 @@ async fn list<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
 pub fn state(handler: &HandlerStatus) -> Cell {
     match (handler.paused_at, handler.processors) {
         (Some(since), _) => cell(format!("paused {}", when::age(since))).toned(Tone::Warning),
-        (None, 0) => cell("nobody").toned(Tone::Problem),
+        (None, 0) => cell("nobody").toned(Tone::Warning),
         (None, _) => cell("running"),
     }
 }

@@ -51,8 +51,10 @@ fn main() -> ExitCode {
         Ok(exit) => exit,
         Err(Failure::OutputClosed) => Exit::Well,
         Err(Failure::Told(exit, message)) => {
+            // clap's begin with a word of their own.
             let prefix = if is_json || message.starts_with("error: ") { "" } else { "wharf: " };
-            let _ = writeln!(std::io::stderr(), "{prefix}{}", Failure::text(&message, exit, is_json));
+            let text = Failure::text(&format!("{prefix}{message}"), exit, Output::new(is_json));
+            let _ = writeln!(std::io::stderr(), "{text}");
             exit
         }
     };

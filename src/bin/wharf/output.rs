@@ -106,12 +106,17 @@ impl Output {
 
     /// One line, broken where it is wider than the terminal.
     pub fn line(self, line: impl AsRef<str>) -> io::Result<()> {
+        print(&self.wrapped(line.as_ref()))
+    }
+
+    /// The line, escaped, as it fits the terminal.
+    pub fn wrapped(self, line: &str) -> String {
         let mut table = self.empty_table();
-        table.add_row([comfy_table::Cell::new(escape::text(line.as_ref()))]);
+        table.add_row([comfy_table::Cell::new_owned(escape::text(line))]);
         if let Some(column) = table.column_mut(0) {
             column.set_padding((0, 0));
         }
-        print(&table.trim_fmt())
+        table.trim_fmt()
     }
 
     pub fn document(self, document: &impl Serialize) -> io::Result<()> {

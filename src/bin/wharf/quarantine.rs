@@ -175,7 +175,7 @@ async fn agreed<B: Backend>(
             (false, 0) => output.line(format!("there is nothing to {verb}"))?,
             (false, _) => {
                 table(output, &records)?;
-                output.line(format!("would {verb} {count} of them, and leave {beyond}"))?;
+                output.line(format!("would {verb} {count}; {beyond} more remain"))?;
             }
         }
         return Ok(None);

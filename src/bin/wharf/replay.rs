@@ -112,7 +112,7 @@ async fn agreed<B: Backend>(
             false if count == 0 => output.line(format!("there is nothing to {verb}"))?,
             false => {
                 poisoned_table(output, &meant.deliveries)?;
-                output.line(format!("would {verb} {count} of them, and leave {}", meant.left(meant.beyond)))?;
+                output.line(format!("would {verb} {count}; {} more remain", meant.left(meant.beyond)))?;
             }
         }
         return Ok(None);

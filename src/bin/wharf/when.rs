@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 /// How long ago that was.
 pub fn age(moment: SystemTime) -> String {
-    // A clock that is ahead of ours is no negative age.
-    span(SystemTime::now().duration_since(moment).unwrap_or_default())
+    // A clock that is ahead of ours is no negative age; and nobody wants the milliseconds.
+    let age = SystemTime::now().duration_since(moment).unwrap_or_default();
+    span(Duration::from_secs(age.as_secs()))
 }
 
 /// The two largest units.
