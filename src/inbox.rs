@@ -23,7 +23,7 @@ use crate::handler::Registration;
 use crate::kafka::{Ingest, Kafka};
 use crate::limits::Limits;
 use crate::operate::{Manifest, ManifestHandler};
-use crate::process::{Engine, Extent, Lane, Loops, Work};
+use crate::process::{Engine, Extent, Lane, Loops, Redact, Work};
 use crate::record::Record;
 use crate::store::seam::WantedHandler;
 use crate::store::{Backend, Store};
@@ -39,6 +39,7 @@ pub(crate) struct Shared<B: Backend> {
     pub(crate) store: Store<B>,
     pub(crate) limits: Limits,
     pub(crate) registrations: Vec<Registration<B>>,
+    pub(crate) redact: Option<Redact>,
     /// Every topic that a handler subscribes to.
     pub(crate) topics: HashMap<String, TopicRules>,
     /// Handlers with their ids, in the order of registration. Empty until the first use.
@@ -210,7 +211,7 @@ impl<B: Backend> Shared<B> {
             .collect();
         let ids = self.store.backend.register(&wanted).await?;
         let lanes = self.registrations.iter().zip(ids);
-        Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids))).collect())
+        Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids, self.redact.clone()))).collect())
     }
 
     pub(crate) fn lane(&self, position: usize) -> Option<&Arc<Lane<B>>> {

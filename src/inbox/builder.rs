@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::handler::Body;
 use crate::handler::{HandlerKey, Registration, Topics};
 use crate::limits::{DURATION_MAX, Limits};
+use crate::process::Redact;
 use crate::store::{Backend, Store};
 
 /// The longest topic name Kafka allows.
@@ -25,11 +26,12 @@ pub struct InboxBuilder<B: Backend> {
     registrations: Vec<Registration<B>>,
     /// Policies as they were given: a topic may stand twice until `build()`.
     identities: Vec<(Topics, Identity)>,
+    redact: Option<Redact>,
 }
 
 impl<B: Backend> InboxBuilder<B> {
     pub(super) fn new(store: Store<B>) -> Self {
-        Self { store, limits: Limits::default(), registrations: Vec::new(), identities: Vec::new() }
+        Self { store, limits: Limits::default(), registrations: Vec::new(), identities: Vec::new(), redact: None }
     }
 
     /// Delivers the messages of a topic, or of several (`["orders", "returns"]`), to a handler.
@@ -50,6 +52,18 @@ impl<B: Backend> InboxBuilder<B> {
     /// The bounds the inbox works within. Default: [`Limits::default`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Takes out of handlers' errors what must not be kept, before they reach `last_error` or a log. Default: nothing is taken out.
+    ///
+    /// ```
+    /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
+    /// builder.redact(|error| error.replace(|character: char| character.is_ascii_digit(), "#"))
+    /// # }
+    /// ```
+    pub fn redact(mut self, redact: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        self.redact = Some(Arc::new(redact));
         self
     }
 
@@ -89,6 +103,7 @@ impl<B: Backend> InboxBuilder<B> {
             store: self.store,
             limits: self.limits,
             registrations: self.registrations,
+            redact: self.redact,
             topics: with_identities(topics, self.identities),
             lanes: tokio::sync::OnceCell::new(),
             engine: RwLock::new(None),

@@ -227,7 +227,7 @@ impl Symptoms {
         for group in facts.groups.iter().filter(|group| group.gaps > 0) {
             let what =
                 format!("Kafka had lost records before group {} read them: {} gaps", group.consumer_group, group.gaps);
-            self.warning("gaps", what, "SELECT * FROM inbox_gap; raise the topics' retention");
+            self.warning("gaps", what, "wharf audit lists them; raise the topics' retention");
         }
     }
 }

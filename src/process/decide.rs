@@ -2,8 +2,10 @@
 //!
 //! Every answer has an outcome but one: when the claim was lost, somebody else decides.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use super::lane::Redact;
 use crate::handler::{Failure, RetryPolicy, Wish};
 use crate::outcome::{Outcome, PoisonReason};
 use crate::sanitize;
@@ -41,10 +43,23 @@ pub(crate) struct Circumstances<'a> {
     /// Drawn from 0..1.
     pub(crate) chance: f64,
     pub(crate) error_chars_max: usize,
+    /// What a person said must not be kept of an error.
+    pub(crate) redact: Option<&'a Redact>,
+}
+
+impl Circumstances<'_> {
+    /// An error's text as it is kept and logged.
+    pub(crate) fn clean(&self, text: &str) -> String {
+        let Some(redact) = self.redact else { return sanitize::text(text, self.error_chars_max) };
+        // The user's code: when it fails, nothing is known to be harmless.
+        let redacted = std::panic::catch_unwind(AssertUnwindSafe(|| redact(text)));
+        let redacted = redacted.unwrap_or_else(|_| "(not shown: the redactor panicked)".to_owned());
+        sanitize::text(&redacted, self.error_chars_max)
+    }
 }
 
 pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Option<Outcome> {
-    let clean = |text: &str| sanitize::text(text, circumstances.error_chars_max);
+    let clean = |text: &str| circumstances.clean(text);
     let poisoned = |reason, error: &str, charged| Outcome::Poisoned { reason, error: Some(clean(error)), charged };
     let failed = |error: &str, after: Option<Duration>| {
         let errors = u32::try_from(circumstances.errors.max(0)).unwrap_or(u32::MAX).saturating_add(1);
@@ -78,7 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn decide_with(answer: Answer, errors: i32, policy: &RetryPolicy) -> Option<Outcome> {
-        decide(answer, &Circumstances { errors, policy, chance: 0.5, error_chars_max: 20 })
+        decide(answer, &Circumstances { errors, policy, chance: 0.5, error_chars_max: 20, redact: None })
     }
 
     #[test]

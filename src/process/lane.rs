@@ -9,6 +9,9 @@ use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::HandlerIds;
 
+/// Takes out of an error what must not be kept.
+pub(crate) type Redact = Arc<dyn Fn(&str) -> String + Send + Sync>;
+
 /// A handler at work in this process.
 pub(crate) struct Lane<B: Backend> {
     pub(crate) key: HandlerKey,
@@ -17,6 +20,7 @@ pub(crate) struct Lane<B: Backend> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry: RetryPolicy,
     pub(crate) concurrency: usize,
+    pub(crate) redact: Option<Redact>,
     /// Not a semaphore: nobody waits for a slot, whoever finds none comes again when told that one is free.
     free_slots: AtomicUsize,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
@@ -47,7 +51,7 @@ impl<B: Backend> Drop for Slot<B> {
 }
 
 impl<B: Backend> Lane<B> {
-    pub(crate) fn new(registration: &Registration<B>, ids: HandlerIds) -> Self {
+    pub(crate) fn new(registration: &Registration<B>, ids: HandlerIds, redact: Option<Redact>) -> Self {
         Self {
             key: registration.key.clone(),
             ids,
@@ -55,6 +59,7 @@ impl<B: Backend> Lane<B> {
             timeout: registration.timeout,
             retry: registration.retry.clone(),
             concurrency: registration.concurrency,
+            redact,
             free_slots: AtomicUsize::new(registration.concurrency),
             is_paused: AtomicBool::new(false),
             done: AtomicU64::new(0),

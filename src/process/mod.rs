@@ -19,5 +19,5 @@ mod transact;
 mod upkeep;
 
 pub(crate) use engine::{Engine, Start};
-pub(crate) use lane::{Lane, Slot};
+pub(crate) use lane::{Lane, Redact, Slot};
 pub(crate) use loops::{Extent, Loops, Work};

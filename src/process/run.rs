@@ -93,11 +93,12 @@ async fn outcome<B: Backend>(
         policy: &lane.retry,
         chance: rand::random(),
         error_chars_max: engine.limits.error_chars_max,
+        redact: lane.redact.as_ref(),
     };
     // A policy is the user's code too.
     let decided = std::panic::catch_unwind(AssertUnwindSafe(|| decide(answer, &circumstances)));
     let outcome = decided.unwrap_or_else(|panic| {
-        let error = format!("the retry policy panicked: {}", panic_text(panic));
+        let error = circumstances.clean(&format!("the retry policy panicked: {}", panic_text(panic)));
         Some(Outcome::Poisoned { reason: PoisonReason::Permanent, error: Some(error), charged: true })
     });
     outcome.map(Settled::Later)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
-use wharf::{Failure, RetryPolicy};
+use wharf::{DeliveryFilter, Failure, RetryPolicy};
 
 use crate::scene::{Runs, Scene, records};
 
@@ -65,4 +65,56 @@ async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
     assert_eq!(scene.database.query_one_i64(&odd).await, 0);
     let audited = "SELECT sum(affected)::bigint FROM inbox_audit WHERE action = 'replay'";
     assert_eq!(scene.database.query_one_i64(audited).await, replayed);
+}
+
+// F54
+#[tokio::test(flavor = "multi_thread")]
+async fn people_who_replay_discard_and_pause_by_filters_against_live_load_disturb_no_running_attempt() {
+    let scene = Scene::new().await;
+    let runs = Runs::new();
+    // Every second attempt fails for good.
+    let moody = runs.answering("stock", |message| match message.attempt() % 2 {
+        1 => Err(Failure::poison("not this time")),
+        _ => Ok(()),
+    });
+    let inbox = scene.inbox().subscribe("orders", moody.concurrency(8)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut operators = Vec::new();
+    for number in 0..3 {
+        let (operator, is_over) = (scene.another_store().await.operate().because("a race"), Arc::clone(&is_over));
+        operators.push(tokio::spawn(async move {
+            let any = DeliveryFilter { error: Some("TIME".into()), ..DeliveryFilter::default() };
+            let (mut replayed, mut discarded) = (0, 0);
+            while !is_over.load(Ordering::SeqCst) {
+                replayed += operator.replay(&any, 7).await.unwrap();
+                if number == 0 {
+                    discarded += operator.discard(&any, 1).await.unwrap();
+                    operator.pause("stock").await.unwrap();
+                    operator.resume("stock").await.unwrap();
+                }
+            }
+            (replayed, discarded)
+        }));
+    }
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+
+    let all = format!("SELECT (count(*) = {MESSAGES})::int::bigint FROM inbox_delivery WHERE status IN (2, 4)");
+    scene.until(&all).await;
+    is_over.store(true, Ordering::SeqCst);
+    let (mut replayed, mut discarded) = (0, 0);
+    for operator in operators {
+        let (more, fewer) = operator.await.unwrap();
+        replayed += more;
+        discarded += fewer;
+    }
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    // Each replay led to one run, each run to one outcome; what was discarded stayed so.
+    assert_eq!(scene.count("inbox_delivery WHERE status = 4").await, i64::try_from(discarded).unwrap());
+    assert_eq!(runs.count() as u64, MESSAGES as u64 + replayed);
+    assert_eq!(scene.count("inbox_history").await, i64::try_from(replayed + discarded).unwrap());
+    let audited = "SELECT sum(affected)::bigint FROM inbox_audit WHERE action IN ('replay', 'discard')";
+    assert_eq!(scene.database.query_one_i64(audited).await, i64::try_from(replayed + discarded).unwrap());
+    assert_eq!(scene.count("inbox_delivery WHERE crashes <> 0").await, 0);
 }

@@ -234,7 +234,8 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.replays, d.due_at, d.locked_until, p.name AS locked_by, d.finished_at,
+       d.reason, d.attempts, d.errors, d.crashes, d.replays, d.due_at, d.locked_until, p.name AS locked_by,
+       p.alive_until > now() AS owner_is_alive, d.finished_at,
        now() - m.received_at AS age, m.received_at, m.recorded_at, m.kafka_partition, m.kafka_offset, d.last_error,
        inbox_fingerprint(d.last_error) AS fingerprint, d.message_seq, d.handler_id
 FROM inbox_delivery d

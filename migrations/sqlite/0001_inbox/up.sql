@@ -169,6 +169,7 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
        d.reason, d.attempts, d.errors, d.crashes, d.replays,
        strftime('%Y-%m-%d %H:%M:%f', d.due_at / 1e6, 'unixepoch') AS due_at,
        strftime('%Y-%m-%d %H:%M:%f', d.locked_until / 1e6, 'unixepoch') AS locked_until, p.name AS locked_by,
+       p.alive_until > now.at AS owner_is_alive,
        strftime('%Y-%m-%d %H:%M:%f', d.finished_at / 1e6, 'unixepoch') AS finished_at,
        (now.at - m.received_at) / 1e6 AS age, strftime('%Y-%m-%d %H:%M:%f', m.received_at / 1e6, 'unixepoch') AS received_at,
        d.last_error, d.message_seq, d.handler_id

@@ -1,3 +1,5 @@
+//! Each thing that can be wrong is named, and nothing that is not.
+
 use std::time::UNIX_EPOCH;
 
 use super::*;

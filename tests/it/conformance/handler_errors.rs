@@ -8,6 +8,7 @@ use proptest::test_runner::TestRunner;
 use wharf::{Failure, Message, Raw, RetryPolicy, handler};
 
 use super::scene::{Runs, Scene, key, record};
+use crate::support::events::Events;
 
 fn hostile_texts() -> Vec<String> {
     vec![
@@ -117,4 +118,42 @@ async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
 
     assert_eq!(scene.count("inbox_delivery WHERE status = 2").await, 15);
     assert_eq!(scene.count("inbox_delivery WHERE status = 3 AND message_seq IS NOT NULL").await, 1);
+}
+
+// F55
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_redactor_takes_out_of_an_error_is_neither_kept_nor_logged() {
+    const CARD: &str = "4111111111111111";
+    let events = Events::capture();
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let leaking = runs.answering("stock", |message| match message.id() {
+        "retried" => Err(Failure::retry(format!("card {CARD} was refused"))),
+        "poisoned" => Err(Failure::poison(format!("card {CARD} is stolen"))),
+        "discarded" => Err(Failure::discard(format!("card {CARD} is a test"))),
+        _ => panic!("card {CARD} has no owner"),
+    });
+    let redact = |error: &str| error.replace(|character: char| character.is_ascii_digit(), "#");
+    let inbox = scene.inbox().subscribe("orders", leaking).redact(redact).build().unwrap();
+    inbox.accept_all(["retried", "poisoned", "discarded", "panicked"].map(record)).await.unwrap();
+    inbox.run_due().await.unwrap();
+
+    let kept = "SELECT coalesce(last_error, reason) FROM inbox_status ORDER BY message_id";
+    let hidden = "#".repeat(CARD.len());
+    let expected = ["{} is a test", "{} has no owner", "{} is stolen", "{} was refused"].map(|end| end.replace("{}", &hidden));
+    for (kept, expected) in scene.database.query_texts(kept).await.iter().zip(expected) {
+        assert!(kept.ends_with(&expected), "{kept}");
+    }
+    assert_eq!(events.matching(|event| format!("{event:?}").contains(CARD)), []);
+}
+
+// F55
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redactor_that_panics_hides_everything() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let leaking = runs.answering("stock", |_| Err(Failure::poison("secret")));
+    let inbox = scene.inbox().subscribe("orders", leaking).redact(|_| panic!("no")).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let kept = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await;
+    assert_eq!(kept, ["(not shown: the redactor panicked)"]);
 }

@@ -83,6 +83,8 @@ async fn closes_and_opens_again(limits: &'static str) {
     let child = Ingester { limits, gate, ..Ingester::on(&stage) }.spawn(&stage);
     stage.produce(0, 10).await;
     await_event(&child, "intake closed").await;
+    stage.scene.until("SELECT count(*) FROM inbox_processor WHERE report->>'is_intake_open' = 'false'").await;
+    assert!(diagnosed(&stage, "intake closed").await);
 
     stage.produce(0, 20).await;
     stage.kafka.delete_records(&stage.topic, 0, 25).await;
@@ -95,8 +97,15 @@ async fn closes_and_opens_again(limits: &'static str) {
     assert_eq!(stage.gaps().await, ["0: 10 to 25"]);
     let gap = await_event(&child, "gap").await;
     assert!(gap.contains("from_offset=10") && gap.contains("to_offset=25"), "{gap}");
+    assert!(diagnosed(&stage, "gaps").await);
     child.term();
     assert!(child.wait().await.success());
+}
+
+/// Whether the doctor names this.
+async fn diagnosed(stage: &Stage, code: &str) -> bool {
+    let diagnosis = stage.scene.store.operate().doctor().await.unwrap();
+    diagnosis.symptoms.iter().any(|symptom| symptom.code == code)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,12 +21,16 @@ statement! {
                 SELECT jsonb_build_object('used', count(*), 'max', current_setting('max_connections')::int)
                 FROM pg_stat_activity WHERE backend_type = 'client backend'),
             'oldest_transaction', (
-                SELECT jsonb_build_object('secs', extract(epoch FROM now() - a.xact_start)::float8,
-                                          'who', concat_ws(' ', nullif(a.application_name, ''), a.usename, 'pid', a.pid::text, a.state))
-                FROM pg_stat_activity a
-                WHERE a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
-                  AND a.datname = current_database()
-                ORDER BY a.xact_start LIMIT 1),
+                SELECT jsonb_build_object('secs', extract(epoch FROM now() - t.since)::float8, 'who', t.who)
+                FROM (SELECT a.xact_start AS since,
+                             concat_ws(' ', nullif(a.application_name, ''), a.usename, 'pid', a.pid::text, a.state) AS who
+                      FROM pg_stat_activity a
+                      WHERE a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
+                        AND a.datname = current_database()
+                      UNION ALL
+                      SELECT p.prepared, concat_ws(' ', 'prepared transaction', p.gid, 'of', p.owner) FROM pg_prepared_xacts p
+                      WHERE p.database = current_database()) t
+                ORDER BY t.since LIMIT 1),
             'tables', (
                 SELECT coalesce(jsonb_agg(jsonb_build_object('name', t.relname, 'live', t.n_live_tup, 'dead', t.n_dead_tup)
                                           ORDER BY t.relname), '[]')

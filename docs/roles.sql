@@ -1,0 +1,52 @@
+-- Least-privilege roles of an inbox, for PostgreSQL. Run it once per inbox as the owner of its tables, after `migrate`, with the inbox's
+-- schema first in the search_path:
+--
+--     psql "$DATABASE_URL" -v prefix=shop -f docs/roles.sql
+--
+-- makes the roles shop_accept, shop_process, shop_clean, shop_read and shop_admin, which cannot log in: grant them to the users that do.
+-- A service that consumes and runs handlers has accept and process. The owner of the tables is needed for `migrate` only.
+\if :{?prefix}
+\else
+    \set prefix wharf
+\endif
+SELECT current_schema() AS schema, :'prefix' || '_accept' AS accept, :'prefix' || '_process' AS process, :'prefix' || '_clean' AS clean,
+       :'prefix' || '_read' AS read, :'prefix' || '_admin' AS admin \gset
+
+-- Roles belong to the server, not to the database: another inbox of the same prefix may have made them.
+SELECT format('CREATE ROLE %I NOLOGIN', name) FROM unnest(ARRAY[:'accept', :'process', :'clean', :'read', :'admin']) AS r (name)
+WHERE NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = name) \gexec
+
+GRANT USAGE ON SCHEMA :"schema" TO :"accept", :"process", :"clean", :"read", :"admin";
+
+-- Everybody checks the schema's version before touching anything.
+GRANT SELECT ON inbox_migration TO :"accept", :"process", :"clean", :"read", :"admin";
+
+-- accept: registers handlers; writes messages, deliveries, quarantined records, the ledger. Deletes nothing, settles nothing.
+GRANT SELECT, INSERT, UPDATE ON inbox_handler, inbox_handler_key TO :"accept", :"process";
+GRANT SELECT, INSERT ON inbox_message, inbox_delivery, inbox_quarantine TO :"accept";
+-- To lock a message's row while a delivery is added to it.
+GRANT UPDATE (seq) ON inbox_message TO :"accept";
+GRANT USAGE ON SEQUENCE inbox_message_seq TO :"accept";
+GRANT SELECT, INSERT, UPDATE ON inbox_ledger TO :"accept";
+GRANT SELECT, INSERT ON inbox_gap TO :"accept";
+GRANT SELECT ON inbox_processor TO :"accept";
+
+-- process: claims, settles, keeps itself on the list. Writes no message.
+GRANT SELECT ON inbox_message TO :"process";
+GRANT SELECT, UPDATE ON inbox_delivery TO :"process";
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_processor TO :"process";
+-- Takes up replays of quarantined records; to accept them it needs the role accept too.
+GRANT SELECT, DELETE ON inbox_quarantine TO :"process";
+GRANT UPDATE (replay_asked_at, replays, reason, detail) ON inbox_quarantine TO :"process";
+
+-- read: looks at everything, payloads included. Changes nothing.
+GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_quarantine, inbox_ledger, inbox_gap,
+                inbox_processor, inbox_audit, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
+TO :"read", :"admin";
+
+-- admin: what a person does, by the functions: replay, discard, pause, backfill, the quarantine. Writes no message and no audit but its own.
+GRANT INSERT ON inbox_audit, inbox_history, inbox_delivery TO :"admin";
+GRANT UPDATE (status, due_at, finished_at, attempts, errors, crashes, replays, reason, locked_until, locked_by) ON inbox_delivery TO :"admin";
+GRANT UPDATE (paused_at) ON inbox_handler TO :"admin";
+GRANT UPDATE (replay_asked_at), DELETE ON inbox_quarantine TO :"admin";
+GRANT UPDATE (seq) ON inbox_message TO :"admin";

@@ -1,0 +1,57 @@
+//! The doctor on a real server: what is wrong with it is named.
+
+use std::time::Duration;
+
+use wharf::{Postgres, Store};
+
+use crate::scene::Scene;
+use crate::support::database::TestDatabase;
+use crate::support::postgres::Cluster;
+use crate::worker::{Worker, accept, order};
+
+async fn codes(store: &Store<Postgres>) -> Vec<&'static str> {
+    store.operate().doctor().await.unwrap().symptoms.iter().map(|symptom| symptom.code).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_without_an_inbox_and_one_that_takes_no_writes_are_named() {
+    let database = TestDatabase::create().await;
+    let store = Store::<Postgres>::connect(&database.url()).await.unwrap();
+    assert_eq!(codes(&store).await, ["no inbox"]);
+    store.migrate().await.unwrap();
+    assert_eq!(codes(&store).await, [""; 0]);
+    let name = database.name();
+    database.execute(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).await;
+    let store = Store::<Postgres>::connect(&database.url()).await.unwrap();
+    assert_eq!(codes(&store).await, ["read-only"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_may_lose_what_it_acknowledged_is_named() {
+    let cluster = Cluster::start_with(&[("fsync", "off"), ("full_page_writes", "off")]).await;
+    let store = Store::<Postgres>::connect(&cluster.url("postgres")).await.unwrap();
+    store.migrate().await.unwrap();
+    assert_eq!(codes(&store).await, ["unsafe durability", "unsafe durability"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_of_a_killed_process_and_who_holds_a_snapshot_are_told() {
+    let scene = Scene::new().await;
+    let worker = Worker { lease: Duration::from_secs(20), ..Worker::on(&scene).await };
+    accept(&scene, &["stock"], vec![order("held", "hang once")]).await;
+    let child = worker.spawn();
+    child.await_said("hanging").await;
+    child.kill9().await;
+    let client = scene.database.client().await;
+    client
+        .batch_execute("SET application_name = 'a report'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        .await
+        .unwrap();
+
+    scene.until("SELECT count(*) FROM inbox_processor WHERE alive_until < now()").await;
+    let diagnosis = scene.store.operate().doctor().await.unwrap();
+    let dead = diagnosis.symptoms.iter().find(|symptom| symptom.code == "dead process").unwrap();
+    assert!(dead.what.contains("1 deliveries of stock"), "{dead:?}");
+    let oldest = diagnosis.facts.unwrap().oldest_transaction.unwrap();
+    assert!(oldest.who.contains("a report") && oldest.who.contains("idle in transaction"), "{oldest:?}");
+}

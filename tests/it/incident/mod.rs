@@ -1,0 +1,74 @@
+//! The incident of three in the morning: a bad deploy has poisoned ten thousand deliveries, a producer sends records that cannot be
+//! accepted, a handler is paused, an instance is dead. Found and put right with the tools of an operator alone.
+
+mod psql;
+
+use std::time::Duration;
+
+use wharf::{Failure, Identity, Inbox, Postgres, Record, Registration};
+
+use crate::scene::{Runs, Scene, records};
+use crate::support::child::Child;
+use crate::worker::{Worker, accept, order};
+
+/// Deliveries that the bad deploy has poisoned.
+pub const POISONED: usize = 10_000;
+/// Records that the next build can accept, and those that nobody ever will.
+pub const MENDABLE: usize = 5;
+pub const JUNK: usize = 2;
+
+pub struct Incident {
+    pub scene: Scene,
+    /// Runs of the build that is well again.
+    pub runs: Runs,
+    _dead: Child,
+}
+
+impl Incident {
+    pub async fn happens() -> Self {
+        let scene = Scene::new().await;
+        let runs = Runs::new();
+        let broken = Runs::new().answering("stock", |message| {
+            Err(Failure::poison(format!("no column named price_eur in order {}", message.id())))
+        });
+        let bad = build(&scene, broken, &Runs::new(), Identity::cloud_events());
+        // Somebody has paused mail and forgotten it.
+        bad.accept_all([]).await.unwrap();
+        scene.store.operate().acting_as("bob").because("too many mails").pause("mail").await.unwrap();
+        bad.accept_all(records(POISONED)).await.unwrap();
+        bad.accept_all((0..MENDABLE).map(|number| Record::new("orders").header("id", format!("late-{number}"))))
+            .await
+            .unwrap();
+        bad.accept_all((0..JUNK).map(|number| Record::new("orders").payload(format!("junk {number}")))).await.unwrap();
+        bad.drain().await.unwrap();
+        // An instance dies with two deliveries in its hands; long enough locked to be found, short enough to be waited for.
+        let worker = Worker { lease: Duration::from_secs(15), ..Worker::on(&scene).await };
+        accept(&scene, &["stock"], vec![order("held", "hang once")]).await;
+        let dead = worker.spawn();
+        dead.await_said("hanging").await;
+        dead.kill9().await;
+        Self { scene, runs, _dead: dead }
+    }
+
+    /// The build from before the bad deploy, which also knows where the records of that producer have their identity.
+    pub fn rolled_back(&self) -> Inbox<Postgres> {
+        build(&self.scene, self.runs.handler("stock"), &self.runs, Identity::header("id"))
+    }
+
+    pub async fn is_over(&self) {
+        self.scene.settled().await;
+        let expected = POISONED + MENDABLE + 1;
+        assert_eq!(
+            self.scene.count("inbox_status WHERE state = 'done' AND handler_key = 'stock'").await,
+            expected as i64
+        );
+        assert_eq!(self.scene.count("inbox_status WHERE state <> 'done'").await, 0);
+        assert_eq!(self.scene.count("inbox_quarantine").await, 0);
+        assert_eq!(self.scene.count("inbox_audit WHERE reason IS NULL").await, 0, "every act says why");
+    }
+}
+
+fn build(scene: &Scene, stock: Registration<Postgres>, runs: &Runs, identity: Identity) -> Inbox<Postgres> {
+    let inbox = scene.inbox().subscribe("orders", stock).subscribe("orders", runs.handler("mail"));
+    inbox.identity("orders", identity).build().unwrap()
+}

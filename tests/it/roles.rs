@@ -1,0 +1,130 @@
+//! The roles of `docs/roles.sql`: each does its job and nothing else.
+
+use std::path::Path;
+use std::process::Command;
+
+use wharf::{Backfill, DeliveryFilter, Failure, Inbox, Postgres, QuarantineFilter, Receipt, Record, Store};
+
+use crate::scene::{Runs, Scene, quick, record};
+use crate::support::postgres_binaries::program;
+
+/// A scene with its roles, named after its database: roles belong to the server.
+async fn with_roles() -> Scene {
+    let scene = Scene::new().await;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/roles.sql");
+    let made = Command::new(program("psql"))
+        .args([&scene.database.url(), "--set", "ON_ERROR_STOP=1", "--quiet", "--set"])
+        .arg(format!("prefix={}", scene.database.name()))
+        .arg("--file")
+        .arg(script)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    scene
+}
+
+/// Where somebody finds the database who has this role alone.
+fn url_of(scene: &Scene, role: &str) -> String {
+    let separator = if scene.database.url().contains('?') { '&' } else { '?' };
+    format!("{}{separator}options=-c%20role%3D{}_{role}", scene.database.url(), scene.database.name())
+}
+
+async fn store_of(scene: &Scene, role: &str) -> Store<Postgres> {
+    Store::connect(&url_of(scene, role)).await.unwrap()
+}
+
+/// Asserts that a role may do none of these.
+async fn refuses(scene: &Scene, role: &str, statements: &[&str]) {
+    let client = crate::support::postgres::connect(&url_of(scene, role)).await;
+    for sql in statements {
+        let error = client.batch_execute(sql).await.expect_err(sql);
+        let code = error.code().map(|code| code.code().to_owned());
+        assert_eq!(code.as_deref(), Some("42501"), "{role}: {sql}: {error:?}");
+    }
+}
+
+const CHANGE_MESSAGE: &str = "UPDATE inbox_message SET payload = NULL";
+const DELETE_MESSAGE: &str = "DELETE FROM inbox_message";
+const DELETE_DELIVERY: &str = "DELETE FROM inbox_delivery";
+const DELETE_AUDIT: &str = "DELETE FROM inbox_audit";
+const CHANGE_AUDIT: &str = "UPDATE inbox_audit SET actor = 'somebody else'";
+const MOVE_LEDGER: &str = "UPDATE inbox_ledger SET next_offset = 0";
+const SETTLE: &str = "UPDATE inbox_delivery SET status = 2";
+const REPLAY: &str = "SELECT inbox_replay_matching('{\"all\": true}')";
+const PAUSE: &str = "UPDATE inbox_handler SET paused_at = now()";
+const MIGRATE: &str = "CREATE TABLE another (id int)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_others_work() {
+    let (scene, runs) = (with_roles().await, Runs::new());
+    let build =
+        |store| Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("stock")).build().unwrap();
+    let accepting = build(store_of(&scene, "accept").await);
+    let twice = [record("a"), record("a"), record("a").payload("another"), Record::new("orders").payload("no id")];
+    let receipts = accepting.accept_all(twice).await.unwrap();
+    assert_eq!(receipts[..2], [Receipt::Accepted { deliveries: 1 }, Receipt::Duplicate { added: 0 }]);
+    assert_eq!(accepting.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
+    assert_eq!(scene.count("inbox_quarantine").await, 2);
+    refuses(
+        &scene,
+        "accept",
+        &[CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, SETTLE, REPLAY, DELETE_AUDIT, MIGRATE],
+    )
+    .await;
+
+    let processing = build(store_of(&scene, "process").await);
+    assert_eq!(processing.drain().await.unwrap(), 1);
+    assert_eq!(scene.states().await, ["a stock done"]);
+    let insert = "INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('x', 'x', 'x', '')";
+    refuses(
+        &scene,
+        "process",
+        &[insert, CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, MOVE_LEDGER, REPLAY, MIGRATE],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn read_sees_everything_and_changes_nothing() {
+    let (scene, runs) = (with_roles().await, Runs::new());
+    let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all([record("a"), Record::new("orders")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    let operator = store_of(&scene, "read").await.operate();
+    let diagnosis = operator.doctor().await.unwrap();
+    assert_eq!(diagnosis.symptoms.len(), 2, "{diagnosis:?}");
+    let found = operator.deliveries(&DeliveryFilter::default(), None, 10).await.unwrap().remove(0);
+    assert!(operator.delivery(&found).await.unwrap().unwrap().record.is_some());
+    assert_eq!(operator.quarantined(&QuarantineFilter::default(), 10).await.unwrap().len(), 1);
+    let all = DeliveryFilter { all: true, ..DeliveryFilter::default() };
+    assert!(operator.replay(&all, 1).await.unwrap_err().to_string().contains("permission denied"));
+    let changes =
+        [CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, SETTLE, REPLAY, PAUSE, MOVE_LEDGER, DELETE_AUDIT, MIGRATE];
+    refuses(&scene, "read", &changes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn admin_does_what_a_person_does_and_nothing_more() {
+    let (scene, runs) = (with_roles().await, Runs::new());
+    let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
+    let inbox = scene.inbox().subscribe("orders", failing).subscribe("returns", runs.handler("mail")).build().unwrap();
+    inbox.accept_all([record("a"), record("b"), Record::new("orders")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    let operator = store_of(&scene, "admin").await.operate();
+    let of = |id: &str| DeliveryFilter { message_id: Some(id.to_owned()), ..DeliveryFilter::default() };
+    assert_eq!(operator.replay(&of("a"), 1).await.unwrap(), 1);
+    assert_eq!(operator.discard(&of("b"), 1).await.unwrap(), 1);
+    assert!(operator.pause("stock").await.unwrap() && operator.resume("stock").await.unwrap());
+    let backfill =
+        Backfill { handler_key: "mail".to_owned(), topics: vec!["orders".to_owned()], ..Backfill::default() };
+    assert_eq!(operator.backfill(&backfill, |_| ()).await.unwrap(), 2);
+    let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
+    assert_eq!(operator.replay_quarantined(&all, 1).await.unwrap(), 1);
+    assert_eq!(operator.discard_quarantined(&all, 1).await.unwrap(), 1);
+    assert!(operator.doctor().await.is_ok());
+    let insert = "INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('x', 'x', 'x', '')";
+    let changes =
+        [insert, CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, MOVE_LEDGER, DELETE_AUDIT, CHANGE_AUDIT, MIGRATE];
+    refuses(&scene, "admin", &changes).await;
+}
