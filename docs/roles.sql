@@ -31,6 +31,16 @@ GRANT SELECT, INSERT, UPDATE ON inbox_ledger TO :"accept";
 GRANT SELECT, INSERT ON inbox_gap TO :"accept";
 GRANT SELECT ON inbox_processor TO :"accept";
 
+GRANT SELECT ON inbox_identity TO :"accept";
+
+-- clean: purges what is finished. Writes nothing but what it keeps of identities. A service that purges in the background has it too. Where
+-- it is a user of its own and keeps identities, pg_read_all_stats lets it see accepts that are under way for very long.
+GRANT SELECT ON inbox_handler, inbox_handler_key TO :"clean";
+GRANT SELECT, DELETE ON inbox_message, inbox_delivery, inbox_history TO :"clean";
+GRANT UPDATE (seq) ON inbox_message TO :"clean";
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_identity TO :"clean";
+GRANT SELECT, INSERT, UPDATE ON inbox_lease TO :"clean";
+
 -- process: claims, settles, keeps itself on the list. Writes no message.
 GRANT SELECT ON inbox_message TO :"process";
 GRANT SELECT, UPDATE ON inbox_delivery TO :"process";
@@ -41,7 +51,7 @@ GRANT UPDATE (replay_asked_at, replays, reason, detail) ON inbox_quarantine TO :
 
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_quarantine, inbox_ledger, inbox_gap,
-                inbox_processor, inbox_audit, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
+                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
 TO :"read", :"admin";
 
 -- admin: what a person does, by the functions: replay, discard, pause, backfill, the quarantine. Writes no message and no audit but its own.

@@ -8,6 +8,7 @@ use tracing::{debug, info, warn};
 
 use crate::error::Error;
 use crate::message::StoredMessage;
+use crate::operate::Purged;
 use crate::outcome::{Outcome, PoisonReason};
 use crate::sanitize;
 
@@ -90,10 +91,11 @@ pub(crate) mod kafka {
     //! What happens between Kafka and the desk.
 
     use std::fmt::Display;
+    use std::time::Duration;
 
     use tracing::{debug, error, info, warn};
 
-    use super::{ERROR_CHARS_MAX, Shown};
+    use super::{ERROR_CHARS_MAX, Shown, as_millis};
     use crate::sanitize;
 
     pub(crate) fn partitions_assigned(group: &str, partitions: usize) {
@@ -152,6 +154,20 @@ pub(crate) mod kafka {
     pub(crate) fn trouble(group: &str, doing: &'static str, error: &impl Display) {
         let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
         warn!(target: "wharf::kafka", group, doing, error = %Shown(&error), "kafka trouble");
+    }
+
+    /// A record that is read again after its message was purged would be new. Without `kept_ms`, the topic keeps records for ever.
+    pub(crate) fn retention_shorter(group: &str, topic: &str, kept: Option<Duration>, window: Duration) {
+        let (kept_ms, window_ms) = (kept.map(as_millis), as_millis(window));
+        warn!(
+            target: "wharf::kafka", group, topic, kept_ms, window_ms,
+            "retention shorter than the topic's: what is read again after it was purged runs again; keep identities for longer"
+        );
+    }
+
+    pub(crate) fn retention_unknown(group: &str, topic: &str, error: &impl Display) {
+        let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
+        debug!(target: "wharf::kafka", group, topic, error = %Shown(&error), "retention unknown");
     }
 
     /// A line of librdkafka's own log, by syslog's levels.
@@ -214,6 +230,17 @@ pub(crate) fn in_doubt(subject: Subject<'_>) {
 pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
     let reason = PoisonReason::UnknownKey.as_str();
     warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
+}
+
+// operate
+
+pub(crate) fn purged(purged: &Purged) {
+    let Purged { deliveries, messages, identities_kept, identities_forgotten, .. } = *purged;
+    if purged.is_locked_out() {
+        debug!(target: "wharf::operate", deliveries, messages, identities_kept, identities_forgotten, "purged by another process");
+    } else {
+        info!(target: "wharf::operate", deliveries, messages, identities_kept, identities_forgotten, "purged");
+    }
 }
 
 // our own trouble

@@ -22,7 +22,7 @@ use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
 use crate::limits::Limits;
-use crate::operate::{Manifest, ManifestHandler};
+use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::{Engine, Extent, Lane, Loops, Redact, Work};
 use crate::record::Record;
 use crate::store::seam::WantedHandler;
@@ -38,6 +38,7 @@ pub struct Inbox<B: Backend> {
 pub(crate) struct Shared<B: Backend> {
     pub(crate) store: Store<B>,
     pub(crate) limits: Limits,
+    pub(crate) retention: Option<Retention>,
     pub(crate) registrations: Vec<Registration<B>>,
     pub(crate) redact: Option<Redact>,
     /// Every topic that a handler subscribes to.
@@ -168,7 +169,8 @@ impl<B: Backend> Inbox<B> {
             return Err(already_running());
         }
         let lanes = self.shared.lanes().await?;
-        Loops::start(self.shared.store.clone(), self.shared.limits.clone(), lanes, work).await
+        let Shared { store, limits, retention, .. } = &*self.shared;
+        Loops::start(store.clone(), limits.clone(), lanes, work, retention.clone()).await
     }
 }
 

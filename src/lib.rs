@@ -59,11 +59,14 @@
 //! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
 //! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three
 //!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.
+//! - Nothing is purged but what is finished, and nothing of it before its time ([`Retention`]); poisoned and quarantined rows leave only by a
+//!   person's act.
 //! - Trouble of the database is nobody's fault: nothing is poisoned, charged or dropped for it, and everything goes on by itself.
 //!
 //! # What is not
 //!
 //! - Order. Deliveries run side by side and retries come later.
+//! - A record that comes again after its message was purged is new, unless its identity is kept ([`Retention::keep_identities`]).
 //! - Effects outside the transaction (HTTP, mail, another database) can happen again: make them bear it, [`Message::id`] is the key.
 //! - A handler that blocks its thread cannot be stopped by its timeout; its claim is kept until it returns.
 //! - Data that the database acknowledged and lost: a disk that lies about fsync, an asynchronous standby that was behind.
@@ -127,12 +130,13 @@ pub use store::{Backend, Store};
 #[cfg(feature = "postgres")]
 pub use store::{Postgres, PostgresOptions};
 
-// What people do with it.
+// What people do with it, and what is done by itself.
 pub use operate::{
     Backfill, Canary, CanaryProgress, CanaryStop, Connections, DeadClaims, DeliveryDetails, DeliveryFilter,
     DeliverySummary, Diagnosis, ErrorSummary, Facts, GroupFacts, HandlerStatus, HistoryEntry, KeyChange, Lag, Manifest,
-    ManifestHandler, OldestTransaction, Operator, PlannedHandler, ProcessorReport, ProcessorStatus, QuarantineDetails,
-    QuarantineFilter, QuarantineSummary, Rate, Severity, State, Symptom, TableFacts, fingerprint,
+    ManifestHandler, OldestTransaction, Operator, PlannedHandler, ProcessorReport, ProcessorStatus, Purgeable, Purged,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, Retention, Severity, State, Symptom, TableFacts,
+    fingerprint,
 };
 pub use store::operating::SchemaVersion;
 

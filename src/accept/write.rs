@@ -270,7 +270,7 @@ fn known_seq(answer: &Accepted) -> Option<i64> {
     match answer {
         Accepted::Duplicate { seq, .. } => Some(*seq),
         // New in a try without hand-overs is not claimed.
-        Accepted::New { .. } | Accepted::Conflict => None,
+        Accepted::New { .. } | Accepted::Remembered | Accepted::Conflict => None,
     }
 }
 
@@ -283,6 +283,10 @@ fn receipt(answer: &Accepted, message: &StoredMessage, deliveries: usize) -> Rec
         Accepted::Duplicate { added, .. } => {
             events::duplicate(message, *added);
             Receipt::Duplicate { added: *added }
+        }
+        Accepted::Remembered => {
+            events::duplicate(message, 0);
+            Receipt::Duplicate { added: 0 }
         }
         Accepted::Conflict => {
             events::conflict(message);

@@ -61,6 +61,12 @@ impl HandlerKey {
     }
 }
 
+impl From<HandlerKey> for String {
+    fn from(HandlerKey(key): HandlerKey) -> Self {
+        key.into_owned()
+    }
+}
+
 impl fmt::Display for HandlerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

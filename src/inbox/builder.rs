@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::handler::Body;
 use crate::handler::{HandlerKey, Registration, Topics};
 use crate::limits::{DURATION_MAX, Limits};
+use crate::operate::Retention;
 use crate::process::Redact;
 use crate::store::{Backend, Store};
 
@@ -26,12 +27,20 @@ pub struct InboxBuilder<B: Backend> {
     registrations: Vec<Registration<B>>,
     /// Policies as they were given: a topic may stand twice until `build()`.
     identities: Vec<(Topics, Identity)>,
+    retention: Option<Retention>,
     redact: Option<Redact>,
 }
 
 impl<B: Backend> InboxBuilder<B> {
     pub(super) fn new(store: Store<B>) -> Self {
-        Self { store, limits: Limits::default(), registrations: Vec::new(), identities: Vec::new(), redact: None }
+        Self {
+            store,
+            limits: Limits::default(),
+            registrations: Vec::new(),
+            identities: Vec::new(),
+            retention: None,
+            redact: None,
+        }
     }
 
     /// Delivers the messages of a topic, or of several (`["orders", "returns"]`), to a handler.
@@ -52,6 +61,13 @@ impl<B: Backend> InboxBuilder<B> {
     /// The bounds the inbox works within. Default: [`Limits::default`].
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Purges what has been finished for long enough, in the background while the inbox is started: a period, or a [`Retention`] for more.
+    /// Default: nothing is ever purged.
+    pub fn retention(mut self, retention: impl Into<Retention>) -> Self {
+        self.retention = Some(retention.into());
         self
     }
 
@@ -84,8 +100,8 @@ impl<B: Backend> InboxBuilder<B> {
     /// Checks everything and makes the inbox. Touches no database.
     ///
     /// # Errors
-    /// When keys or former keys are not allowed or stand twice, a topic or a limit cannot be used, there is no handler at all, or an
-    /// identity policy cannot work, stands twice or is for a topic that nobody subscribes to.
+    /// When keys or former keys are not allowed or stand twice, a topic, a limit or the retention cannot be used, there is no handler at
+    /// all, or an identity policy cannot work, stands twice or is for a topic that nobody subscribes to.
     /// All problems are named in one error.
     pub fn build(self) -> Result<Inbox<B>> {
         let mut problems = self.limits.problems();
@@ -96,12 +112,14 @@ impl<B: Backend> InboxBuilder<B> {
         problems.extend(colliding_keys(&self.registrations));
         let topics = topic_rules(&self.registrations);
         problems.extend(identity_problems(&topics, &self.identities));
+        problems.extend(self.retention.iter().flat_map(Retention::problems));
         if !problems.is_empty() {
             return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
         }
         let shared = Arc::new(Shared {
             store: self.store,
             limits: self.limits,
+            retention: self.retention,
             registrations: self.registrations,
             redact: self.redact,
             topics: with_identities(topics, self.identities),
@@ -207,6 +225,7 @@ impl<B: Backend> fmt::Debug for InboxBuilder<B> {
             .field("limits", &self.limits)
             .field("handlers", &self.registrations)
             .field("identities", &self.identities)
+            .field("retention", &self.retention)
             .finish_non_exhaustive()
     }
 }

@@ -10,9 +10,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::Offset;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::{ClientConfig, Offset};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
@@ -22,7 +22,7 @@ use super::find::{Found, find};
 use super::for_ever::for_ever;
 use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
-use super::{Kafka, backlog, native, record, settings};
+use super::{Kafka, backlog, native, record, retention, settings};
 use crate::accept::{self, Patience};
 use crate::error::{Error, Kind, Result};
 use crate::events;
@@ -61,6 +61,7 @@ impl Ingest {
         Ok(Prepared(Work {
             shared: Arc::clone(shared),
             consumer: Arc::new(consumer),
+            config,
             tasks: JoinSet::new(),
             tell,
             is_stopping: Arc::new(AtomicBool::new(false)),
@@ -117,6 +118,7 @@ impl Drop for Ingest {
 struct Work<B: Backend> {
     shared: Arc<Shared<B>>,
     consumer: Arc<BaseConsumer<Context>>,
+    config: ClientConfig,
     /// Batches and questions under way, on the store's thread. Aborted when the ingest has ended.
     tasks: JoinSet<()>,
     tell: Sender<Told>,
@@ -136,6 +138,7 @@ impl<B: Backend> Work<B> {
             return Some(Error::configuration("cannot subscribe to the topics").with_source(error));
         }
         self.watch_backlog();
+        self.look_at_retention();
         self.tell_intake();
         while !self.is_stopping.load(Ordering::Relaxed) {
             let is_told = self.consumer.context().hear(Duration::ZERO);
@@ -152,6 +155,15 @@ impl<B: Backend> Work<B> {
         }
         self.end();
         None
+    }
+
+    /// Warns where the inbox forgets sooner than Kafka does.
+    fn look_at_retention(&mut self) {
+        let Some(retention) = &self.shared.retention else { return };
+        let topics = self.shared.topics.keys().cloned().collect();
+        let (config, group, window) = (self.config.clone(), self.group().to_owned(), retention.window());
+        let asking = retention::warn_if_shorter(config, group, topics, window);
+        self.tasks.spawn_on(asking, self.shared.store.backend.reactor());
     }
 
     /// For people who look from outside.

@@ -14,6 +14,7 @@ mod native;
 mod position;
 mod rebalance;
 mod record;
+mod retention;
 mod settings;
 
 use std::fmt;

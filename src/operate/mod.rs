@@ -11,7 +11,9 @@ mod filter;
 mod fingerprint;
 mod found;
 mod operator;
+mod purge;
 mod rename_plan;
+mod retention;
 mod stamp;
 
 pub use backfill::Backfill;
@@ -25,4 +27,7 @@ pub use found::{
     QuarantineDetails, QuarantineSummary, Rate,
 };
 pub use operator::Operator;
+pub(crate) use purge::purge;
+pub use purge::{Purgeable, Purged};
 pub use rename_plan::{KeyChange, Manifest, ManifestHandler, PlannedHandler};
+pub use retention::Retention;

@@ -15,10 +15,12 @@ use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
 use super::renew::{renew_loop, watch_loop};
+use super::retain::retain_loop;
 use super::settle::settle_loop;
 use super::upkeep::{alive_for, handler_ids, upkeep_loop};
 use crate::error::{Error, Kind, Result};
 use crate::limits::Limits;
+use crate::operate::Retention;
 use crate::store::seam::Enrolment;
 use crate::store::{Backend, Store};
 
@@ -51,7 +53,13 @@ pub(crate) struct Loops<B: Backend> {
 }
 
 impl<B: Backend> Loops<B> {
-    pub(crate) async fn start(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, work: Work) -> Result<Self> {
+    pub(crate) async fn start(
+        store: Store<B>,
+        limits: Limits,
+        lanes: Arc<[Arc<Lane<B>>]>,
+        work: Work,
+        retention: Option<Retention>,
+    ) -> Result<Self> {
         let name: Arc<str> = processor_name().into();
         let enrolment =
             Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits), report: "{}" };
@@ -66,6 +74,9 @@ impl<B: Backend> Loops<B> {
         match work {
             Work::InBackground => {
                 bringing_in.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
+                if let Some(retention) = retention {
+                    bringing_in.spawn_on(retain_loop(Arc::clone(&engine), retention), &reactor);
+                }
             }
             Work::OnDemand => {}
         }

@@ -12,6 +12,7 @@ mod leash;
 mod loops;
 mod outcomes;
 mod renew;
+mod retain;
 mod run;
 mod settle;
 mod solo;

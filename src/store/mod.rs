@@ -6,9 +6,12 @@
 mod aliases;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod errors;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod identity_hash;
 pub(crate) mod operating;
 #[cfg(feature = "postgres")]
 mod postgres;
+pub(crate) mod purging;
 mod quarantined;
 mod reactor;
 pub(crate) mod seam;
@@ -30,7 +33,7 @@ pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 use crate::error::{Error, Result};
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
-pub trait Backend: seam::Seam + operating::Operating {}
+pub trait Backend: seam::Seam + operating::Operating + purging::Purging {}
 
 /// A connected store. Cheap to clone; clones share the connections.
 pub struct Store<B: Backend> {

@@ -242,6 +242,8 @@ pub enum Accepted {
         seq: i64,
         added: usize,
     },
+    /// It was there and has been purged; its identity is remembered.
+    Remembered,
     /// The identity is taken by another payload. Quarantined in the same transaction.
     Conflict,
 }

@@ -62,6 +62,15 @@ pub trait Database: Sized {
 
     /// Who an act in SQL is said to be by.
     fn actor(&self) -> &'static str;
+
+    /// Deleting a delivery that is neither done nor discarded, or a quarantined record, is an error.
+    fn refuse_deleting_what_is_not_finished(&self) -> impl Future<Output = ()>;
+
+    /// Identities are said to have been written this many seconds earlier: nobody has to wait until they have settled.
+    fn age_identities(&self, secs: u32) -> impl Future<Output = ()>;
+
+    /// The hashes of kept identities, as hex.
+    fn identity_hashes(&self) -> impl Future<Output = Vec<String>>;
 }
 
 /// Where runs are noted before they are begun.
@@ -168,6 +177,30 @@ impl Database for TestDatabase {
     fn actor(&self) -> &'static str {
         "postgres"
     }
+
+    async fn refuse_deleting_what_is_not_finished(&self) {
+        self.execute(
+            "CREATE FUNCTION tripwire() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN RAISE EXCEPTION 'this was to stay'; END $$;
+             CREATE TRIGGER tripwire BEFORE DELETE ON inbox_delivery FOR EACH ROW
+             WHEN (OLD.status NOT IN (2, 4)) EXECUTE FUNCTION tripwire();
+             CREATE TRIGGER tripwire BEFORE DELETE ON inbox_quarantine FOR EACH ROW EXECUTE FUNCTION tripwire()",
+        )
+        .await;
+    }
+
+    async fn age_identities(&self, secs: u32) {
+        self.execute(&format!(
+            "CREATE FUNCTION age_identity() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN NEW.purged_at := NEW.purged_at - interval '{secs} seconds'; RETURN NEW; END $$;
+             CREATE TRIGGER age_identity BEFORE INSERT ON inbox_identity FOR EACH ROW EXECUTE FUNCTION age_identity()"
+        ))
+        .await;
+    }
+
+    async fn identity_hashes(&self) -> Vec<String> {
+        self.query_texts("SELECT replace(hash::text, '-', '') FROM inbox_identity ORDER BY 1").await
+    }
 }
 
 impl Database for SqliteFile {
@@ -262,6 +295,19 @@ impl Database for SqliteFile {
 
     fn actor(&self) -> &'static str {
         "sql"
+    }
+
+    async fn refuse_deleting_what_is_not_finished(&self) {
+        let raise = "BEGIN SELECT RAISE(ABORT, 'this was to stay'); END";
+        let delivery = "BEFORE DELETE ON inbox_delivery WHEN OLD.status NOT IN (2, 4)";
+        self.execute(&format!("CREATE TRIGGER tripwire {delivery} {raise}")).await;
+        self.execute(&format!("CREATE TRIGGER tripwire_2 BEFORE DELETE ON inbox_quarantine {raise}")).await;
+    }
+
+    async fn age_identities(&self, _: u32) {}
+
+    async fn identity_hashes(&self) -> Vec<String> {
+        self.query_texts("SELECT lower(hex(hash)) FROM inbox_identity ORDER BY 1").await
     }
 }
 

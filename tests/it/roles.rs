@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use wharf::{Backfill, DeliveryFilter, Failure, Inbox, Postgres, QuarantineFilter, Receipt, Record, Store};
+use wharf::{Backfill, DeliveryFilter, Failure, Inbox, Postgres, QuarantineFilter, Receipt, Record, Retention, Store};
 
 use crate::scene::{Runs, Scene, quick, record};
 use crate::support::postgres_binaries::program;
@@ -43,6 +44,7 @@ async fn refuses(scene: &Scene, role: &str, statements: &[&str]) {
     }
 }
 
+const DAY: Duration = Duration::from_secs(86_400);
 const CHANGE_MESSAGE: &str = "UPDATE inbox_message SET payload = NULL";
 const DELETE_MESSAGE: &str = "DELETE FROM inbox_message";
 const DELETE_DELIVERY: &str = "DELETE FROM inbox_delivery";
@@ -127,4 +129,24 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
     let changes =
         [insert, CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, MOVE_LEDGER, DELETE_AUDIT, CHANGE_AUDIT, MIGRATE];
     refuses(&scene, "admin", &changes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clean_purges_what_is_finished_and_changes_nothing_else() {
+    let (scene, runs) = (with_roles().await, Runs::new());
+    crate::scene::Database::age_identities(&scene.database, 3_600).await;
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let keeping = Retention::after(Duration::ZERO).for_handler("stock", Duration::ZERO).keep_identities(DAY);
+    let store = store_of(&scene, "clean").await;
+    assert_eq!(store.purgeable(&keeping).await.unwrap().messages, 1);
+    assert_eq!(store.purge(&keeping, |_| {}).await.unwrap().identities_kept, 1);
+    let accepting = Inbox::builder(store_of(&scene, "accept").await).limits(quick());
+    let accepting = accepting.subscribe("orders", runs.handler("stock")).build().unwrap();
+    assert_eq!(accepting.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
+    let quarantine = "DELETE FROM inbox_quarantine";
+    let changes = [CHANGE_MESSAGE, SETTLE, REPLAY, PAUSE, MOVE_LEDGER, DELETE_AUDIT, quarantine, MIGRATE];
+    refuses(&scene, "clean", &changes).await;
+    refuses(&scene, "accept", &["DELETE FROM inbox_identity", "UPDATE inbox_lease SET holder = 1"]).await;
 }

@@ -145,6 +145,22 @@ CREATE TABLE inbox_processor (
     report      TEXT                                 -- JSON: what it says of itself: rates, intake, connections
 );
 
+-- What outlives a purged message, where retention keeps identities: enough to know a late redelivery for a duplicate.
+CREATE TABLE inbox_identity (
+    hash      BLOB    PRIMARY KEY,                   -- 16 bytes of SHA-256 over id and source, each behind its length
+    purged_at INTEGER NOT NULL,
+    forget_at INTEGER NOT NULL
+) WITHOUT ROWID;
+-- Forgetting, oldest first.
+CREATE INDEX inbox_identity_forget ON inbox_identity (forget_at);
+
+-- Work that one process at a time does for all. Taken and renewed by each of its steps; of a dead holder it runs out.
+CREATE TABLE inbox_lease (
+    name       TEXT    PRIMARY KEY,
+    holder     INTEGER NOT NULL,
+    held_until INTEGER NOT NULL
+) WITHOUT ROWID;
+
 -- One row for each act of a person. Append-only.
 CREATE TABLE inbox_audit (
     id       INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -7,8 +7,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text, Timestamptz, Uuid};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
@@ -18,6 +19,7 @@ use super::quarantine;
 use super::statement::{only_row, statement};
 use super::time::to_postgres;
 use crate::error::{Error, Kind, Result};
+use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerMove, NewDelivery, NewMessage, Quarantined};
 
@@ -27,40 +29,44 @@ const ROUNDS_MAX: usize = 5;
 statement! {
     /// Inserts what is new; returns the seqs that were set aside, one a message in the order of the batch, and those of them that were
     /// used. Messages come sorted by identity, so that two acceptors never wait for each other in a circle; `rank` is their place in the
-    /// batch, which the seq follows. synchronous_commit is forced: the offset is committed on the strength of this statement.
+    /// batch, which the seq follows. An identity that outlived its message is not new. synchronous_commit is forced: the offset is
+    /// committed on the strength of this statement.
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
+        remembered AS MATERIALIZED (SELECT inbox_remembered($1) AS ranks),
         seqs AS MATERIALIZED (
-            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable) FROM generate_series(1, $1)),
+            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable) FROM generate_series(1, $2)),
         message AS (
             INSERT INTO inbox_message (seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at,
                                        record_key, headers, payload)
             SELECT (SELECT by_rank FROM seqs)[rank], message_id, source, topic, payload_hash, kafka_partition, kafka_offset,
                    recorded_at, record_key, headers, payload
-            FROM unnest($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+            FROM unnest($3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
               AS i (rank, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers,
                     payload)
+            WHERE (SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[])
             ON CONFLICT (message_id, source) DO NOTHING
             RETURNING seq),
         delivery AS (
             INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
             SELECT d.seq, d.handler_id, now(),
-                   CASE WHEN d.is_handed_over THEN now() + $13 * interval '1 millisecond' END,
-                   CASE WHEN d.is_handed_over THEN $14 END,
+                   CASE WHEN d.is_handed_over THEN now() + $14 * interval '1 millisecond' END,
+                   CASE WHEN d.is_handed_over THEN $15 END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
             FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
-                  FROM unnest($15, $16, $17) AS w (rank, handler_id, is_handed_over)) d
-            WHERE CASE WHEN (SELECT count(*) FROM message) = $1 THEN true ELSE d.seq IN (SELECT seq FROM message) END),
+                  FROM unnest($16, $17, $18) AS w (rank, handler_id, is_handed_over)) d
+            WHERE CASE WHEN (SELECT count(*) FROM message) = $2 THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
             UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-            FROM unnest($18, $19, $20, $21, $22) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+            FROM unnest($19, $20, $21, $22, $23) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
             WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
-              AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = $1
+              AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = $2
             RETURNING l.topic, l.kafka_partition)
         SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message), ARRAY(SELECT topic FROM ledger),
                ARRAY(SELECT kafka_partition FROM ledger)")
     -> (Array<BigInt>, Array<BigInt>, Array<Text>, Array<Integer>) {
+        identity_hashes: Vec<IdentityHash> => Array<Uuid>,
         count: i32 => Integer,
         ranks: Vec<i32> => Array<Integer>,
         message_ids: Vec<&'a str> => Array<Text>,
@@ -102,6 +108,13 @@ statement! {
     -> (BigInt, BigInt, Binary) {
         message_ids: Vec<&'a str> => Array<Text>,
         sources: Vec<&'a str> => Array<Text>,
+    }
+}
+
+statement! {
+    /// Which of these, counted from 1, belong to purged messages.
+    Remembered("SELECT coalesce(inbox_remembered($1), '{}')") -> (Array<Integer>) {
+        identity_hashes: Vec<IdentityHash> => Array<Uuid>,
     }
 }
 
@@ -227,19 +240,24 @@ async fn add_to_known(
     let found = conn
         .transaction(async |conn| {
             let found = lock_known(&messages).load::<(i64, i64, Vec<u8>)>(conn).await?;
+            let remembered = remembered(conn, &messages, &found).await?;
             let (same, conflicting) = split_conflicts(&messages, &found);
             let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<(i64,)>(conn).await? };
             if !conflicting.is_empty() {
                 quarantine::insert(&conflicting).execute(conn).await?;
             }
             // What vanished between the two paths comes round again, and the ledger with it.
-            let is_last = found.len() == known.len();
+            let is_last = found.len() + remembered.len() == known.len();
             let moved = if is_last { ledger::advance(conn, batch.ledger).await? } else { Moved::default() };
-            diesel::QueryResult::Ok((found, added, moved))
+            QueryResult::Ok((found, remembered, added, moved))
         })
         .await;
-    let (found, added, moved) = found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
+    let (found, remembered, added, moved) =
+        found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
     progress.moved.extend(moved);
+    for at in remembered {
+        progress.answers[known[at]] = Some(Accepted::Remembered);
+    }
     // Of copies in one batch only the first tells of what was added.
     let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, (seq,)| {
         *counts.entry(seq).or_default() += 1;
@@ -254,6 +272,27 @@ async fn add_to_known(
         });
     }
     Ok(())
+}
+
+/// Places of the messages that were not found and are known by their identity alone: they have been purged.
+async fn remembered(
+    conn: &mut AsyncPgConnection,
+    messages: &[&NewMessage],
+    found: &[(i64, i64, Vec<u8>)],
+) -> QueryResult<Vec<usize>> {
+    let found: HashSet<usize> = found.iter().filter_map(|(ord, ..)| usize::try_from(ord - 1).ok()).collect();
+    let missing: Vec<usize> = (0..messages.len()).filter(|at| !found.contains(at)).collect();
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let identity_hashes = missing.iter().map(|&at| identity_hash(messages[at])).collect();
+    let (ords,) = Remembered { identity_hashes }.load::<(Vec<i32>,)>(conn).await.and_then(only_row)?;
+    let place = |ord: i32| usize::try_from(ord - 1).ok().and_then(|at| missing.get(at).copied());
+    Ok(ords.into_iter().filter_map(place).collect())
+}
+
+fn identity_hash(message: &NewMessage) -> IdentityHash {
+    IdentityHash::of(&message.message.id, &message.message.source)
 }
 
 /// Messages that are the same as the stored ones, with their seq, and those that only claim to be.
@@ -286,6 +325,8 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
     // Without a processor nobody would run what is inserted as claimed.
     let is_handed_over = |delivery: &NewDelivery| delivery.is_handed_over && batch.processor.is_some();
     Insert {
+        // In the order of ranks, unlike the rest.
+        identity_hashes: open.iter().map(|&index| identity_hash(&batch.messages[index])).collect(),
         count: rank(open.len()) - 1,
         ranks: messages.iter().map(|(rank, _)| *rank).collect(),
         message_ids: messages.iter().map(|(_, m)| &*m.message.id).collect(),

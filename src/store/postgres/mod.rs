@@ -10,6 +10,7 @@ mod ledger;
 mod migrate;
 mod operate;
 mod process;
+mod purge;
 mod quarantine;
 mod register;
 mod statement;
@@ -28,6 +29,7 @@ use diesel_async::AsyncPgConnection;
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use tokio::runtime::Handle;
 
+use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
@@ -241,5 +243,36 @@ impl Seam for Postgres {
 
     fn transactions_max(&self) -> usize {
         self.pool_size.saturating_sub(2).max(1)
+    }
+}
+
+impl Purging for Postgres {
+    async fn ids_of_keys(&self, keys: &[String]) -> Result<Vec<Vec<i16>>> {
+        act!(self, conn => purge::ids_of_keys(&mut conn, keys))
+    }
+
+    async fn purge_step(&self, holder: i64, step: &PurgeStep) -> Result<Stepped> {
+        act!(self, conn => async {
+            match purge::step(&mut conn, holder, step, self.patience).await {
+                Ok(stepped) => Ok(stepped),
+                Err(error) => Err(connect::judge(&mut conn, error).await),
+            }
+        })
+    }
+
+    async fn release_purge(&self, holder: i64) -> Result<()> {
+        act!(self, conn => purge::release(&mut conn, holder))
+    }
+
+    async fn count_purgeable(&self, periods: &Periods, cursor: i64, rows: u32) -> Result<Counted> {
+        act!(self, conn => purge::count_purgeable(&mut conn, periods, cursor, rows))
+    }
+
+    async fn count_forgettable(&self) -> Result<u64> {
+        act!(self, conn => purge::count_forgettable(&mut conn))
+    }
+
+    fn marks_first(&self) -> bool {
+        true
     }
 }

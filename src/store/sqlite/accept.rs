@@ -14,6 +14,7 @@ use super::ledger;
 use super::quarantine;
 use super::statement::{Content, only_row, statement};
 use crate::error::{Error, Kind, Result};
+use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
 
@@ -74,6 +75,17 @@ statement! {
     }
 }
 
+statement! {
+    /// Whether any identity of a purged message is kept at all.
+    KeepsIdentities("SELECT count(*) > 0 FROM (SELECT 1 FROM inbox_identity LIMIT 1)") -> (Bool) {}
+}
+
+statement! {
+    IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = ?1") -> (Bool) {
+        hash: &'a [u8] => Binary,
+    }
+}
+
 /// A batch that outlives its caller.
 pub(super) struct OwnBatch {
     messages: Vec<NewMessage>,
@@ -103,8 +115,13 @@ pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(V
     for record in &batch.quarantined {
         quarantine::insert(conn, record, now).map_err(cannot())?;
     }
+    let (keeps_identities,) = KeepsIdentities {}.load::<(bool,)>(conn).and_then(only_row).map_err(cannot())?;
     let mut answers = Vec::with_capacity(count);
     for message in &batch.messages {
+        if keeps_identities && is_remembered(conn, message).map_err(cannot())? {
+            answers.push(known(conn, message, now).map_err(cannot())?.unwrap_or(Accepted::Remembered));
+            continue;
+        }
         let answer = match insert(message, now).load::<(i64,)>(conn).map_err(cannot())?.pop() {
             Some((seq,)) => {
                 for delivery in &message.deliveries {
@@ -124,6 +141,11 @@ pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(V
     // After everything else of the batch, and in its transaction.
     let moves = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
     Ok((answers, moves))
+}
+
+fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResult<bool> {
+    let IdentityHash(hash) = IdentityHash::of(&message.message.id, &message.message.source);
+    IsRemembered { hash: &hash }.load::<(bool,)>(conn).and_then(only_row).map(|(is_remembered,)| is_remembered)
 }
 
 /// The identity was there before: adds what is missing, or quarantines another payload.

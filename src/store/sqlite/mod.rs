@@ -16,6 +16,7 @@ mod migrate;
 mod noted;
 mod operate;
 mod process;
+mod purge;
 mod quarantine;
 mod register;
 mod statement;
@@ -33,6 +34,7 @@ pub use connect::{AsyncSqliteConnection, SqliteOptions};
 use diesel::SqliteConnection;
 use tokio::runtime::Handle;
 
+use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
@@ -274,6 +276,35 @@ impl Seam for Sqlite {
 
     fn transactions_max(&self) -> usize {
         1
+    }
+}
+
+impl Purging for Sqlite {
+    async fn ids_of_keys(&self, keys: &[String]) -> Result<Vec<Vec<i16>>> {
+        let keys = keys.to_vec();
+        self.read(move |conn| purge::ids_of_keys(conn, &keys)).await
+    }
+
+    async fn purge_step(&self, holder: i64, step: &PurgeStep) -> Result<Stepped> {
+        let step = step.clone();
+        self.write(move |conn| purge::step(conn, holder, &step)).await
+    }
+
+    async fn release_purge(&self, holder: i64) -> Result<()> {
+        self.write(move |conn| purge::release(conn, holder)).await
+    }
+
+    async fn count_purgeable(&self, periods: &Periods, cursor: i64, rows: u32) -> Result<Counted> {
+        let periods = periods.clone();
+        self.read(move |conn| purge::count_purgeable(conn, &periods, cursor, rows)).await
+    }
+
+    async fn count_forgettable(&self) -> Result<u64> {
+        self.read(purge::count_forgettable).await
+    }
+
+    fn marks_first(&self) -> bool {
+        false
     }
 }
 

@@ -27,6 +27,8 @@ macro_rules! every_store {
             registration "../registration.rs"
             rename "../rename.rs"
             replay "../replay.rs"
+            retention "../retention.rs"
+            retention_identities "../retention_identities.rs"
             transactional "../transactional.rs"
         }
     };
@@ -37,6 +39,7 @@ pub mod postgres {
 
     every_store!();
     // These need what only a server has: row locks, sessions, settings, schemas, functions.
+    mod retention_races;
     mod server;
     mod server_transactions;
     mod server_trouble;

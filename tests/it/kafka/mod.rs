@@ -7,6 +7,7 @@ mod observer;
 mod position;
 mod power_cut;
 pub mod reader;
+mod retention;
 mod service;
 pub mod stage;
 mod static_member;

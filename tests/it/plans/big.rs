@@ -25,11 +25,13 @@ const SETTINGS: [(&str, &str); 10] = [
     ("log_line_prefix", "%m [%p] %d %a "),
 ];
 
-/// 200,000 messages; deliveries done, not yet due, due for a handler that nobody has, poisoned, and 3,000 that are due.
+/// 200,000 messages, 120,000 of them old; deliveries done, not yet due, due for a handler that nobody has, poisoned, and 3,000 that are
+/// due; 200,000 identities of purged ones, 5,000 of them over their time.
 const FILL: &str = r"
-    INSERT INTO inbox_message (message_id, source, topic, payload_hash, payload)
-    SELECT id, 'orders', 'orders', substring(sha256('\x01'::bytea || payload) FOR 16), payload
-    FROM (SELECT 'old-' || n AS id, convert_to('payload of old-' || n, 'UTF8') AS payload
+    INSERT INTO inbox_message (message_id, source, topic, received_at, payload_hash, payload)
+    SELECT id, 'orders', 'orders', now() - CASE WHEN n <= 120000 THEN interval '2 days' ELSE interval '0' END,
+           substring(sha256('\x01'::bytea || payload) FOR 16), payload
+    FROM (SELECT n, 'old-' || n AS id, convert_to('payload of old-' || n, 'UTF8') AS payload
           FROM generate_series(1, 200000) n) o;
     INSERT INTO inbox_handler (key) VALUES ('stranger');
     INSERT INTO inbox_handler_key (key, handler_id) SELECT key, id FROM inbox_handler WHERE key = 'stranger';
@@ -49,6 +51,9 @@ const FILL: &str = r"
     SELECT seq, id, now() - interval '1 hour' FROM old WHERE key = 'audit' AND n BETWEEN 100001 AND 103000;
     INSERT INTO inbox_quarantine (topic, reason, payload, record_hash)
     SELECT 'orders', 'conflict', convert_to(n::text, 'UTF8'), sha256(convert_to(n::text, 'UTF8'))
+    FROM generate_series(1, 200000) n;
+    INSERT INTO inbox_identity (hash, purged_at, forget_at)
+    SELECT inbox_identity_hash('gone-' || n, 'orders'), now() - interval '9 days', now() + (n - 5000) * interval '1 minute'
     FROM generate_series(1, 200000) n;
 ";
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_postgres::Client;
 use wharf::{
-    Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Store, handler, tx_handler,
+    Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Retention, Store, handler,
+    tx_handler,
 };
 
 use super::big::Big;
@@ -15,7 +16,7 @@ use crate::support::postgres::connect;
 use crate::support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 18] = [
+pub const STATEMENTS: [(&str, &str); 26] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -34,6 +35,14 @@ pub const STATEMENTS: [(&str, &str); 18] = [
     ("note unknown keys", "SET unknown_since ="),
     ("poison unknown keys", "reason = 'unknown key'"),
     ("replay", "SET status = 0, due_at = now()"),
+    ("look for kept identities", "FROM unnest(hashes) WITH ORDINALITY"),
+    ("take the lease of retention", "UPDATE inbox_lease SET holder"),
+    ("walk to what is over", "ARRAY(SELECT seq FROM judged"),
+    ("write identities", "WITH marked AS"),
+    ("wait for identities", "ORDER BY i.forget_at DESC LIMIT 1"),
+    ("lock what is over", "FOR UPDATE SKIP LOCKED) l"),
+    ("remove what is over", "DELETE FROM inbox_message t"),
+    ("forget identities", "DELETE FROM inbox_identity"),
 ];
 
 /// Handlers beside the ones that work, so that a claim asks for many.
@@ -70,6 +79,22 @@ pub async fn every_statement(big: &Big, round: &str) {
     )
     .await;
     running.shutdown(Duration::from_secs(10)).await.unwrap();
+    purge(big, &store).await;
+}
+
+/// With and without identities, some thousand rows a step.
+async fn purge(big: &Big, store: &Store<Postgres>) {
+    big.execute(
+        "CREATE FUNCTION age_identity() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN NEW.purged_at := NEW.purged_at - interval '1 hour'; RETURN NEW; END $$;
+         CREATE TRIGGER age_identity BEFORE INSERT ON inbox_identity FOR EACH ROW EXECUTE FUNCTION age_identity()",
+    )
+    .await;
+    let half = Duration::from_secs(12 * 3_600);
+    let keeping = Retention::after(half).keep_identities(100 * half).for_handler("audit", half).batch_rows(5_000);
+    let purged = store.purge(&keeping, |_| {}).await.unwrap();
+    assert!(purged.messages > 15_000 && purged.identities_kept == purged.messages, "{purged}");
+    assert!(purged.identities_forgotten >= 4_999, "{purged}");
 }
 
 fn inbox(

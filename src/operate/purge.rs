@@ -1,0 +1,296 @@
+//! Purges: walks over what is finished, one short step after the other, and gives way in between.
+//!
+//! One process at a time does it, by a lease in the database. A step is carried to its end on the store's thread, whatever becomes of the
+//! caller; dying anywhere leaves nothing half done, and the next run begins anew. Never touches what is not finished: the store decides.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Retention;
+use crate::error::{Error, Kind, Result};
+use crate::store::purging::{Periods, PurgeStep, Step, Stepped};
+use crate::store::{Backend, Store};
+
+/// A step that takes longer is made smaller: whoever waits for one of its rows waits that long.
+const SLOW: Duration = Duration::from_millis(500);
+/// The longest pause after a step. A pause is as long as the step was, so that purging takes at most half of anything.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How often it is looked whether written identities have settled.
+const SETTLE_POLL: Duration = Duration::from_secs(1);
+/// How long that is waited for. What has not settled by then goes the next time.
+const SETTLE_WAIT_MAX: Duration = Duration::from_secs(600);
+/// Steps in a row that the database may refuse, each half as large as the one before.
+const REFUSALS_MAX: u32 = 8;
+/// How long a step may go on when nobody wants more: steps are short, and the lease can only be let go behind one.
+const STOP_WAIT: Duration = Duration::from_secs(1);
+/// Rows that are counted in one statement of a dry run.
+const COUNT_ROWS: u32 = 10_000;
+
+/// What a purge has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Purged {
+    /// Deliveries that are gone.
+    pub deliveries: u64,
+    /// Messages that are gone.
+    pub messages: u64,
+    /// Of these, messages whose identity is kept.
+    pub identities_kept: u64,
+    /// Identities that were over their time and are gone.
+    pub identities_forgotten: u64,
+    is_locked_out: bool,
+}
+
+impl Purged {
+    /// Whether it ended because another process is purging.
+    pub fn is_locked_out(&self) -> bool {
+        self.is_locked_out
+    }
+}
+
+impl fmt::Display for Purged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { deliveries, messages, identities_kept, identities_forgotten, is_locked_out } = self;
+        write!(f, "{messages} messages, {deliveries} deliveries, {identities_kept} identities kept, ")?;
+        write!(f, "{identities_forgotten} forgotten")?;
+        if *is_locked_out { f.write_str("; another process is purging") } else { Ok(()) }
+    }
+}
+
+/// What a purge would do now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Purgeable {
+    /// Deliveries that would go.
+    pub deliveries: u64,
+    /// Messages that would go.
+    pub messages: u64,
+    /// Identities that would be forgotten.
+    pub identities: u64,
+}
+
+impl<B: Backend> Store<B> {
+    /// Purges now, until nothing is left that can go, and tells `on_step` after each step what has been done so far. When another
+    /// process is purging, it ends at once and says so ([`Purged::is_locked_out`]).
+    ///
+    /// With [`Retention::keep_identities`] on PostgreSQL it takes two minutes longer: identities are written first, and messages go when
+    /// no accept that may have missed them can be under way. What other processes have locked, and what a transaction that is open
+    /// for minutes keeps from going, is left for the next time.
+    ///
+    /// Dropping the future stops after the current step; the next purge can begin within a minute.
+    ///
+    /// # Errors
+    /// When the retention cannot be used, names a handler key that nobody has registered, or the database does not answer or refuses
+    /// again and again. What was purged stays purged.
+    pub async fn purge(&self, retention: &Retention, on_step: impl FnMut(&Purged) + Send) -> Result<Purged> {
+        purge(self, retention, on_step, std::future::pending()).await
+    }
+
+    /// What [`Store::purge`] would remove now. Changes nothing. Looks at every message that is old enough: for people.
+    ///
+    /// # Errors
+    /// As [`Store::purge`].
+    pub async fn purgeable(&self, retention: &Retention) -> Result<Purgeable> {
+        retention.check()?;
+        let periods = periods(self, retention).await?;
+        let mut purgeable = Purgeable { identities: self.backend.count_forgettable().await?, ..Purgeable::default() };
+        let mut cursor = Some(i64::MIN);
+        while let Some(from) = cursor {
+            let (backend, periods) = (Arc::clone(&self.backend), periods.clone());
+            let counting = async move { backend.count_purgeable(&periods, from, COUNT_ROWS).await };
+            let counted = on_reactor(self, counting).await?;
+            purgeable.deliveries += counted.deliveries;
+            purgeable.messages += counted.messages;
+            cursor = counted.cursor;
+        }
+        Ok(purgeable)
+    }
+}
+
+/// As [`Store::purge`], until `stopping`.
+pub(crate) async fn purge<B: Backend>(
+    store: &Store<B>,
+    retention: &Retention,
+    on_step: impl FnMut(&Purged) + Send,
+    stopping: impl Future<Output = ()> + Send,
+) -> Result<Purged> {
+    retention.check()?;
+    let periods = periods(store, retention).await?;
+    let holder = rand::random();
+    let rows_max = u32::try_from(retention.batch_rows).unwrap_or(u32::MAX);
+    let mut purge = Purge {
+        store,
+        holder,
+        purged: Purged::default(),
+        on_step,
+        stopping: pin!(stopping),
+        rows: rows_max,
+        rows_max,
+        refusals: 0,
+    };
+    let ended = purge.run(&periods, retention.keep_identities).await;
+    // Not from under a step that is still under way. Without it, and after an error, the lease runs out.
+    if !matches!(ended, Err(End::StoppedWithin)) {
+        let _ = store.backend.release_purge(holder).await;
+    }
+    match ended {
+        Ok(()) | Err(End::Stopped | End::StoppedWithin) => Ok(purge.purged),
+        Err(End::LockedOut) => Ok(Purged { is_locked_out: true, ..purge.purged }),
+        Err(End::Failed(error)) => Err(error),
+    }
+}
+
+/// The retention with ids for keys.
+async fn periods<B: Backend>(store: &Store<B>, retention: &Retention) -> Result<Periods> {
+    store.backend.check_schema().await?;
+    let keys: Vec<String> = retention.of_handlers.iter().map(|(key, _)| key.clone()).collect();
+    let ids = store.backend.ids_of_keys(&keys).await?;
+    let unknown: Vec<&str> =
+        keys.iter().zip(&ids).filter(|(_, ids)| ids.is_empty()).map(|(key, _)| key.as_str()).collect();
+    if !unknown.is_empty() {
+        // Else a slip of the pen would purge what was to be kept.
+        let unknown = unknown.join(", ");
+        return Err(Error::configuration(format!("cannot purge: nobody has registered a handler under {unknown}")));
+    }
+    let of_ids = ids.into_iter().zip(&retention.of_handlers);
+    let of_handlers = of_ids.flat_map(|(ids, (_, period))| ids.into_iter().map(|id| (id, *period))).collect();
+    Ok(Periods { default: retention.period, of_handlers })
+}
+
+/// A purge under way.
+struct Purge<'a, B: Backend, F, S> {
+    store: &'a Store<B>,
+    holder: i64,
+    purged: Purged,
+    on_step: F,
+    stopping: Pin<&'a mut S>,
+    /// Rows of the next step: fewer after a refusal, more again after each success.
+    rows: u32,
+    rows_max: u32,
+    refusals: u32,
+}
+
+/// Why a purge ended before its end.
+enum End {
+    LockedOut,
+    Stopped,
+    /// Nobody waits for the step that is under way; it comes to its end by itself.
+    StoppedWithin,
+    Failed(Error),
+}
+
+impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<'_, B, F, S> {
+    async fn run(&mut self, periods: &Periods, keep: Option<Duration>) -> Result<(), End> {
+        let marks_first = keep.filter(|_| self.store.backend.marks_first());
+        let mut is_anything_over = true;
+        if let Some(keep) = marks_first {
+            let mark = |cursor, rows| PurgeStep::Mark { periods: periods.clone(), keep, cursor, rows };
+            is_anything_over = self.walk(mark, |_, _| {}).await? > 0;
+            if is_anything_over {
+                self.settle().await?;
+            }
+        }
+        if is_anything_over {
+            let remove = |cursor, rows| PurgeStep::Remove { periods: periods.clone(), keep, cursor, rows };
+            self.walk(remove, |purged, step| {
+                purged.deliveries += step.deliveries;
+                purged.messages += step.messages;
+                purged.identities_kept += step.identities;
+            })
+            .await?;
+        }
+        self.forget().await
+    }
+
+    /// Steps from the first message to the end. Returns how many messages they found.
+    async fn walk(
+        &mut self,
+        step: impl Fn(i64, u32) -> PurgeStep,
+        note: impl Fn(&mut Purged, &Step),
+    ) -> Result<u64, End> {
+        let mut messages = 0;
+        let mut cursor = Some(i64::MIN);
+        while let Some(from) = cursor {
+            let done = self.step(|rows| step(from, rows), &note).await?;
+            messages += done.messages;
+            cursor = done.cursor;
+        }
+        Ok(messages)
+    }
+
+    /// Waits until written identities have settled, and keeps the lease meanwhile.
+    async fn settle(&mut self) -> Result<(), End> {
+        let deadline = Instant::now() + SETTLE_WAIT_MAX;
+        while Instant::now() < deadline {
+            if self.step(|_| PurgeStep::Settle, |_, _| {}).await?.cursor.is_none() {
+                break;
+            }
+            self.pause(SETTLE_POLL).await?;
+        }
+        Ok(())
+    }
+
+    async fn forget(&mut self) -> Result<(), End> {
+        let note = |purged: &mut Purged, step: &Step| purged.identities_forgotten += step.identities;
+        while self.step(|rows| PurgeStep::Forget { rows }, note).await?.identities > 0 {}
+        Ok(())
+    }
+
+    /// One step, again and smaller while the database refuses it; then a pause.
+    async fn step(&mut self, step: impl Fn(u32) -> PurgeStep, note: impl Fn(&mut Purged, &Step)) -> Result<Step, End> {
+        loop {
+            let begun_at = Instant::now();
+            let (backend, holder, step) = (Arc::clone(&self.store.backend), self.holder, step(self.rows));
+            let mut stepping = pin!(on_reactor(self.store, async move { backend.purge_step(holder, &step).await }));
+            let stepped = tokio::select! {
+                stepped = &mut stepping => stepped,
+                () = &mut self.stopping => {
+                    let ended = tokio::time::timeout(STOP_WAIT, stepping).await;
+                    return Err(if ended.is_ok() { End::Stopped } else { End::StoppedWithin });
+                }
+            };
+            match stepped {
+                Ok(Stepped::LockedOut) => return Err(End::LockedOut),
+                Ok(Stepped::Done(done)) => {
+                    let took = begun_at.elapsed();
+                    self.refusals = 0;
+                    self.rows = if took > SLOW { self.rows / 2 } else { self.rows + self.rows / 4 + 1 };
+                    self.rows = self.rows.clamp(1, self.rows_max);
+                    note(&mut self.purged, &done);
+                    (self.on_step)(&self.purged);
+                    self.pause(took.min(PAUSE_MAX)).await?;
+                    return Ok(done);
+                }
+                Err(error) => {
+                    let may_pass = matches!(error.kind(), Kind::Server | Kind::Passing);
+                    if !may_pass || self.refusals == REFUSALS_MAX {
+                        return Err(End::Failed(error));
+                    }
+                    self.refusals += 1;
+                    self.rows = (self.rows / 2).max(1);
+                    self.pause(PAUSE_MAX.min(begun_at.elapsed() + Duration::from_millis(50))).await?;
+                }
+            }
+        }
+    }
+
+    async fn pause(&mut self, pause: Duration) -> Result<(), End> {
+        tokio::select! {
+            biased;
+            () = &mut self.stopping => Err(End::Stopped),
+            () = tokio::time::sleep(pause) => Ok(()),
+        }
+    }
+}
+
+/// On the store's thread, to its end: a caller that goes away must not leave a transaction open.
+async fn on_reactor<B: Backend, T: Send + 'static>(
+    store: &Store<B>,
+    act: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let acted = store.backend.reactor().spawn(act).await;
+    acted.unwrap_or_else(|_| Err(Error::stopped("the store was closed while it was purged")))
+}

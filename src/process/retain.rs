@@ -1,0 +1,30 @@
+//! Purges every now and then while the inbox runs. Trouble with the database is an event and the next time, as is another process that
+//! is at it; shutdown ends it between two steps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::engine::Engine;
+use crate::backoff::jittered;
+use crate::events;
+use crate::operate::{Retention, purge};
+use crate::store::Backend;
+
+/// The first time is at most this late, so that a process that never lives for an interval purges all the same.
+const FIRST_MAX: Duration = Duration::from_secs(60);
+
+/// Runs until the engine stops.
+pub(super) async fn retain_loop<B: Backend>(engine: Arc<Engine<B>>, retention: Retention) {
+    let mut pause = jittered(retention.interval.min(FIRST_MAX));
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = engine.stopping() => return,
+        }
+        match purge(&engine.store, &retention, |_| {}, engine.stopping()).await {
+            Ok(purged) => events::purged(&purged),
+            Err(error) => events::store_trouble("purge", &error),
+        }
+        pause = jittered(retention.interval);
+    }
+}

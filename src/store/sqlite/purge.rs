@@ -1,0 +1,225 @@
+//! Retention: a bounded walk over the messages in their order, each step one act that renews the lease.
+//!
+//! Nobody else writes meanwhile, so a message, its deliveries and what is kept of its identity change in one act. Never touches what is
+//! pending, running, poisoned or quarantined.
+
+use std::time::Duration;
+
+use diesel::sql_types::{BigInt, Binary, Integer, Nullable, SmallInt, Text};
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::clock::{self, micros};
+use super::errors::database;
+use super::statement::{only_row, statement};
+use crate::error::Result;
+use crate::store::identity_hash::IdentityHash;
+use crate::store::purging::{Counted, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
+
+statement! {
+    /// One row when it is taken.
+    TakeLease<'a>("
+        INSERT INTO inbox_lease (name, holder, held_until) VALUES (?1, ?2, ?3)
+        ON CONFLICT (name) DO UPDATE SET holder = ?2, held_until = ?3 WHERE holder = ?2 OR held_until <= ?4") {
+        name: &'a str => Text,
+        holder: i64 => BigInt,
+        held_until: i64 => BigInt,
+        now: i64 => BigInt,
+    }
+}
+
+statement! {
+    ReleaseLease<'a>("UPDATE inbox_lease SET held_until = 0 WHERE name = ?1 AND holder = ?2") {
+        name: &'a str => Text,
+        holder: i64 => BigInt,
+    }
+}
+
+statement! {
+    Walk("SELECT seq, received_at, message_id, source FROM inbox_message WHERE seq > ?1 ORDER BY seq LIMIT ?2")
+    -> (BigInt, BigInt, Text, Text) {
+        cursor: i64 => BigInt,
+        rows: i32 => Integer,
+    }
+}
+
+statement! {
+    DeliveriesOf("SELECT handler_id, status, finished_at FROM inbox_delivery WHERE message_seq = ?1")
+    -> (SmallInt, SmallInt, Nullable<BigInt>) {
+        message_seq: i64 => BigInt,
+    }
+}
+
+statement! {
+    RemoveDeliveries("DELETE FROM inbox_delivery WHERE message_seq = ?1") {
+        message_seq: i64 => BigInt,
+    }
+}
+
+statement! {
+    RemoveHistory("DELETE FROM inbox_history WHERE message_seq = ?1") {
+        message_seq: i64 => BigInt,
+    }
+}
+
+statement! {
+    RemoveMessage("DELETE FROM inbox_message WHERE seq = ?1") {
+        message_seq: i64 => BigInt,
+    }
+}
+
+statement! {
+    Keep<'a>("
+        INSERT INTO inbox_identity (hash, purged_at, forget_at) VALUES (?1, ?2, ?3)
+        ON CONFLICT (hash) DO UPDATE SET forget_at = max(forget_at, excluded.forget_at)") {
+        hash: &'a [u8] => Binary,
+        purged_at: i64 => BigInt,
+        forget_at: i64 => BigInt,
+    }
+}
+
+statement! {
+    Forget("
+        DELETE FROM inbox_identity
+        WHERE hash IN (SELECT hash FROM inbox_identity WHERE forget_at < ?1 ORDER BY forget_at LIMIT ?2)") {
+        now: i64 => BigInt,
+        rows: i32 => Integer,
+    }
+}
+
+statement! {
+    Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < ?1") -> (BigInt) {
+        now: i64 => BigInt,
+    }
+}
+
+statement! {
+    /// Ids that became one handler are one.
+    IdsOfKey<'a>("
+        SELECT same.id FROM inbox_handler_key k
+        JOIN inbox_handler own ON own.id = k.handler_id
+        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+        WHERE k.key = ?1")
+    -> (SmallInt) {
+        key: &'a str => Text,
+    }
+}
+
+/// A message that can go.
+struct Over {
+    seq: i64,
+    message_id: String,
+    source: String,
+    deliveries: u64,
+}
+
+pub(super) fn step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -> Result<Stepped> {
+    try_step(conn, holder, step).map_err(database("cannot purge"))
+}
+
+fn try_step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -> QueryResult<Stepped> {
+    let now = clock::now(conn)?;
+    let lease = TakeLease { name: LEASE_NAME, holder, held_until: now + micros(LEASE), now };
+    if lease.execute(conn)? == 0 {
+        return Ok(Stepped::LockedOut);
+    }
+    let done = match step {
+        // Nobody accepts meanwhile: there is nothing to write before, and nobody to wait for.
+        PurgeStep::Mark { .. } | PurgeStep::Settle => Step::default(),
+        PurgeStep::Remove { periods, keep, cursor, rows } => remove(conn, periods, *keep, *cursor, *rows, now)?,
+        PurgeStep::Forget { rows } => {
+            let identities = Forget { now, rows: limit(*rows) }.execute(conn)?;
+            Step { identities: identities as u64, ..Step::default() }
+        }
+    };
+    Ok(Stepped::Done(done))
+}
+
+fn remove(
+    conn: &mut SqliteConnection,
+    periods: &Periods,
+    keep: Option<Duration>,
+    cursor: i64,
+    rows: u32,
+    now: i64,
+) -> QueryResult<Step> {
+    let (over, cursor) = walk(conn, periods, cursor, rows, now)?;
+    let mut step = Step { cursor, messages: over.len() as u64, ..Step::default() };
+    for Over { seq, message_id, source, .. } in over {
+        step.deliveries += RemoveDeliveries { message_seq: seq }.execute(conn)? as u64;
+        RemoveHistory { message_seq: seq }.execute(conn)?;
+        RemoveMessage { message_seq: seq }.execute(conn)?;
+        if let Some(keep) = keep {
+            let IdentityHash(hash) = IdentityHash::of(&message_id, &source);
+            Keep { hash: &hash, purged_at: now, forget_at: now + micros(keep) }.execute(conn)?;
+            step.identities += 1;
+        }
+    }
+    Ok(step)
+}
+
+/// The messages that can go among the next rows, and where the walk goes on.
+fn walk(
+    conn: &mut SqliteConnection,
+    periods: &Periods,
+    cursor: i64,
+    rows: u32,
+    now: i64,
+) -> QueryResult<(Vec<Over>, Option<i64>)> {
+    let walked = Walk { cursor, rows: limit(rows) }.load::<(i64, i64, String, String)>(conn)?;
+    let shortest = now - micros(periods.shortest());
+    let is_at_end = walked.len() < rows as usize || !walked.iter().any(|(_, received_at, ..)| *received_at < shortest);
+    let last = walked.last().map(|(seq, ..)| *seq);
+    let mut over = Vec::new();
+    for (seq, received_at, message_id, source) in walked {
+        if received_at >= shortest {
+            continue;
+        }
+        let deliveries = DeliveriesOf { message_seq: seq }.load::<(i16, i16, Option<i64>)>(conn)?;
+        let is_orphan = deliveries.is_empty() && received_at < now - micros(periods.default);
+        let is_over = |&(handler_id, status, finished_at): &(i16, i16, Option<i64>)| {
+            let own = periods.of_handlers.iter().find(|(id, _)| *id == handler_id);
+            let period = own.map_or(periods.default, |(_, period)| *period);
+            // Done or discarded.
+            matches!(status, 2 | 4) && finished_at.is_some_and(|at| at < now - micros(period))
+        };
+        if is_orphan || (!deliveries.is_empty() && deliveries.iter().all(is_over)) {
+            over.push(Over { seq, message_id, source, deliveries: deliveries.len() as u64 });
+        }
+    }
+    Ok((over, last.filter(|_| !is_at_end)))
+}
+
+pub(super) fn release(conn: &mut SqliteConnection, holder: i64) -> Result<()> {
+    let released = ReleaseLease { name: LEASE_NAME, holder }.execute(conn);
+    released.map(drop).map_err(database("cannot let the lease of retention go"))
+}
+
+pub(super) fn count_purgeable(
+    conn: &mut SqliteConnection,
+    periods: &Periods,
+    cursor: i64,
+    rows: u32,
+) -> Result<Counted> {
+    let walked = clock::now(conn).and_then(|now| walk(conn, periods, cursor, rows, now));
+    let (over, cursor) = walked.map_err(database("cannot count what can be purged"))?;
+    let deliveries = over.iter().map(|over| over.deliveries).sum();
+    Ok(Counted { cursor, deliveries, messages: over.len() as u64 })
+}
+
+pub(super) fn count_forgettable(conn: &mut SqliteConnection) -> Result<u64> {
+    let counted = clock::now(conn).and_then(|now| Forgettable { now }.load::<(i64,)>(conn).and_then(only_row));
+    let (count,) = counted.map_err(database("cannot count what can be forgotten"))?;
+    Ok(count.unsigned_abs())
+}
+
+pub(super) fn ids_of_keys(conn: &mut SqliteConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {
+    let ids_of = |key: &String| {
+        let ids = IdsOfKey { key }.load::<(i16,)>(conn);
+        ids.map(|ids| ids.into_iter().map(|(id,)| id).collect())
+    };
+    keys.iter().map(ids_of).collect::<QueryResult<_>>().map_err(database("cannot find handlers by their keys"))
+}
+
+fn limit(rows: u32) -> i32 {
+    i32::try_from(rows).unwrap_or(i32::MAX)
+}
