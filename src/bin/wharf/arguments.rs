@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::audit::KafkaArguments;
+use crate::cleanup::CleanupArguments;
 use crate::connect::DatabaseArguments;
 use crate::deliveries::DeliveriesCommand;
 use crate::handlers::HandlersCommand;
@@ -51,6 +52,8 @@ pub enum Command {
     /// Handlers: pause, resume, give them old messages, check a new build
     #[command(subcommand)]
     Handlers(HandlersCommand),
+    /// Purge what has been finished for long enough: the retention job, for cron
+    Cleanup(CleanupArguments),
     /// Compare the ledger with Kafka. Exit code 1 when something is not as it should be
     Audit {
         #[command(flatten)]

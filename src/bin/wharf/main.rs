@@ -5,6 +5,7 @@
 
 mod arguments;
 mod audit;
+mod cleanup;
 mod confirm;
 mod connect;
 mod deliveries;
@@ -99,6 +100,7 @@ async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<
         Command::Deliveries(command) => deliveries::run(session, command).await,
         Command::Quarantine(command) => quarantine::run(session, command).await,
         Command::Handlers(command) => handlers::run(session, command).await,
+        Command::Cleanup(arguments) => cleanup::run(session, &arguments).await,
         Command::Audit { kafka } => audit::run(session, &kafka).await,
         Command::Migrate(MigrateArguments { command, .. }) => migrate::run(session, command).await,
         // Needs no database, and was done before one was opened.

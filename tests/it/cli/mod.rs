@@ -1,12 +1,14 @@
 //! The `wharf` binary, run as a person or a script runs it: what it prints, what it changes, and its exit code. On each store.
 #![allow(clippy::duplicate_mod, reason = "that is how one suite runs on two stores")]
 
-mod program;
+pub mod program;
 
 macro_rules! every_store {
     () => {
         #[path = "../act.rs"]
         mod act;
+        #[path = "../cleanup.rs"]
+        mod cleanup;
         #[path = "../handlers.rs"]
         mod handlers;
         #[path = "../hostile.rs"]

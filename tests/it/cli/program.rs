@@ -1,11 +1,15 @@
 //! Runs the binary, and holds everything it ever prints to the same rules: nothing acts on a terminal, it fits 80 columns, JSON is JSON.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::scene::{Database, Stage, within};
+use crate::scene::{Database, Stage};
+
+/// A canary over ten thousand deliveries takes its time on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What a run came to.
 #[derive(Debug)]
@@ -66,7 +70,8 @@ impl Program {
 
 /// Waits for its end.
 pub async fn finish(mut command: Command) -> Ran {
-    let output = within(command.output()).await.expect("the binary starts");
+    let ended = tokio::time::timeout(PATIENCE, command.output()).await;
+    let output = ended.expect("it ends by itself").expect("the binary starts");
     let text = |bytes| String::from_utf8(bytes).expect("what it prints is text");
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
     for character in stdout.chars().chain(stderr.chars()) {
