@@ -33,13 +33,15 @@ GRANT SELECT ON inbox_processor TO :"accept";
 
 GRANT SELECT ON inbox_identity TO :"accept";
 
--- clean: purges what is finished. Writes nothing but what it keeps of identities. A service that purges in the background has it too. Where
+-- clean: purges what is finished. Writes nothing but what it keeps of identities, and the audit. A service that purges in the background has it too. Where
 -- it is a user of its own and keeps identities, pg_read_all_stats lets it see accepts that are under way for very long.
 GRANT SELECT ON inbox_handler, inbox_handler_key TO :"clean";
 GRANT SELECT, DELETE ON inbox_message, inbox_delivery, inbox_history TO :"clean";
 GRANT UPDATE (seq) ON inbox_message TO :"clean";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_identity TO :"clean";
 GRANT SELECT, INSERT, UPDATE ON inbox_lease TO :"clean";
+-- `wharf cleanup` looks whether there is an inbox, and writes down who purged.
+GRANT INSERT ON inbox_audit TO :"clean";
 
 -- process: claims, settles, keeps itself on the list. Writes no message.
 GRANT SELECT ON inbox_message TO :"process";

@@ -77,6 +77,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | [`Store<Postgres>`](Postgres): PostgreSQL 14 and newer, also through PgBouncer 1.21+ in transaction mode |
 //! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
+//! | `cli` | no | the binary `wharf`, which looks at an inbox and acts on it from a shell; not for embedding |
 //!
 //! `ARCHITECTURE.md` has the map of the code, the states of a delivery, and what happens when something dies where.
 

@@ -73,15 +73,13 @@ async fn first_run() -> Result<(), AnyError> {
     println!(
         "\n7 records became 5 messages: one came twice, one is in quarantine. One delivery is left for a person:\n"
     );
-    println!(
-        "  look at it   sqlite3 {DATABASE} \"SELECT message_id, handler_key, reason, last_error, payload FROM inbox_poisoned\""
-    );
-    println!("  and that     sqlite3 {DATABASE} \"SELECT reason, detail, payload FROM inbox_quarantine\"");
-    println!(
-        "  replay it    sqlite3 {DATABASE} \"INSERT INTO inbox_replay (message_id, handler_key) VALUES ('order-3', 'fraud.check')\""
-    );
+    println!("  look at it   wharf --database sqlite:{DATABASE} poisoned show order-3 --show-payload");
+    println!("  and that     wharf --database sqlite:{DATABASE} quarantine show 1 --show-payload");
+    println!("  replay it    wharf --database sqlite:{DATABASE} poisoned replay --message order-3");
     println!("  run it       cargo run --example quickstart -- resume");
     println!("  clean up     rm {DATABASE}*");
+    println!("\nIn a clone, wharf is: cargo run --features cli --bin wharf --");
+    println!("Or, in SQL:  sqlite3 {DATABASE} \"SELECT message_id, handler_key, last_error FROM inbox_poisoned\"");
     Ok(())
 }
 

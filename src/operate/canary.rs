@@ -3,7 +3,7 @@
 //! A delivery has failed when its first new attempt has: its retries may still save it, but they may also take a day. What was replayed
 //! stays replayed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::filter::{DeliveryFilter, State};
@@ -74,17 +74,22 @@ impl<B: Backend> Operator<B> {
             return Err(Error::configuration("a canary replay needs steps, and none of nothing"));
         };
         let mut progress = CanaryProgress::default();
+        let mut seen = HashSet::new();
         for step in canary.steps.iter().copied().chain(std::iter::repeat(last)) {
             let left = u64::from(limit).saturating_sub(progress.replayed);
             let step = step.min(u32::try_from(left).unwrap_or(u32::MAX));
-            let before =
+            let mut fresh =
                 if step == 0 { Vec::new() } else { self.deliveries(filter, Some(State::Poisoned), step).await? };
-            if before.is_empty() {
+            // What failed again stands behind all that was never tried, and is not tried once more.
+            let tried = fresh.iter().position(|found| seen.contains(&(found.message_seq, found.handler_id)));
+            fresh.truncate(tried.unwrap_or(fresh.len()));
+            if fresh.is_empty() {
                 return Ok(progress);
             }
-            self.replay(filter, step).await?;
+            self.replay(filter, u32::try_from(fresh.len()).unwrap_or(step)).await?;
             let replays: HashMap<(i64, i16), i32> =
-                before.iter().map(|found| ((found.message_seq, found.handler_id), found.replays)).collect();
+                fresh.iter().map(|found| ((found.message_seq, found.handler_id), found.replays)).collect();
+            seen.extend(replays.keys().copied());
             let so_far = progress;
             let deadline = Instant::now() + canary.step_wait_max;
             loop {

@@ -3,13 +3,14 @@
 //! One process at a time does it, by a lease in the database. A step is carried to its end on the store's thread, whatever becomes of the
 //! caller; dying anywhere leaves nothing half done, and the next run begins anew. Never touches what is not finished: the store decides.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Retention;
+use super::{Operator, Retention};
 use crate::error::{Error, Kind, Result};
 use crate::store::purging::{Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
@@ -107,6 +108,26 @@ impl<B: Backend> Store<B> {
             cursor = counted.cursor;
         }
         Ok(purgeable)
+    }
+}
+
+impl<B: Backend> Operator<B> {
+    /// As [`Store::purge`], in somebody's name: it leaves a row in the audit with how many messages went.
+    ///
+    /// # Errors
+    /// As [`Store::purge`]; what was purged stays purged, also when it could not be written down.
+    pub async fn purge(&self, retention: &Retention, on_step: impl FnMut(&Purged) + Send) -> Result<Purged> {
+        let purged = self.store.purge(retention, on_step).await?;
+        let period = |period: Duration| humantime::format_duration(period).to_string();
+        let of_handlers: BTreeMap<_, _> =
+            retention.of_handlers.iter().map(|(key, of_handler)| (key, period(*of_handler))).collect();
+        let filter = serde_json::json!({
+            "older_than": period(retention.period),
+            "of_handlers": of_handlers,
+            "keep_identities": retention.keep_identities.map(period),
+        });
+        self.audit("purge", &filter.to_string(), purged.messages).await?;
+        Ok(purged)
     }
 }
 

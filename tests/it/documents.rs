@@ -1,4 +1,4 @@
-//! What the documents show works: every SQL of theirs is run through psql, every link leads somewhere. Rust in the README is compiled as a
+//! What the documents show works: every SQL of theirs is run through psql, every command is understood, every link leads somewhere. Rust in the README is compiled as a
 //! documentation test, its commands are run by `quickstart.rs`.
 
 use std::fs;
@@ -51,6 +51,22 @@ async fn every_statement_in_the_documents_runs_in_psql() {
         }
     }
     assert!(count >= 15, "the documents have lost their statements");
+}
+
+#[test]
+fn every_wharf_command_in_the_documents_is_understood() {
+    let mut count = 0;
+    for (path, document) in documents() {
+        for line in blocks(&document, "sh").into_iter().flat_map(str::lines).filter(|line| line.starts_with("wharf ")) {
+            count += 1;
+            // The shell takes the line apart; help is what comes of a line without a mistake.
+            let script = format!("wharf() {{ \"$WHARF\" \"$@\" --help; }}; {line}");
+            let ran =
+                Command::new("bash").args(["-c", &script]).env("WHARF", env!("CARGO_BIN_EXE_wharf")).output().unwrap();
+            assert!(ran.status.success(), "{}: {line}\n{}", path.display(), String::from_utf8_lossy(&ran.stderr));
+        }
+    }
+    assert!(count >= 30, "the documents have lost their commands");
 }
 
 #[test]

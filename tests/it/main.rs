@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod cancel;
+mod cli;
 mod clock;
 mod commit_in_doubt;
 mod concurrent_accept;

@@ -28,6 +28,11 @@ fn sqlite(folder: &Path, command: &str) -> String {
     run(folder, Path::new("sqlite3"), &["quickstart.db", statement])
 }
 
+fn wharf(folder: &Path, command: &str, more: &[&str]) -> String {
+    let arguments: Vec<&str> = command.strip_prefix("wharf ").expect("a command for wharf").split(' ').collect();
+    run(folder, Path::new(env!("CARGO_BIN_EXE_wharf")), &[&arguments, more].concat())
+}
+
 #[test]
 fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
     let folder = tempfile::tempdir().unwrap();
@@ -46,11 +51,17 @@ fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
         assert!(readme.contains(line), "the README does not show: {line}");
     }
 
-    let poisoned = sqlite(folder, printed(&output, "look at it"));
-    assert!(poisoned.starts_with("order-3|fraud.check|retries exhausted|the fraud service does not know mallory|{"));
-    assert!(sqlite(folder, printed(&output, "and that")).starts_with("cloud event is not a JSON object|"));
+    let poisoned = wharf(folder, printed(&output, "look at it"), &[]);
+    assert!(
+        poisoned.contains("the fraud service does not know mallory") && poisoned.contains("\"number\": 3"),
+        "{poisoned}"
+    );
+    assert!(wharf(folder, printed(&output, "and that"), &[]).contains("cloud event is not a JSON object"));
+    let in_sql = sqlite(folder, printed(&output, "Or, in SQL:"));
+    assert_eq!(in_sql, "order-3|fraud.check|the fraud service does not know mallory\n");
     assert!(run(folder, &program(), &["resume"]).contains("Nothing was due"));
-    sqlite(folder, printed(&output, "replay it"));
+    // A person is asked; here nobody can be.
+    wharf(folder, printed(&output, "replay it"), &["--yes"]);
     let resumed = run(folder, &program(), &["resume"]);
     assert!(resumed.contains("done        order-3   fraud.check") && resumed.contains("1 run."), "{resumed}");
     let reservations = "sqlite3 quickstart.db \"SELECT count(*), count(DISTINCT order_number) FROM reservation\"";

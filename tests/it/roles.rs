@@ -141,7 +141,7 @@ async fn clean_purges_what_is_finished_and_changes_nothing_else() {
     let keeping = Retention::after(Duration::ZERO).for_handler("stock", Duration::ZERO).keep_identities(DAY);
     let store = store_of(&scene, "clean").await;
     assert_eq!(store.purgeable(&keeping).await.unwrap().messages, 1);
-    assert_eq!(store.purge(&keeping, |_| {}).await.unwrap().identities_kept, 1);
+    assert_eq!(store.operate().purge(&keeping, |_| {}).await.unwrap().identities_kept, 1);
     let accepting = Inbox::builder(store_of(&scene, "accept").await).limits(quick());
     let accepting = accepting.subscribe("orders", runs.handler("stock")).build().unwrap();
     assert_eq!(accepting.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });

@@ -1,6 +1,7 @@
 //! The incident of three in the morning: a bad deploy has poisoned ten thousand deliveries, a producer sends records that cannot be
 //! accepted, a handler is paused, an instance is dead. Found and put right with the tools of an operator alone.
 
+mod cli;
 mod psql;
 
 use std::time::Duration;

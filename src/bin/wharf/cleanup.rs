@@ -1,0 +1,92 @@
+//! `cleanup`: the retention job for those who run it from cron and not in the service. Purges in bounded steps, gives way in between.
+//!
+//! Only what is finished goes, and one process at a time does it; where another purges, this one ends and says so.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use wharf::{Backend, Purgeable, Purged, Retention};
+
+use crate::confirm::Confirming;
+use crate::exit::{Exit, Failure};
+use crate::progress;
+use crate::session::Session;
+
+#[derive(Debug, Args)]
+pub struct CleanupArguments {
+    /// Messages whose deliveries have all been done or discarded for this long, e.g. 30d
+    #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
+    older_than: Duration,
+    /// Another age for one handler, KEY=AGE; may be given several times
+    #[arg(long = "for-handler", value_name = "KEY=AGE", value_parser = of_handler)]
+    of_handlers: Vec<(String, Duration)>,
+    /// Keep the identities for this long, so that a late redelivery is still a duplicate
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    keep_identities: Option<Duration>,
+    /// Messages looked at in one transaction
+    #[arg(long, value_name = "ROWS", default_value_t = 1_000)]
+    batch: usize,
+    #[command(flatten)]
+    confirming: Confirming,
+}
+
+pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments) -> Result<Exit, Failure> {
+    let (output, confirming) = (session.output, &arguments.confirming);
+    confirming.check()?;
+    let retention = arguments.retention();
+    // Counting looks at every message that is old enough, so a job that does not ask does not count.
+    let total = if confirming.is_dry_run || !confirming.is_yes {
+        let purgeable = session.store.purgeable(&retention).await?;
+        if confirming.is_dry_run {
+            return tell_purgeable(session, &purgeable);
+        }
+        confirming.ask(&format!("purge {} messages?", purgeable.messages))?;
+        Some(purgeable.messages)
+    } else {
+        None
+    };
+    let bar = progress::of(output, total, "purged");
+    let on_step = |purged: &Purged| bar.set_position(purged.messages);
+    let purged = session.acting(confirming.reason.as_ref()).purge(&retention, on_step).await?;
+    bar.finish_and_clear();
+    match output.is_json {
+        true => output.document(&json!({
+            "action": "cleanup", "dry_run": false, "messages": purged.messages, "deliveries": purged.deliveries,
+            "identities_kept": purged.identities_kept, "identities_forgotten": purged.identities_forgotten,
+            "is_locked_out": purged.is_locked_out(),
+        }))?,
+        false => output.line(format!("cleanup: {purged}"))?,
+    }
+    Ok(if purged.is_locked_out() { Exit::Partly } else { Exit::Well })
+}
+
+fn tell_purgeable<B: Backend>(session: &Session<B>, purgeable: &Purgeable) -> Result<Exit, Failure> {
+    let Purgeable { messages, deliveries, identities, .. } = purgeable;
+    match session.output.is_json {
+        true => session.output.document(&json!({
+            "action": "cleanup", "dry_run": true, "messages": messages, "deliveries": deliveries, "identities_forgotten": identities,
+        }))?,
+        false => session.output.line(format!(
+            "would purge {messages} messages with {deliveries} deliveries, and forget {identities} identities"
+        ))?,
+    }
+    Ok(Exit::Well)
+}
+
+impl CleanupArguments {
+    fn retention(&self) -> Retention {
+        let retention = Retention::after(self.older_than).batch_rows(self.batch);
+        let of_handlers = self.of_handlers.iter().cloned();
+        let retention = of_handlers.fold(retention, |retention, (key, age)| retention.for_handler(key, age));
+        match self.keep_identities {
+            Some(period) => retention.keep_identities(period),
+            None => retention,
+        }
+    }
+}
+
+fn of_handler(text: &str) -> Result<(String, Duration), String> {
+    let (key, age) = text.split_once('=').ok_or("it is written KEY=AGE")?;
+    Ok((key.to_owned(), humantime::parse_duration(age).map_err(|error| error.to_string())?))
+}

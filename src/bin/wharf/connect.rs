@@ -1,0 +1,128 @@
+//! Which database is meant, and how its URL gets here without being seen by others.
+//!
+//! A URL with a password comes from `DATABASE_URL` or a file, never from the command line: arguments are in `ps` and in the shell's
+//! history. No file is made by looking.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use wharf::{Postgres, PostgresOptions, Sqlite, Store};
+
+use crate::exit::{Exit, Failure};
+
+/// Where the URL comes from.
+#[derive(Debug, Args)]
+pub struct DatabaseArguments {
+    /// postgres://user@host/database or sqlite:file; a URL with a password is refused here
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "database_url_file")]
+    database: Option<String>,
+    /// A file that holds the URL. Without either, DATABASE_URL is taken
+    #[arg(long, global = true, value_name = "FILE")]
+    database_url_file: Option<PathBuf>,
+}
+
+/// A database by its kind.
+#[derive(Clone)]
+pub enum Database {
+    Postgres(String),
+    Sqlite(PathBuf),
+}
+
+impl Database {
+    pub fn given(arguments: &DatabaseArguments) -> Result<Self, Failure> {
+        if let Some(url) = &arguments.database {
+            if holds_password(url) {
+                return Err(Failure::usage(
+                    "--database holds a password: others see it in `ps`, and the shell's history keeps it. \
+                     Put the URL into DATABASE_URL or into a file for --database-url-file",
+                ));
+            }
+            return Self::parse(url);
+        }
+        if let Some(path) = &arguments.database_url_file {
+            let url = std::fs::read_to_string(path)
+                .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+            return Self::parse(url.trim());
+        }
+        match std::env::var("DATABASE_URL") {
+            Ok(url) if !url.trim().is_empty() => Self::parse(url.trim()),
+            Ok(_) | Err(_) => {
+                Err(Failure::usage("which database? Set DATABASE_URL, or say --database-url-file or --database"))
+            }
+        }
+    }
+
+    /// The text may be anything, a secret too: it is never quoted.
+    fn parse(url: &str) -> Result<Self, Failure> {
+        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            return Ok(Self::Postgres(url.to_owned()));
+        }
+        let path = url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
+        match path {
+            Some("" | ":memory:") => Err(Failure::usage("sqlite: is followed by the path of a file")),
+            Some(path) => Ok(Self::Sqlite(PathBuf::from(path))),
+            None => Err(Failure::usage(
+                "cannot read the database URL, it is written like postgres://user@host:5432/database or sqlite:file.db",
+            )),
+        }
+    }
+}
+
+/// A program of one person needs few connections, and leaves the rest to the service.
+pub async fn postgres(url: &str) -> Result<Store<Postgres>, Failure> {
+    let options = PostgresOptions { pool_size: 2, ..PostgresOptions::default() };
+    Ok(Store::<Postgres>::connect_with(url, options).await?)
+}
+
+/// The file has to be there, unless it is to be made.
+pub async fn sqlite(path: &Path, is_made: bool) -> Result<Store<Sqlite>, Failure> {
+    if !is_made && !path.is_file() {
+        let message = format!("there is no file {}; `wharf migrate` makes one", path.display());
+        return Err(Failure::Told(Exit::Connection, message));
+    }
+    Ok(Store::<Sqlite>::open(path).await?)
+}
+
+/// Errs on the side of refusing: a colon before the last `@`, or a parameter that may be a password.
+fn holds_password(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let is_sqlite = url.starts_with("sqlite:");
+    let is_in_front = rest.rfind('@').is_some_and(|at| rest[..at].contains(':'));
+    // An encoded name could be anything.
+    let is_parameter = |pair: &str| {
+        let name = pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
+        name.contains("password") || name.contains('%')
+    };
+    let is_behind = rest.split_once('?').is_some_and(|(_, query)| query.split('&').any(is_parameter));
+    !is_sqlite && (is_in_front || is_behind || url.to_ascii_lowercase().contains("password="))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_seen_wherever_it_stands() {
+        for url in [
+            "postgres://me:hunter2@db/shop",
+            "postgresql://me:hunt/er2@db:5432/shop",
+            "postgres://db/shop?user=me&password=hunter2",
+            "postgres://db/shop?p%61ssword=hunter2",
+            "host=db user=me password=hunter2",
+        ] {
+            assert!(holds_password(url), "{url}");
+        }
+        for url in ["postgres://me@db:5432/shop", "postgres://db/shop?sslmode=require", "sqlite:a@b:c.db"] {
+            assert!(!holds_password(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn no_url_that_cannot_be_read_is_quoted() {
+        for url in ["mysql://me:hunter2@db", "hunter2", "sqlite:"] {
+            let Err(Failure::Told(exit, message)) = Database::parse(url) else { panic!("{url}") };
+            assert_eq!(exit, Exit::Usage);
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! `deliveries`, and what `poisoned` shares with it: lists of deliveries, and one of them with its record and history.
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use wharf::{Backend, DeliveryDetails, DeliveryFilter, DeliverySummary, HistoryEntry, State};
+
+use crate::exit::{Exit, Failure};
+use crate::filter::{DeliveryOptions, StateOption};
+use crate::output::{Cell, Output, Tone, brief, cell, maybe, number, text, word};
+use crate::record::{self, PayloadOption};
+use crate::session::Session;
+use crate::when;
+
+/// An error in a list is there to be recognized; `show` has all of it.
+const ERROR_CHARS_MAX: usize = 100;
+
+#[derive(Debug, Subcommand)]
+pub enum DeliveriesCommand {
+    /// Deliveries: open ones the longest due first, else the newest first
+    List {
+        #[command(flatten)]
+        options: DeliveryOptions,
+        /// In this state
+        #[arg(long)]
+        state: Option<StateOption>,
+        /// At most so many
+        #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+    },
+    /// One delivery with its record and history
+    Show(ShowArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct ShowArguments {
+    /// The message's id
+    message_id: String,
+    /// The handler, where the message has several
+    #[arg(long, value_name = "KEY")]
+    handler: Option<String>,
+    /// The source, where several use the same id
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<String>,
+    #[command(flatten)]
+    payload: PayloadOption,
+}
+
+pub async fn run<B: Backend>(session: &Session<B>, command: DeliveriesCommand) -> Result<Exit, Failure> {
+    match command {
+        DeliveriesCommand::List { options, state, limit } => {
+            let found = session
+                .operator()
+                .deliveries(&options.filter(), state.map(State::from), limit.saturating_add(1))
+                .await?;
+            list(session.output, found, limit, any_table)
+        }
+        DeliveriesCommand::Show(arguments) => show(session, &arguments, None).await,
+    }
+}
+
+/// Prints a list that was asked for with one row more than its limit, and says when that is not all.
+pub fn list(
+    output: Output,
+    mut found: Vec<DeliverySummary>,
+    limit: u32,
+    table: fn(Output, &[DeliverySummary]) -> std::io::Result<()>,
+) -> Result<Exit, Failure> {
+    let is_all = found.len() <= limit as usize;
+    found.truncate(limit as usize);
+    if output.is_json {
+        output.document(&found)?;
+        return Ok(Exit::Well);
+    }
+    match found.is_empty() {
+        true => output.line("none")?,
+        false => table(output, &found)?,
+    }
+    if !is_all {
+        output.line(format!("there are more than these {limit}: raise --limit, or say which"))?;
+    }
+    Ok(Exit::Well)
+}
+
+fn any_table(output: Output, found: &[DeliverySummary]) -> std::io::Result<()> {
+    let columns =
+        [text("MESSAGE"), text("HANDLER"), word("STATE"), number("ATTEMPT"), text("WHEN"), text("LAST ERROR")];
+    let row = |one: &DeliverySummary| {
+        let tone = if one.state == State::Poisoned { Tone::Problem } else { Tone::Plain };
+        let error = one.last_error.as_deref().or(one.reason.as_deref());
+        vec![
+            maybe(one.message_id.as_deref()),
+            maybe(one.handler_key.as_deref()),
+            cell(one.state.as_str()).toned(tone),
+            cell(one.attempts),
+            cell(moment(one)),
+            brief(error, ERROR_CHARS_MAX),
+        ]
+    };
+    output.table(&columns, found.iter().map(row).collect())
+}
+
+/// The time that matters for its state.
+fn moment(one: &DeliverySummary) -> String {
+    match (one.finished_at, one.state) {
+        (Some(finished_at), _) => format!("{} ago", when::age(finished_at)),
+        (None, State::Running) => "now".to_owned(),
+        (None, _) => match one.due_at.duration_since(std::time::SystemTime::now()) {
+            Ok(left) => format!("in {}", when::span(left)),
+            Err(_) => format!("due {}", when::age(one.due_at)),
+        },
+    }
+}
+
+pub fn poisoned_table(output: Output, found: &[DeliverySummary]) -> std::io::Result<()> {
+    let columns = [text("HANDLER"), text("MESSAGE"), text("REASON"), text("ERROR"), word("KIND"), word("AGE")];
+    let row = |one: &DeliverySummary| {
+        vec![
+            maybe(one.handler_key.as_deref()),
+            maybe(one.message_id.as_deref()),
+            maybe(one.reason.as_deref()),
+            brief(one.last_error.as_deref(), ERROR_CHARS_MAX),
+            maybe(one.fingerprint.as_deref()),
+            maybe(one.finished_at.map(when::age)),
+        ]
+    };
+    output.table(&columns, found.iter().map(row).collect())
+}
+
+/// Shows the one delivery that is meant; when it is several, says which there are.
+pub async fn show<B: Backend>(
+    session: &Session<B>,
+    arguments: &ShowArguments,
+    state: Option<State>,
+) -> Result<Exit, Failure> {
+    let filter = DeliveryFilter {
+        message_id: Some(arguments.message_id.clone()),
+        handler_key: arguments.handler.clone(),
+        source: arguments.source.clone(),
+        ..DeliveryFilter::default()
+    };
+    let mut found = session.operator().deliveries(&filter, state, 100).await?;
+    let one = match (found.pop(), found.is_empty()) {
+        (None, _) => return Err(Failure::problem("there is no such delivery")),
+        (Some(one), true) => one,
+        (Some(last), false) => {
+            found.push(last);
+            let which = |one: &DeliverySummary| {
+                let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+                format!("--handler {} --source {}", or_dash(&one.handler_key), or_dash(&one.source))
+            };
+            let which: Vec<String> = found.iter().map(which).collect();
+            return Err(Failure::usage(format!("which one?\n  {}", which.join("\n  "))));
+        }
+    };
+    let Some(details) = session.operator().delivery(&one).await? else {
+        return Err(Failure::problem("the delivery has just been purged"));
+    };
+    match session.output.is_json {
+        true => session.output.document(&json!({
+            "delivery": details.delivery,
+            "history": details.history,
+            "record": details.record.as_ref().map(|record| record::document(record, arguments.payload)),
+        }))?,
+        false => print(session.output, &details, arguments.payload)?,
+    }
+    Ok(Exit::Well)
+}
+
+fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> Result<(), Failure> {
+    let DeliveryDetails { delivery: one, record, .. } = details;
+    let counts = format!("{} ({} failed, {} crashed, {} replays)", one.attempts, one.errors, one.crashes, one.replays);
+    let mut fields: Vec<(&'static str, Cell)> = vec![
+        ("message", maybe(one.message_id.as_deref())),
+        ("source", maybe(one.source.as_deref())),
+        ("handler", maybe(one.handler_key.as_deref())),
+        ("state", cell(one.state.as_str())),
+        ("reason", maybe(one.reason.as_deref())),
+        ("last error", maybe(one.last_error.as_deref())),
+        ("kind of error", maybe(one.fingerprint.as_deref())),
+        ("attempts", cell(counts)),
+        ("received", maybe(one.received_at.map(when::at))),
+        ("due", cell(when::at(one.due_at))),
+        ("finished", maybe(one.finished_at.map(when::at))),
+        ("claimed by", maybe(one.locked_by.as_deref())),
+        ("row", cell(format!("message_seq {}, handler_id {}", one.message_seq, one.handler_id))),
+    ];
+    match record {
+        Some(record) => fields.extend(record::fields(record, payload)),
+        None => fields.push(("record", cell("the message is gone"))),
+    }
+    output.fields(fields)?;
+    if !details.history.is_empty() {
+        output.line("")?;
+        let columns = [text("WHEN"), word("ACTION"), text("BY"), text("BECAUSE"), text("IT WAS")];
+        output.table(&columns, details.history.iter().map(history_row).collect())?;
+    }
+    if let Some(record) = record {
+        record::payload(record, payload, output)?;
+    }
+    Ok(())
+}
+
+fn history_row(entry: &HistoryEntry) -> Vec<Cell> {
+    let error = entry.last_error.as_deref().or(entry.reason.as_deref()).unwrap_or("-");
+    vec![
+        maybe(entry.acted_at.map(when::at)),
+        maybe(entry.action.as_deref()),
+        maybe(entry.operator.as_deref().or(entry.actor.as_deref())),
+        maybe(entry.because.as_deref()),
+        brief(Some(&format!("{} after {}: {error}", entry.state.as_str(), entry.attempts)), ERROR_CHARS_MAX),
+    ]
+}

@@ -1,0 +1,221 @@
+//! `handlers`: which there are, pausing and resuming, giving them old messages, and what a new build would leave behind.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Subcommand;
+use serde_json::json;
+use wharf::{Backend, Backfill, HandlerStatus, KeyChange, Manifest, PlannedHandler};
+
+use crate::confirm::Confirming;
+use crate::exit::{Exit, Failure};
+use crate::output::{Cell, Output, Tone, cell, number, text, word};
+use crate::progress;
+use crate::session::Session;
+use crate::when;
+
+#[derive(Debug, Subcommand)]
+pub enum HandlersCommand {
+    /// Every handler with its former keys
+    List,
+    /// Claim nothing for it, in no process; what runs goes on to its end
+    Pause {
+        /// Its key
+        key: String,
+        #[command(flatten)]
+        confirming: Confirming,
+    },
+    /// Claim for it again
+    Resume {
+        /// Its key
+        key: String,
+        #[command(flatten)]
+        confirming: Confirming,
+    },
+    /// Compare a build's keys with what is stored. Exit code 1 when it would leave deliveries behind
+    RenamePlan {
+        /// The build's manifest: `inbox.manifest()` as JSON; - reads stdin
+        #[arg(long, value_name = "FILE")]
+        manifest: PathBuf,
+    },
+    /// Give it the messages that were accepted before it was there
+    Backfill {
+        /// Its key
+        key: String,
+        /// Of this topic; may be given several times
+        #[arg(long = "topic", value_name = "TOPIC", required = true)]
+        topics: Vec<String>,
+        /// Accepted no longer ago than this; without it, all that are kept
+        #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
+        since: Option<Duration>,
+        /// Deliveries made in a second at the most
+        #[arg(long, value_name = "ROWS", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+        rows_per_sec: u32,
+        /// Do not ask
+        #[arg(long = "yes", short = 'y')]
+        is_yes: bool,
+        /// Why, for the audit
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+    },
+}
+
+pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> Result<Exit, Failure> {
+    match command {
+        HandlersCommand::List => list(session).await,
+        HandlersCommand::Pause { key, confirming } => change(session, &key, &confirming, Change::Pause).await,
+        HandlersCommand::Resume { key, confirming } => change(session, &key, &confirming, Change::Resume).await,
+        HandlersCommand::RenamePlan { manifest } => rename_plan(session, &manifest).await,
+        HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, reason } => {
+            let confirming = Confirming { is_dry_run: false, is_yes, reason };
+            let rows_per_sec_max = Some(rows_per_sec);
+            let backfill_of = Backfill { handler_key: key, topics, newer_than: since, rows_per_sec_max };
+            backfill(session, &backfill_of, &confirming).await
+        }
+    }
+}
+
+async fn list<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
+    let handlers = session.operator().handlers().await?;
+    if session.output.is_json {
+        session.output.document(&handlers)?;
+        return Ok(Exit::Well);
+    }
+    let columns =
+        [text("HANDLER"), text("FORMERLY"), word("STATE"), number("PROCESSES"), number("OPEN"), number("POISONED")];
+    let row = |handler: &HandlerStatus| {
+        let formerly = handler.former_keys.join(", ");
+        vec![
+            cell(&handler.handler_key),
+            cell(if formerly.is_empty() { "-" } else { &formerly }),
+            state(handler),
+            cell(handler.processors),
+            cell(handler.due + handler.later + handler.running),
+            Cell::count(handler.poisoned, Tone::Problem),
+        ]
+    };
+    match handlers.is_empty() {
+        true => session.output.line("none: no process has registered a handler yet")?,
+        false => session.output.table(&columns, handlers.iter().map(row).collect())?,
+    }
+    Ok(Exit::Well)
+}
+
+/// Whether anybody claims for it.
+pub fn state(handler: &HandlerStatus) -> Cell {
+    match (handler.paused_at, handler.processors) {
+        (Some(since), _) => cell(format!("paused {}", when::age(since))).toned(Tone::Warning),
+        (None, 0) => cell("nobody").toned(Tone::Warning),
+        (None, _) => cell("running"),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Pause,
+    Resume,
+}
+
+async fn change<B: Backend>(
+    session: &Session<B>,
+    key: &str,
+    confirming: &Confirming,
+    change: Change,
+) -> Result<Exit, Failure> {
+    confirming.check()?;
+    let verb = match change {
+        Change::Pause => "pause",
+        Change::Resume => "resume",
+    };
+    let handlers = session.operator().handlers().await?;
+    let is_it =
+        |handler: &&HandlerStatus| handler.handler_key == key || handler.former_keys.iter().any(|former| former == key);
+    let Some(handler) = handlers.iter().find(is_it) else {
+        let known: Vec<&str> = handlers.iter().map(|handler| handler.handler_key.as_str()).collect();
+        return Err(Failure::usage(format!("there is no handler key {key:?}; there are: {}", known.join(", "))));
+    };
+    let is_changing = handler.paused_at.is_some() != (change == Change::Pause);
+    let open = handler.due + handler.later;
+    let is_changed = if !is_changing || confirming.is_dry_run {
+        false
+    } else {
+        confirming.ask(&format!("{verb} this handler, for which {open} deliveries wait?"))?;
+        let operator = session.acting(confirming.reason.as_ref());
+        match change {
+            Change::Pause => operator.pause(key).await?,
+            Change::Resume => operator.resume(key).await?,
+        }
+    };
+    let output = session.output;
+    match (output.is_json, is_changed) {
+        (true, _) => output.document(&json!({
+            "action": verb, "handler_key": handler.handler_key, "dry_run": confirming.is_dry_run, "changes": is_changing,
+            "affected": u8::from(is_changed), "open": open,
+        }))?,
+        (false, true) => output.line(format!("{verb}: {}, {open} deliveries wait", handler.handler_key))?,
+        (false, false) if is_changing => output.line(format!("would {verb} {}, {open} deliveries wait", handler.handler_key))?,
+        (false, false) => output.line(format!("nothing to {verb}: {} is so already", handler.handler_key))?,
+    }
+    Ok(Exit::Well)
+}
+
+async fn backfill<B: Backend>(
+    session: &Session<B>,
+    backfill: &Backfill,
+    confirming: &Confirming,
+) -> Result<Exit, Failure> {
+    confirming.check()?;
+    confirming.ask("make deliveries for all messages of these topics that the handler does not have yet?")?;
+    let bar = progress::of(session.output, None, "made");
+    let made = session.acting(confirming.reason.as_ref()).backfill(backfill, |made| bar.set_position(made)).await?;
+    bar.finish_and_clear();
+    match session.output.is_json {
+        true => session
+            .output
+            .document(&json!({ "action": "backfill", "handler_key": backfill.handler_key, "affected": made }))?,
+        false => session.output.line(format!("backfill: {made} deliveries"))?,
+    }
+    Ok(Exit::Well)
+}
+
+async fn rename_plan<B: Backend>(session: &Session<B>, path: &Path) -> Result<Exit, Failure> {
+    let manifest: Manifest = read(path)?;
+    let plan = manifest.plan(&session.operator().handlers().await?);
+    let is_safe = plan.iter().all(PlannedHandler::is_safe);
+    match session.output.is_json {
+        true => session.output.document(&json!({ "is_safe": is_safe, "handlers": plan }))?,
+        false => print_plan(session.output, &plan, is_safe)?,
+    }
+    Ok(if is_safe { Exit::Well } else { Exit::Problem })
+}
+
+fn read(path: &Path) -> Result<Manifest, Failure> {
+    let cannot = |why: String| Failure::usage(format!("cannot read the manifest {}: {why}", path.display()));
+    let mut text = String::new();
+    let read = match path == Path::new("-") {
+        true => std::io::stdin().read_to_string(&mut text).map(drop),
+        false => std::fs::read_to_string(path).map(|read| text = read),
+    };
+    read.map_err(|error| cannot(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| cannot(error.to_string()))
+}
+
+fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io::Result<()> {
+    let columns = [text("HANDLER"), text("CHANGE"), number("OPEN"), number("POISONED"), word("SAFE")];
+    let row = |one: &PlannedHandler| {
+        let change = match &one.change {
+            KeyChange::Kept => "kept".to_owned(),
+            KeyChange::Renamed { to } => format!("renamed to {to}"),
+            KeyChange::New => "new".to_owned(),
+            KeyChange::Removed => "removed".to_owned(),
+        };
+        let safe = if one.is_safe() { cell("yes") } else { cell("NO").toned(Tone::Problem) };
+        vec![cell(&one.handler_key), cell(change), cell(one.open), cell(one.poisoned), safe]
+    };
+    output.table(&columns, plan.iter().map(row).collect())?;
+    match is_safe {
+        true => output.line("safe: nothing is left behind"),
+        false => output.line("not safe: keep the handler, or name its key in .formerly(), until nothing is left"),
+    }
+}

@@ -1,0 +1,109 @@
+//! The `wharf` binary: what people do with an inbox, from a shell. One file a command; the library's [`wharf::Operator`] does the work.
+//!
+//! Nothing here knows SQL or Kafka's client, runs a handler or prints around `output.rs`.
+#![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
+
+mod arguments;
+mod audit;
+mod cleanup;
+mod confirm;
+mod connect;
+mod deliveries;
+mod doctor;
+mod escape;
+mod exit;
+mod filter;
+mod handlers;
+mod migrate;
+mod output;
+mod poisoned;
+mod progress;
+mod quarantine;
+mod record;
+mod replay;
+mod session;
+mod status;
+mod when;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use wharf::{Backend, Postgres, Sqlite};
+
+use arguments::{Arguments, Command, MigrateArguments};
+use connect::Database;
+use exit::{Exit, Failure};
+use output::Output;
+use session::Session;
+
+fn main() -> ExitCode {
+    let is_json = std::env::args_os().any(|argument| argument == "--json");
+    let ended = match Arguments::try_parse() {
+        Ok(arguments) => run(arguments),
+        Err(error) if !error.use_stderr() => {
+            // Help and the version. Nobody reading them is no trouble.
+            let _ = error.print();
+            Ok(Exit::Well)
+        }
+        Err(error) => Err(Failure::usage(error.render().to_string().trim_end())),
+    };
+    let exit = match ended {
+        Ok(exit) => exit,
+        Err(Failure::OutputClosed) => Exit::Well,
+        Err(Failure::Told(exit, message)) => {
+            // clap's begin with a word of their own.
+            let prefix = if is_json || message.starts_with("error: ") { "" } else { "wharf: " };
+            let text = Failure::text(&format!("{prefix}{message}"), exit, Output::new(is_json));
+            let _ = writeln!(std::io::stderr(), "{text}");
+            exit
+        }
+    };
+    ExitCode::from(exit as u8)
+}
+
+#[tokio::main]
+async fn run(arguments: Arguments) -> Result<Exit, Failure> {
+    let Arguments { database, is_json, actor, command } = arguments;
+    let output = Output::new(is_json);
+    if let Command::Completions { shell } = command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Arguments::command(), "wharf", &mut script);
+        output::own_text(&String::from_utf8_lossy(&script))?;
+        return Ok(Exit::Well);
+    }
+    let actor = actor.unwrap_or_else(session::actor);
+    let database = Database::given(&database)?;
+    let is_print = matches!(command, Command::Migrate(MigrateArguments { is_print: true, .. }));
+    match database {
+        Database::Postgres(_) if is_print => migrate::print::<Postgres>(output),
+        Database::Sqlite(_) if is_print => migrate::print::<Sqlite>(output),
+        Database::Postgres(url) => {
+            let store = connect::postgres(&url).await?;
+            dispatch(&Session { store, output, actor }, command).await
+        }
+        Database::Sqlite(path) => {
+            let store = connect::sqlite(&path, command.is_making()).await?;
+            dispatch(&Session { store, output, actor }, command).await
+        }
+    }
+}
+
+async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<Exit, Failure> {
+    if !command.is_for_any_schema() {
+        session.check_schema().await?;
+    }
+    match command {
+        Command::Status => status::run(session).await,
+        Command::Doctor { kafka } => doctor::run(session, &kafka).await,
+        Command::Poisoned(command) => poisoned::run(session, command).await,
+        Command::Deliveries(command) => deliveries::run(session, command).await,
+        Command::Quarantine(command) => quarantine::run(session, command).await,
+        Command::Handlers(command) => handlers::run(session, command).await,
+        Command::Cleanup(arguments) => cleanup::run(session, &arguments).await,
+        Command::Audit { kafka } => audit::run(session, &kafka).await,
+        Command::Migrate(MigrateArguments { command, .. }) => migrate::run(session, command).await,
+        // Needs no database, and was done before one was opened.
+        Command::Completions { .. } => Ok(Exit::Well),
+    }
+}

@@ -1,0 +1,90 @@
+//! `poisoned`: what was given up, by delivery or by kind of error; replayed or discarded by `replay.rs`.
+
+use clap::Subcommand;
+use wharf::{Backend, ErrorSummary, State};
+
+use crate::deliveries::{self, ShowArguments};
+use crate::exit::{Exit, Failure};
+use crate::filter::DeliveryOptions;
+use crate::output::{Output, brief, cell, maybe, number, text, word};
+use crate::replay::{self, Acting, CanaryArguments};
+use crate::session::Session;
+use crate::when;
+
+#[derive(Debug, Subcommand)]
+pub enum PoisonedCommand {
+    /// Poisoned deliveries, the oldest first
+    List {
+        #[command(flatten)]
+        options: DeliveryOptions,
+        /// Count them by kind of error instead
+        #[arg(long = "by-error", conflicts_with_all = [
+            "handler", "message", "source", "topic", "cause", "error", "fingerprint", "older_than", "newer_than", "limit",
+        ])]
+        is_by_error: bool,
+        /// At most so many
+        #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+    },
+    /// One of them with its record and history
+    Show(ShowArguments),
+    /// Give them a fresh set of retries, due now; by --message also discarded ones
+    Replay {
+        #[command(flatten)]
+        options: DeliveryOptions,
+        #[command(flatten)]
+        acting: Acting,
+        #[command(flatten)]
+        canary: CanaryArguments,
+    },
+    /// Give them up for good; by --message also pending ones
+    Discard {
+        #[command(flatten)]
+        options: DeliveryOptions,
+        #[command(flatten)]
+        acting: Acting,
+    },
+}
+
+pub async fn run<B: Backend>(session: &Session<B>, command: PoisonedCommand) -> Result<Exit, Failure> {
+    match command {
+        PoisonedCommand::List { is_by_error: true, .. } => by_error(session).await,
+        PoisonedCommand::List { options, limit, is_by_error: false } => {
+            let limit_and_one = limit.saturating_add(1);
+            let found = session.operator().deliveries(&options.filter(), Some(State::Poisoned), limit_and_one).await?;
+            deliveries::list(session.output, found, limit, deliveries::poisoned_table)
+        }
+        PoisonedCommand::Show(arguments) => deliveries::show(session, &arguments, Some(State::Poisoned)).await,
+        PoisonedCommand::Replay { options, acting, canary } => {
+            replay::replay(session, options.filter(), &acting, &canary).await
+        }
+        PoisonedCommand::Discard { options, acting } => replay::discard(session, options.filter(), &acting).await,
+    }
+}
+
+async fn by_error<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
+    let errors = session.operator().poisoned_errors().await?;
+    match (session.output.is_json, errors.is_empty()) {
+        (true, _) => session.output.document(&errors)?,
+        (false, true) => session.output.line("none")?,
+        (false, false) => print(session.output, &errors)?,
+    }
+    Ok(Exit::Well)
+}
+
+fn print(output: Output, errors: &[ErrorSummary]) -> std::io::Result<()> {
+    let columns =
+        [text("HANDLER"), text("REASON"), word("KIND"), number("COUNT"), text("EXAMPLE"), word("FIRST"), word("LAST")];
+    let row = |error: &ErrorSummary| {
+        vec![
+            maybe(error.handler_key.as_deref()),
+            maybe(error.reason.as_deref()),
+            maybe(error.fingerprint.as_deref()),
+            cell(error.poisoned),
+            brief(error.example.as_deref(), 100),
+            maybe(error.first_at.map(when::age)),
+            maybe(error.last_at.map(when::age)),
+        ]
+    };
+    output.table(&columns, errors.iter().map(row).collect())
+}

@@ -1,0 +1,260 @@
+//! `quarantine`: records that could not become messages. Looked at, accepted anew by a running inbox, or deleted.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use clap::Subcommand;
+use serde_json::json;
+use wharf::{Backend, QuarantineFilter, QuarantineSummary};
+
+use crate::exit::{Exit, Failure};
+use crate::filter::{self, QuarantineOptions};
+use crate::output::{Output, brief, cell, maybe, number, text, word};
+use crate::record::{self, PayloadOption};
+use crate::replay::Acting;
+use crate::session::Session;
+use crate::when;
+
+/// How often it is looked what became of a replay.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Records that are looked through for it, and counted beyond a limit.
+const LOOK_ROWS_MAX: u32 = 10_000;
+
+#[derive(Debug, Subcommand)]
+pub enum QuarantineCommand {
+    /// Quarantined records, the oldest first
+    List {
+        #[command(flatten)]
+        options: QuarantineOptions,
+        /// At most so many
+        #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+    },
+    /// One record
+    Show {
+        /// Its number
+        id: i64,
+        #[command(flatten)]
+        payload: PayloadOption,
+    },
+    /// Have a running inbox accept them anew, identity and all
+    Replay {
+        #[command(flatten)]
+        options: QuarantineOptions,
+        #[command(flatten)]
+        acting: Acting,
+        /// How long to wait for what becomes of them; 0s: do not
+        #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+        wait: Duration,
+    },
+    /// Delete them: what they held is gone
+    Discard {
+        #[command(flatten)]
+        options: QuarantineOptions,
+        #[command(flatten)]
+        acting: Acting,
+    },
+}
+
+pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -> Result<Exit, Failure> {
+    match command {
+        QuarantineCommand::List { options, limit } => list(session, &options.filter(), limit).await,
+        QuarantineCommand::Show { id, payload } => show(session, id, payload).await,
+        QuarantineCommand::Replay { options, acting, wait } => {
+            let Some(meant) = agreed(session, options.filter(), &acting, "replay").await? else {
+                return Ok(Exit::Well);
+            };
+            let operator = session.acting(acting.confirming.reason.as_ref());
+            let asked = operator.replay_quarantined(&meant.filter, acting.limit).await?;
+            let became = became(session, &meant, wait).await?;
+            meant.tell_replayed(session.output, asked, &became)
+        }
+        QuarantineCommand::Discard { options, acting } => {
+            let Some(meant) = agreed(session, options.filter(), &acting, "discard").await? else {
+                return Ok(Exit::Well);
+            };
+            let operator = session.acting(acting.confirming.reason.as_ref());
+            let discarded = operator.discard_quarantined(&meant.filter, acting.limit).await?;
+            meant.tell_discarded(session.output, discarded)
+        }
+    }
+}
+
+async fn list<B: Backend>(session: &Session<B>, filter: &QuarantineFilter, limit: u32) -> Result<Exit, Failure> {
+    let mut found = session.operator().quarantined(filter, limit.saturating_add(1)).await?;
+    let is_all = found.len() <= limit as usize;
+    found.truncate(limit as usize);
+    match (session.output.is_json, found.is_empty()) {
+        (true, _) => session.output.document(&found)?,
+        (false, true) => session.output.line("none")?,
+        (false, false) => table(session.output, &found)?,
+    }
+    if !is_all && !session.output.is_json {
+        session.output.line(format!("there are more than these {limit}: raise --limit, or say which"))?;
+    }
+    Ok(Exit::Well)
+}
+
+fn table(output: Output, found: &[QuarantineSummary]) -> std::io::Result<()> {
+    let columns =
+        [number("ID"), text("FROM"), text("REASON"), text("DETAIL"), number("BYTES"), word("REPLAY"), word("AGE")];
+    let row = |one: &QuarantineSummary| {
+        let from = match (one.kafka_partition, one.kafka_offset) {
+            (Some(partition), Some(offset)) => format!("{}[{partition}]@{offset}", one.topic),
+            _ => one.topic.clone(),
+        };
+        let replay = match (one.replay_asked_at, one.replays) {
+            (Some(_), _) => "asked".to_owned(),
+            (None, 0) => "-".to_owned(),
+            (None, replays) => format!("{replays}x"),
+        };
+        vec![
+            cell(one.id),
+            cell(from),
+            cell(&one.reason),
+            brief(one.detail.as_deref(), 100),
+            maybe(one.payload_bytes),
+            cell(replay),
+            cell(when::age(one.quarantined_at)),
+        ]
+    };
+    output.table(&columns, found.iter().map(row).collect())
+}
+
+async fn show<B: Backend>(session: &Session<B>, id: i64, payload: PayloadOption) -> Result<Exit, Failure> {
+    let Some(details) = session.operator().quarantined_record(id).await? else {
+        return Err(Failure::problem(format!("there is no quarantined record {id}")));
+    };
+    let (output, summary) = (session.output, &details.summary);
+    if output.is_json {
+        let record = record::document(&details.record, payload);
+        output.document(&json!({ "quarantine": summary, "record": record }))?;
+        return Ok(Exit::Well);
+    }
+    let mut fields = vec![
+        ("id", cell(summary.id)),
+        ("reason", cell(&summary.reason)),
+        ("detail", maybe(summary.detail.as_deref())),
+        ("quarantined", cell(when::at(summary.quarantined_at))),
+        ("replay asked", maybe(summary.replay_asked_at.map(when::at))),
+        ("replays", cell(summary.replays)),
+    ];
+    fields.extend(record::fields(&details.record, payload));
+    output.fields(fields)?;
+    record::payload(&details.record, payload, output)?;
+    Ok(Exit::Well)
+}
+
+/// The records that an act takes.
+struct Meant {
+    filter: QuarantineFilter,
+    records: Vec<QuarantineSummary>,
+    /// Beyond the limit, counted up to a bound.
+    beyond: usize,
+}
+
+/// What is meant, once it is agreed to; nothing, when there is nothing to do.
+async fn agreed<B: Backend>(
+    session: &Session<B>,
+    mut filter: QuarantineFilter,
+    acting: &Acting,
+    verb: &str,
+) -> Result<Option<Meant>, Failure> {
+    filter.all = acting.is_all;
+    filter::refuse_empty(&filter)?;
+    acting.confirming.check()?;
+    let mut records = session.operator().quarantined(&filter, acting.limit.max(LOOK_ROWS_MAX)).await?;
+    let beyond = records.len().saturating_sub(acting.limit as usize);
+    records.truncate(acting.limit as usize);
+    let (output, count, is_dry_run) = (session.output, records.len(), acting.confirming.is_dry_run);
+    if is_dry_run || count == 0 {
+        match (output.is_json, count) {
+            (true, _) => output.document(&json!({
+                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": beyond, "records": records,
+            }))?,
+            (false, 0) => output.line(format!("there is nothing to {verb}"))?,
+            (false, _) => {
+                table(output, &records)?;
+                output.line(format!("would {verb} {count}; {beyond} more remain"))?;
+            }
+        }
+        return Ok(None);
+    }
+    if !output.is_json {
+        table(output, &records[..count.min(10)])?;
+    }
+    acting.confirming.ask(&format!("{verb} {count} records?"))?;
+    Ok(Some(Meant { filter, records, beyond }))
+}
+
+/// What has become of records whose replay was asked for.
+#[derive(Default)]
+struct Became {
+    left: usize,
+    stayed: Vec<QuarantineSummary>,
+    waiting: usize,
+}
+
+async fn became<B: Backend>(session: &Session<B>, meant: &Meant, wait: Duration) -> Result<Became, Failure> {
+    let ids: HashSet<i64> = meant.records.iter().map(|record| record.id).collect();
+    let deadline = Instant::now() + wait;
+    // Not by the whole filter: the reason may be another now.
+    let filter =
+        QuarantineFilter { topic: meant.filter.topic.clone(), id: meant.filter.id, ..QuarantineFilter::default() };
+    loop {
+        let there = session.operator().quarantined(&filter, LOOK_ROWS_MAX).await?;
+        // Those beyond what was looked through are not known, and count as waiting.
+        let seen_to =
+            if there.len() < LOOK_ROWS_MAX as usize { i64::MAX } else { there.last().map_or(0, |last| last.id) };
+        let ours: Vec<QuarantineSummary> = there.into_iter().filter(|record| ids.contains(&record.id)).collect();
+        let left = ids.iter().filter(|id| **id <= seen_to).count() - ours.len();
+        let stayed: Vec<_> = ours.into_iter().filter(|record| record.replay_asked_at.is_none()).collect();
+        let waiting = ids.len() - left - stayed.len();
+        if waiting == 0 || Instant::now() >= deadline {
+            return Ok(Became { left, stayed, waiting });
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+impl Meant {
+    fn tell_replayed(&self, output: Output, asked: u64, became: &Became) -> Result<Exit, Failure> {
+        let Became { left, stayed, waiting } = became;
+        let is_whole = stayed.is_empty() && *waiting == 0 && self.beyond == 0;
+        let exit = if is_whole { Exit::Well } else { Exit::Partly };
+        if output.is_json {
+            output.document(&json!({
+                "action": "replay", "dry_run": false, "affected": asked, "remaining": self.beyond,
+                "left_quarantine": left, "stayed": stayed, "waiting": waiting,
+            }))?;
+            return Ok(exit);
+        }
+        output.line(format!("replay: asked for {asked} records"))?;
+        output.line(format!("{left} left the quarantine, {} could not be accepted, {waiting} wait", stayed.len()))?;
+        if !stayed.is_empty() {
+            table(output, stayed)?;
+        }
+        if *waiting > 0 {
+            output.line("a running inbox that subscribes to their topic takes them up")?;
+        }
+        self.tell_beyond(output)?;
+        Ok(exit)
+    }
+
+    fn tell_discarded(&self, output: Output, discarded: u64) -> Result<Exit, Failure> {
+        match output.is_json {
+            true => output.document(
+                &json!({ "action": "discard", "dry_run": false, "affected": discarded, "remaining": self.beyond }),
+            )?,
+            false => {
+                output.line(format!("discard: {discarded} records"))?;
+                self.tell_beyond(output)?;
+            }
+        }
+        Ok(if self.beyond > 0 { Exit::Partly } else { Exit::Well })
+    }
+
+    fn tell_beyond(&self, output: Output) -> std::io::Result<()> {
+        if self.beyond > 0 { output.line(format!("{} more remain", self.beyond)) } else { Ok(()) }
+    }
+}

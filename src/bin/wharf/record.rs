@@ -1,0 +1,96 @@
+//! A record as it is shown: where it came from and how large it is; its key, header values and payload only when they are asked for.
+
+use std::fmt::Write;
+use std::io;
+
+use serde_json::{Value, json};
+use wharf::Record;
+
+use crate::output::{Cell, Output, cell, maybe, verbatim};
+use crate::when;
+
+/// Whether what people wrote is shown.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct PayloadOption {
+    /// Show the payload, the key and the values of headers too
+    #[arg(long = "show-payload")]
+    is_shown: bool,
+}
+
+pub fn fields(record: &Record, payload: PayloadOption) -> Vec<(&'static str, Cell)> {
+    let position = record.get_position();
+    let mut fields = vec![
+        ("topic", cell(record.get_topic())),
+        ("partition, offset", maybe(position.map(|at| format!("{}, {}", at.partition, at.offset)))),
+        ("recorded", maybe(record.get_recorded_at().map(when::at))),
+        ("key", maybe(record.get_key().map(|key| if payload.is_shown { shown(key) } else { hidden(key) }))),
+    ];
+    for (name, value) in record.get_headers().iter() {
+        let value =
+            value.map_or_else(|| "-".to_owned(), |value| if payload.is_shown { shown(value) } else { hidden(value) });
+        fields.push(("header", cell(format!("{}: {value}", shown(name)))));
+    }
+    fields.push(("payload", maybe(record.get_payload().map(hidden))));
+    fields
+}
+
+/// The payload below its fields, when it is asked for.
+pub fn payload(record: &Record, payload: PayloadOption, output: Output) -> io::Result<()> {
+    let Some(bytes) = record.get_payload().filter(|_| payload.is_shown) else { return Ok(()) };
+    output.line("")?;
+    let pretty = serde_json::from_slice::<Value>(bytes).and_then(|value| serde_json::to_string_pretty(&value));
+    for line in pretty.unwrap_or_else(|_| shown_lines(bytes)).lines() {
+        verbatim(line)?;
+    }
+    Ok(())
+}
+
+pub fn document(record: &Record, payload: PayloadOption) -> Value {
+    let position = record.get_position();
+    let bytes = |bytes: Option<&[u8]>| match bytes {
+        None => Value::Null,
+        Some(bytes) if !payload.is_shown => json!({ "bytes": bytes.len() }),
+        Some(bytes) => match std::str::from_utf8(bytes) {
+            Ok(text) => json!({ "bytes": bytes.len(), "text": text }),
+            Err(_) => json!({ "bytes": bytes.len(), "hex": hex(bytes) }),
+        },
+    };
+    let headers: Vec<Value> = record
+        .get_headers()
+        .iter()
+        .map(|(name, value)| json!({ "name": shown(name), "value": bytes(value) }))
+        .collect();
+    json!({
+        "topic": record.get_topic(),
+        "partition": position.map(|at| at.partition),
+        "offset": position.map(|at| at.offset),
+        "recorded_at": record.get_recorded_at().map(when::at),
+        "key": bytes(record.get_key()),
+        "headers": headers,
+        "payload": bytes(record.get_payload()),
+    })
+}
+
+fn hidden(bytes: &[u8]) -> String {
+    format!("{} bytes", bytes.len())
+}
+
+/// As text where it is text, else in hexadecimal.
+fn shown(bytes: &[u8]) -> String {
+    std::str::from_utf8(bytes).map_or_else(|_| hex(bytes), str::to_owned)
+}
+
+fn shown_lines(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.chunks(32).map(hex).collect::<Vec<_>>().join("\n"),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut hex, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}

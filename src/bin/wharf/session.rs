@@ -1,0 +1,49 @@
+//! What every command has: the store, the output, and in whose name it acts.
+
+use wharf::{Backend, Operator, Store};
+
+use crate::exit::Failure;
+use crate::output::Output;
+
+pub struct Session<B: Backend> {
+    pub store: Store<B>,
+    pub output: Output,
+    pub actor: String,
+}
+
+impl<B: Backend> Session<B> {
+    /// To look.
+    pub fn operator(&self) -> Operator<B> {
+        self.store.operate().acting_as(&self.actor)
+    }
+
+    /// To act, for a reason.
+    pub fn acting(&self, reason: Option<&String>) -> Operator<B> {
+        match reason {
+            Some(reason) => self.operator().because(reason),
+            None => self.operator(),
+        }
+    }
+
+    /// Says what to do where there is no inbox, before a statement fails on it.
+    pub async fn check_schema(&self) -> Result<(), Failure> {
+        let version = self.store.schema_version().await?;
+        match version.found {
+            None => Err(Failure::problem("there is no inbox in this database: run `wharf migrate`")),
+            Some(found) if found < version.known => Err(Failure::problem(format!(
+                "the inbox schema has version {found} and this build needs {}: run `wharf migrate`",
+                version.known
+            ))),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// The user and host of this machine.
+pub fn actor() -> String {
+    let user = whoami::username().unwrap_or_else(|_| "somebody".to_owned());
+    match whoami::hostname() {
+        Ok(host) => format!("{user}@{host}"),
+        Err(_) => user,
+    }
+}

@@ -1,0 +1,75 @@
+//! `status`: what is still to be done for each handler, who does it, and how fast.
+
+use serde_json::json;
+use wharf::{Backend, HandlerStatus, ProcessorStatus};
+
+use crate::exit::{Exit, Failure};
+use crate::handlers::state;
+use crate::output::{Cell, Tone, cell, maybe, number, text, word};
+use crate::session::Session;
+use crate::when;
+
+pub async fn run<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
+    let (operator, output) = (session.operator(), session.output);
+    let (handlers, processors) = (operator.handlers().await?, operator.processors().await?);
+    if output.is_json {
+        output.document(&json!({ "handlers": handlers, "processors": processors }))?;
+        return Ok(Exit::Well);
+    }
+    if handlers.is_empty() {
+        output.line("no process has registered a handler yet")?;
+        return Ok(Exit::Well);
+    }
+    let columns = [
+        text("HANDLER"),
+        text("STATE"),
+        number("DUE"),
+        number("LATER"),
+        number("RUNNING"),
+        number("POISONED"),
+        word("OLDEST"),
+        number("DONE/s"),
+        number("FAILED/s"),
+    ];
+    output.table(&columns, handlers.iter().map(handler_row).collect())?;
+    let alive = processors.iter().filter(|processor| processor.is_alive).count();
+    output.line("")?;
+    output.line(format!("processes: {alive} alive"))?;
+    if !processors.is_empty() {
+        let columns =
+            [text("PROCESS"), word("VERSION"), word("STATE"), word("SEEN"), number("RUNNING"), text("HANDLERS")];
+        output.table(&columns, processors.iter().map(processor_row).collect())?;
+    }
+    Ok(Exit::Well)
+}
+
+fn handler_row(handler: &HandlerStatus) -> Vec<Cell> {
+    vec![
+        cell(&handler.handler_key),
+        state(handler),
+        cell(handler.due),
+        cell(handler.later),
+        cell(handler.running),
+        Cell::count(handler.poisoned, Tone::Problem),
+        maybe(handler.oldest_due_secs.map(when::secs)),
+        cell(rate(handler.done_per_sec)),
+        cell(rate(handler.failed_per_sec)),
+    ]
+}
+
+fn processor_row(processor: &ProcessorStatus) -> Vec<Cell> {
+    let state = if processor.is_alive { cell("alive") } else { cell("dead").toned(Tone::Warning) };
+    vec![
+        cell(&processor.name),
+        cell(&processor.version),
+        state,
+        cell(when::age(processor.seen_at)),
+        cell(processor.running),
+        cell(processor.handler_keys.join(", ")),
+    ]
+}
+
+/// Small rates are worth a digit more.
+fn rate(per_sec: f64) -> String {
+    if per_sec > 0.0 && per_sec < 10.0 { format!("{per_sec:.1}") } else { format!("{per_sec:.0}") }
+}

@@ -1,0 +1,130 @@
+//! What people change: only what was meant, bounded, asked for, written down, and nothing more when it is repeated.
+
+use serde_json::json;
+use wharf::Failure;
+
+use super::scene::{Runs, Scene, record, records};
+use crate::cli::program::Program;
+
+/// Three deliveries poisoned of one handler, one of another.
+async fn scene() -> (Scene, Program) {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let mail = runs.answering("mail", |message| Err(Failure::poison(format!("timeout of {}", message.id()))));
+    let stock = runs.answering("stock", |message| match message.id() {
+        "m1" => Err(Failure::poison("out of stock")),
+        _ => Ok(()),
+    });
+    let inbox = scene.inbox().subscribe("orders", mail).subscribe("orders", stock).build().unwrap();
+    inbox.accept_all(["m1", "m2", "m3"].map(record)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let program = Program::on(&scene);
+    (scene, program)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_shows_the_exact_set_and_changes_nothing() {
+    let (scene, program) = scene().await;
+    let before = scene.states().await;
+    let would = program.json(&["poisoned", "replay", "--handler", "mail", "--limit", "2", "--dry-run"], 0).await;
+    assert_eq!((&would["meant"], &would["remaining"]), (&2.into(), &1.into()));
+    let ids: Vec<_> = would["deliveries"].as_array().unwrap().iter().map(|one| one["message_id"].clone()).collect();
+    assert_eq!(scene.states().await, before);
+    assert_eq!(scene.count("inbox_audit").await, 0);
+    assert!(program.well(&["poisoned", "discard", "--all", "--dry-run"]).await.contains("would discard 4; 0 more remain"));
+    assert_eq!(scene.states().await, before);
+
+    let acted = program.json(&["poisoned", "replay", "--handler", "mail", "--limit", "2", "--yes"], 4).await;
+    assert_eq!(acted, json!({ "action": "replay", "dry_run": false, "meant": 2, "affected": 2, "remaining": 1 }));
+    let pending = "SELECT message_id FROM inbox_status WHERE state = 'pending' ORDER BY message_id";
+    let mut ids: Vec<&str> = ids.iter().map(|id| id.as_str().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(scene.database.query_texts(pending).await, ids);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_written_down_with_who_and_why_and_repeating_it_does_nothing() {
+    let (scene, program) = scene().await;
+    let replay = ["poisoned", "replay", "--error", "timeout", "--yes", "--reason", "it is back", "--actor", "alice"];
+    assert!(program.well(&replay).await.contains("replay: 3 deliveries"));
+    assert_eq!(program.well(&replay).await, "there is nothing to replay\n");
+    let audit = "SELECT concat_ws('|', action, affected, operator, reason, filter->>'error') FROM inbox_audit";
+    assert_eq!(scene.database.query_texts(audit).await, ["replay|3|alice|it is back|timeout"]);
+    assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_changed_without_a_yes_or_a_filter() {
+    let (scene, program) = scene().await;
+    let before = scene.states().await;
+    for (arguments, why) in [
+        (&["poisoned", "replay", "--all"][..], "no terminal to ask at"),
+        (&["poisoned", "discard", "--handler", "mail"], "no terminal to ask at"),
+        (&["handlers", "pause", "mail"], "no terminal to ask at"),
+        (&["quarantine", "discard", "--all"], "no terminal to ask at"),
+        (&["handlers", "backfill", "mail", "--topic", "orders"], "no terminal to ask at"),
+        (&["poisoned", "replay", "--yes"], "Give a filter, or --all"),
+        (&["quarantine", "replay", "--yes"], "Give a filter, or --all"),
+        (&["poisoned", "replay", "--yes", "--handler", "nobody"], "no handler key"),
+    ] {
+        let ran = program.run(arguments).await;
+        let told = ran.stderr.replace('\n', " ");
+        assert_eq!((ran.code, told.contains(why)), (2, true), "{arguments:?} {ran:?}");
+    }
+    assert_eq!(scene.states().await, before);
+    assert_eq!(scene.count("inbox_audit").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discard_keeps_the_reason_and_a_replay_by_message_takes_it_back() {
+    let (scene, program) = scene().await;
+    let m2 = ["--message", "m2", "--handler", "mail", "--yes"];
+    program.well(&[&["poisoned", "discard", "--reason", "a test order"], &m2[..]].concat()).await;
+    assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 1);
+    program.well(&[&["poisoned", "replay"], &m2[..]].concat()).await;
+    let shown = program.json(&["deliveries", "show", "m2", "--handler", "mail"], 0).await;
+    assert_eq!((&shown["delivery"]["state"], &shown["delivery"]["replays"]), (&"pending".into(), &1.into()));
+    let history = shown["history"].as_array().unwrap();
+    let told: Vec<_> = history.iter().map(|entry| (entry["action"].clone(), entry["because"].clone())).collect();
+    assert_eq!(told, [("discard".into(), "a test order".into()), ("replay".into(), serde_json::Value::Null)]);
+}
+
+/// Everything poisoned for one reason, and an inbox whose handler is repaired for ids that `is_repaired`.
+async fn canary(count: usize, is_repaired: fn(&str) -> bool, arguments: &[&str], code: i32) -> (serde_json::Value, Scene) {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let broken = runs.answering("mail", |_| Err(Failure::poison("a bad deploy")));
+    let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
+    inbox.accept_all(records(count)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let repaired = runs.answering("mail", move |message| match is_repaired(message.id()) {
+        true => Ok(()),
+        false => Err(Failure::poison("still bad")),
+    });
+    let running = scene.inbox().subscribe("orders", repaired).build().unwrap().start().await.unwrap();
+    let replay = ["poisoned", "replay", "--all", "--yes", "--wait", "30s"];
+    let told = Program::on(&scene).json(&[&replay, arguments].concat(), code).await;
+    running.shutdown(std::time::Duration::from_secs(5)).await.unwrap();
+    (told, scene)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_goes_on_while_it_goes_well_and_says_what_became_of_all() {
+    let (told, scene) = canary(40, |_| true, &["--canary"], 0).await;
+    let expected = json!({
+        "action": "replay", "dry_run": false, "meant": 40, "affected": 40, "remaining": 0, "done": 40, "failed": 0, "stopped": null,
+    });
+    assert_eq!(told, expected);
+    assert_eq!(scene.count("inbox_status WHERE state = 'done'").await, 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_stops_when_too_many_fail_again_and_leaves_the_rest() {
+    let (told, scene) = canary(40, |id| id == "m000000", &["--canary", "--max-failure-ratio", "0.5"], 4).await;
+    assert_eq!((&told["stopped"], &told["affected"], &told["remaining"]), (&"failures".into(), &11.into(), &29.into()));
+    assert_eq!(scene.count("inbox_status WHERE state = 'done'").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_waits_says_what_became_of_it() {
+    let (told, _scene) = canary(3, |id| id != "m000001", &[], 4).await;
+    assert_eq!((&told["done"], &told["failed"], &told["stopped"]), (&2.into(), &1.into(), &serde_json::Value::Null));
+}

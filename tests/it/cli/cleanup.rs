@@ -1,0 +1,37 @@
+//! The retention job: what is finished for long enough goes, counted beforehand, written down, and nothing else.
+
+use super::scene::{Runs, Scene, record, records};
+use crate::cli::program::Program;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn finished_messages_of_the_age_go_and_nothing_else() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept_all(records(25)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let ago = "now() - interval '40 days'";
+    scene
+        .database
+        .execute(&format!("UPDATE inbox_delivery SET finished_at = {ago}; UPDATE inbox_message SET received_at = {ago}"))
+        .await;
+    inbox.accept(record("young")).await.unwrap();
+    inbox.drain().await.unwrap();
+    inbox.accept(record("open")).await.unwrap();
+    let program = Program::on(&scene);
+
+    assert_eq!(program.run(&["cleanup", "--older-than", "30d"]).await.code, 2);
+    let would = program.json(&["cleanup", "--older-than", "30d", "--dry-run"], 0).await;
+    assert_eq!((&would["messages"], &would["deliveries"]), (&25.into(), &25.into()));
+    let kept = program.json(&["cleanup", "--older-than", "30d", "--for-handler", "stock=90d", "--dry-run"], 0).await;
+    assert_eq!(kept["messages"], 0);
+    let unknown = program.run(&["cleanup", "--older-than", "30d", "--for-handler", "stcok=90d", "--yes"]).await;
+    assert_eq!(unknown.code, 2, "{unknown:?}");
+    assert_eq!(scene.count("inbox_message").await, 27);
+
+    let job = ["cleanup", "--older-than", "30d", "--batch", "10", "--yes", "--reason", "nightly", "--actor", "cron"];
+    assert!(program.well(&job).await.starts_with("cleanup: 25 messages, 25 deliveries"));
+    assert_eq!(program.json(&job, 0).await["messages"], 0);
+    assert_eq!(scene.states().await, ["open stock pending", "young stock done"]);
+    let audit = "SELECT concat_ws('|', action, affected, operator, reason, filter->>'older_than') FROM inbox_audit ORDER BY id";
+    assert_eq!(scene.database.query_texts(audit).await, ["purge|25|cron|nightly|30days", "purge|0|cron|nightly|30days"]);
+}

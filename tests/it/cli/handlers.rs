@@ -1,0 +1,85 @@
+//! Handlers: pausing, resuming, old messages for new handlers, what a build would leave behind; and the schema they stand in.
+
+use std::io::Write;
+
+use serde_json::json;
+use wharf::Postgres;
+
+use super::scene::{Database, Runs, Scene, record};
+use crate::cli::program::{Program, finish};
+
+async fn accepted() -> (Scene, Runs, Program) {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail"));
+    inbox.build().unwrap().accept_all(["a", "b"].map(record)).await.unwrap();
+    let program = Program::on(&scene);
+    (scene, runs, program)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_is_paused_and_resumed_once() {
+    let (scene, _runs, program) = accepted().await;
+    assert!(program.well(&["handlers", "pause", "mail", "--dry-run"]).await.starts_with("would pause mail, 2 "));
+    assert!(program.well(&["handlers", "pause", "mail", "--yes"]).await.starts_with("pause: mail, 2 "));
+    assert!(program.well(&["handlers", "pause", "mail", "--yes"]).await.starts_with("nothing to pause"));
+    assert!(program.json(&["handlers", "list"], 0).await[0]["paused_at"].is_string());
+    assert!(program.well(&["handlers", "list"]).await.contains("paused"));
+    assert_eq!(program.json(&["handlers", "resume", "mail", "--yes"], 0).await["affected"], 1);
+    assert_eq!(program.json(&["handlers", "resume", "mail", "--yes"], 0).await["affected"], 0);
+    let audit = "SELECT concat_ws('|', action, affected) FROM inbox_audit ORDER BY id";
+    assert_eq!(scene.database.query_texts(audit).await, ["pause|1", "resume|1"]);
+    assert_eq!(program.run(&["handlers", "pause", "nobody", "--yes"]).await.code, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
+    let (scene, runs, program) = accepted().await;
+    let kept = scene.inbox().subscribe("orders", runs.handler("stock"));
+    let build = kept.subscribe("orders", runs.handler("letters").formerly("mail")).build().unwrap();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(serde_json::to_string(&build.manifest()).unwrap().as_bytes()).unwrap();
+    let path = file.path().to_str().unwrap();
+    let plan = program.json(&["handlers", "rename-plan", "--manifest", path], 0).await;
+    assert_eq!((&plan["is_safe"], &plan["handlers"][0]["change"]), (&true.into(), &json!({ "renamed": { "to": "letters" } })));
+
+    // The same by stdin, of a build that forgot the handler.
+    let mut command = program.command();
+    command.args(["handlers", "rename-plan", "--manifest", "-"]);
+    let mut stdin = tempfile::tempfile().unwrap();
+    stdin.write_all(br#"{"handlers": [{"key": "stock"}]}"#).unwrap();
+    std::io::Seek::rewind(&mut stdin).unwrap();
+    command.stdin(stdin);
+    let ran = finish(command).await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stdout.contains("mail     removed     2         0  NO"), "{}", ran.stdout);
+    assert_eq!(program.run(&["handlers", "rename-plan", "--manifest", "/dev/null"]).await.code, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_handler_is_given_old_messages_once() {
+    let (scene, runs, program) = accepted().await;
+    scene.inbox().subscribe("orders", runs.handler("audit")).build().unwrap().drain().await.unwrap();
+    let backfill = ["handlers", "backfill", "audit", "--topic", "orders", "--since", "1h", "--yes"];
+    assert_eq!(program.well(&backfill).await, "backfill: 2 deliveries\n");
+    assert_eq!(program.json(&backfill, 0).await["affected"], 0);
+    assert_eq!(scene.count("inbox_status WHERE handler_key = 'audit' AND state = 'pending'").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schema_is_made_told_and_printed() {
+    let database = <super::scene::Data as Database>::create().await;
+    let url = Database::url(&database);
+    let program = Program::at(&if url.starts_with("postgres") { url } else { format!("sqlite:{url}") });
+    let none = program.run(&["status"]).await;
+    assert_eq!((none.code, none.stderr.contains("run `wharf migrate`")), (1, true), "{none:?}");
+    assert_eq!(program.run(&["doctor"]).await.code, 1);
+    assert_eq!(program.json(&["migrate", "status"], 1).await["found"], serde_json::Value::Null);
+    assert_eq!(program.json(&["migrate"], 0).await["is_current"], true);
+    assert!(program.well(&["migrate"]).await.contains("nothing to do"));
+    assert_eq!(program.json(&["migrate", "status"], 0).await["is_current"], true);
+    assert!(program.well(&["status"]).await.starts_with("no process has registered a handler"));
+    let sql = program.well(&["migrate", "--print"]).await;
+    let is_postgres = std::any::TypeId::of::<super::scene::Db>() == std::any::TypeId::of::<Postgres>();
+    assert_eq!(sql.contains("GENERATED"), is_postgres);
+    assert!(sql.starts_with("-- version 1\n") && sql.contains("CREATE TABLE inbox_message"));
+}

@@ -1,0 +1,39 @@
+//! The `wharf` binary, run as a person or a script runs it: what it prints, what it changes, and its exit code. On each store.
+#![allow(clippy::duplicate_mod, reason = "that is how one suite runs on two stores")]
+
+pub mod program;
+
+macro_rules! every_store {
+    () => {
+        #[path = "../act.rs"]
+        mod act;
+        #[path = "../cleanup.rs"]
+        mod cleanup;
+        #[path = "../handlers.rs"]
+        mod handlers;
+        #[path = "../hostile.rs"]
+        mod hostile;
+        #[path = "../look.rs"]
+        mod look;
+        #[path = "../quarantine.rs"]
+        mod quarantine;
+    };
+}
+
+mod postgres {
+    pub(crate) use crate::scene;
+
+    every_store!();
+    // These need a server to be told about, or one store is enough.
+    mod audit;
+    mod secrets;
+    mod terminal;
+}
+
+mod sqlite {
+    pub(crate) use crate::conformance::sqlite::scene;
+
+    every_store!();
+    // These need files, or one store is enough.
+    mod refusals;
+}

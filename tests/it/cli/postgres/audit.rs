@@ -1,0 +1,26 @@
+//! The ledger beside a real Kafka: all well, and not.
+
+use crate::cli::program::Program;
+use crate::kafka::stage::{Stage, end};
+use crate::scene::Runs;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_tells_lag_and_what_is_not_as_it_should_be() {
+    let (stage, runs) = (Stage::new(1).await, Runs::new());
+    stage.produce(0, 5).await;
+    let running = stage.start(&runs).await;
+    runs.reached(5).await;
+    end(running).await;
+    stage.produce(0, 5).await;
+    let program = Program::on(&stage.scene);
+    let kafka = ["--brokers", stage.kafka.brokers(), "--group", &stage.group, "--set", "client.id=me"];
+    let healthy = program.json(&[&["audit"], &kafka[..]].concat(), 0).await;
+    assert_eq!((&healthy["partitions"][0]["lag"], &healthy["is_well"]), (&5.into(), &true.into()));
+    assert!(program.well(&[&["audit"], &kafka[..]].concat()).await.contains("all is as it should be"));
+    assert_eq!(program.json(&[&["doctor"], &kafka[..]].concat(), 0).await["audit"]["is_well"], true);
+
+    stage.kafka.commit(&stage.group, &stage.topic, 0, 9).await;
+    let found = program.json(&[&["audit"], &kafka[..]].concat(), 1).await;
+    assert_eq!(found["findings"][0]["code"], "committed ahead");
+    assert!(program.run(&[&["doctor"], &kafka[..]].concat()).await.stdout.contains("somebody else"), "doctor");
+}
