@@ -159,23 +159,29 @@ impl Symptoms {
         let key = &handler.handler_key;
         let open = handler.due + handler.later;
         if handler.poisoned > 0 {
-            let what = format!("{} poisoned deliveries of {key} wait for a person", handler.poisoned);
+            let what = format!(
+                "{} of {key} to be looked at by a person",
+                many(handler.poisoned, "poisoned delivery", "poisoned deliveries")
+            );
             self.problem("poisoned", what, format!("wharf poisoned list --handler {key}"));
         }
         if handler.paused_at.is_some() {
-            let what = format!("{key} is paused{}, {open} deliveries wait", since(handler.paused_at, now));
+            let what = format!("{key} is paused{}; waiting: {}", since(handler.paused_at, now), deliveries(open));
             self.problem("paused", what, format!("wharf handlers resume {key}"));
         } else if handler.processors == 0 && open > 0 {
             let advice = match is_nobody_alive {
                 true => "start the service: no process is alive at all",
                 false => "deploy a build that has the handler, or register it as a former key of its new name",
             };
-            let what =
-                format!("no live process knows {key}{}, {open} deliveries wait", since(handler.unknown_since, now));
+            let what = format!(
+                "no live process knows {key}{}; waiting: {}",
+                since(handler.unknown_since, now),
+                deliveries(open)
+            );
             self.problem("unknown key", what, advice);
         } else if handler.due == 0 && handler.running == 0 && handler.later > 0 {
             let until = handler.next_due_at.map_or_else(String::new, |next| format!(" until {}", at(next)));
-            let what = format!("all {} open deliveries of {key} wait{until}: retries or snoozes", handler.later);
+            let what = format!("nothing of {key} is due{until}: {} with retries or snoozes", deliveries(handler.later));
             self.warning(
                 "backoff",
                 what,
@@ -184,7 +190,7 @@ impl Symptoms {
         } else if handler.oldest_due_secs.is_some_and(|due| due > DUE_SECS_MAX) {
             let age = secs(handler.oldest_due_secs.unwrap_or_default());
             let what =
-                format!("{} deliveries of {key} are due, the oldest for {age}; {} run", handler.due, handler.running);
+                format!("{} of {key} due, the oldest for {age}; running: {}", deliveries(handler.due), handler.running);
             self.warning("slow", what, "raise the handler's concurrency or add processes");
         }
     }
@@ -207,15 +213,18 @@ impl Symptoms {
         for dead in &facts.dead_claims {
             let who = dead.processor.as_deref().unwrap_or("a process that is gone");
             let left = dead.until.duration_since(now).unwrap_or_default();
-            let what = format!("{} deliveries of {} are locked by {who}, which is dead", dead.claims, dead.handler_key);
+            let what = format!("{} of {} locked by {who}, which is dead", deliveries(dead.claims), dead.handler_key);
             let advice = format!("they run again at {}, in {}", at(dead.until), secs(left.as_secs_f64()));
             self.problem("dead process", what, advice);
         }
         if facts.quarantined > 0 {
-            let many = if facts.quarantined >= 10_000 { "10000 or more" } else { &facts.quarantined.to_string() };
+            let count = match facts.quarantined {
+                10_000.. => "10000 records or more".to_owned(),
+                fewer => many(fewer, "record", "records"),
+            };
             self.problem(
                 "quarantine",
-                format!("{many} records in quarantine wait for a person"),
+                format!("{count} in quarantine, to be looked at by a person"),
                 "wharf quarantine list",
             );
         }
@@ -230,6 +239,14 @@ impl Symptoms {
             self.warning("gaps", what, "wharf audit lists them; raise the topics' retention");
         }
     }
+}
+
+fn deliveries(count: u64) -> String {
+    many(count, "delivery", "deliveries")
+}
+
+fn many(count: u64, one: &str, more: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { more })
 }
 
 fn since(moment: Option<SystemTime>, now: SystemTime) -> String {

@@ -51,7 +51,7 @@ async fn claims_of_a_killed_process_and_who_holds_a_snapshot_are_told() {
     scene.until("SELECT count(*) FROM inbox_processor WHERE alive_until < now()").await;
     let diagnosis = scene.store.operate().doctor().await.unwrap();
     let dead = diagnosis.symptoms.iter().find(|symptom| symptom.code == "dead process").unwrap();
-    assert!(dead.what.contains("1 deliveries of stock"), "{dead:?}");
+    assert!(dead.what.contains("1 delivery of stock"), "{dead:?}");
     let oldest = diagnosis.facts.unwrap().oldest_transaction.unwrap();
     assert!(oldest.who.contains("a report") && oldest.who.contains("idle in transaction"), "{oldest:?}");
 }
