@@ -153,15 +153,12 @@ change_quarantined!(AskReplay(
 ));
 change_quarantined!(Delete("DELETE FROM inbox_quarantine"));
 
-pub(super) fn act(conn: &mut SqliteConnection, act: &OwnAct, signed: &Signed) -> Result<u64> {
+pub(super) fn act(conn: &mut SqliteConnection, name: &str, act: &OwnAct, signed: &Signed) -> Result<u64> {
     let key = |handler_key: &str| serde_json::json!({ "handler_key": handler_key }).to_string();
-    let (name, filter) = match act {
-        OwnAct::Replay(filter, _) => ("replay", filter.to_json()),
-        OwnAct::Discard(filter, _) => ("discard", filter.to_json()),
-        OwnAct::Pause(handler_key) => ("pause", key(handler_key)),
-        OwnAct::Resume(handler_key) => ("resume", key(handler_key)),
-        OwnAct::ReplayQuarantined(filter, _) => ("replay quarantined", filter.to_json()),
-        OwnAct::DiscardQuarantined(filter, _) => ("discard quarantined", filter.to_json()),
+    let filter = match act {
+        OwnAct::Replay(filter, _) | OwnAct::Discard(filter, _) => filter.to_json(),
+        OwnAct::Pause(handler_key) | OwnAct::Resume(handler_key) => key(handler_key),
+        OwnAct::ReplayQuarantined(filter, _) | OwnAct::DiscardQuarantined(filter, _) => filter.to_json(),
     };
     let changed = match act {
         OwnAct::Replay(of, limit) | OwnAct::Discard(of, limit) => change(conn, name, of, *limit, signed),

@@ -57,8 +57,8 @@ impl Operating for Sqlite {
     }
 
     async fn act(&self, act: &Act<'_>, signed: &Signed) -> Result<u64> {
-        let (act, signed) = (act::OwnAct::from(act), signed.clone());
-        self.write(move |conn| act::act(conn, &act, &signed)).await
+        let (name, act, signed) = (act.name(), act::OwnAct::from(act), signed.clone());
+        self.write(move |conn| act::act(conn, name, &act, &signed)).await
     }
 
     async fn asked_replays(&self, topics: &[&str], limit: u32) -> Result<Vec<(i64, Record)>> {
