@@ -1,12 +1,14 @@
-//! What both benches stand on: the same scale, servers on a disk, a meter, pairs of the baseline and ours, figures as JSON.
+//! What the benches beside bare SQL stand on: the same scale, servers on a disk, a meter, pairs of the baseline and ours, figures as JSON.
 //!
 //! Nothing here does what is measured.
 
 mod connections;
+mod machine;
 mod meter;
 mod pairs;
 
 pub use connections::on_each_connection;
+pub use machine::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
 pub use meter::{Measured, Meter, print_statements};
 pub use pairs::{Pair, Pairs};
 
@@ -19,40 +21,6 @@ pub const BATCH_ROWS: usize = 500;
 /// Connections the baseline works with; ours uses as many at a time.
 pub const CONNECTIONS: usize = 2;
 pub const PAYLOAD_BYTES: usize = 512;
-
-/// Starts the program again unless it was told where the servers' folders are: they are in memory when there is room, which is right
-/// for tests, but durable writes are measured on a disk.
-pub fn on_a_disk() {
-    if std::env::var_os("TMPDIR").is_none() {
-        let again = std::env::current_exe().unwrap();
-        let disk = std::env::temp_dir();
-        let status =
-            std::process::Command::new(again).args(std::env::args().skip(1)).env("TMPDIR", disk).status().unwrap();
-        std::process::exit(status.code().unwrap_or(1));
-    }
-}
-
-pub fn is_asked_for(flag: &str) -> bool {
-    std::env::args().any(|argument| argument == flag)
-}
-
-/// The number of an argument like `--repeats=3`, by its beginning.
-pub fn argument(name: &str) -> Option<usize> {
-    std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
-}
-
-/// As durable as in production, with room enough that no checkpoint falls into a measurement by its size.
-pub async fn start_postgres() -> Cluster {
-    Cluster::start_with(&[
-        ("synchronous_commit", "on"),
-        ("fsync", "on"),
-        ("full_page_writes", "on"),
-        ("shared_buffers", "1GB"),
-        ("max_wal_size", "8GB"),
-        ("shared_preload_libraries", "pg_stat_statements"),
-    ])
-    .await
-}
 
 /// A fresh database with the inbox's schema, for one measurement.
 pub async fn fresh_database(cluster: &Cluster) -> String {
@@ -77,14 +45,4 @@ pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// Writes figures where scripts find them.
-pub fn write_json(name: &str, figures: &serde_json::Value) {
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let folder = std::path::Path::new(&target).join("bench");
-    std::fs::create_dir_all(&folder).unwrap();
-    let file = folder.join(name);
-    std::fs::write(&file, format!("{figures:#}\n")).unwrap();
-    println!("written to {}", file.display());
 }

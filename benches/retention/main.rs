@@ -15,13 +15,15 @@
 
 mod accepting;
 mod filled;
+#[path = "../common/machine.rs"]
+mod machine;
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 
 use std::time::{Duration, Instant};
 
 use accepting::{Accepting, Latencies};
-use support::postgres::Cluster;
+use machine::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
 use wharf::{Postgres, Purged, Retention, Store};
 
 /// How much is done.
@@ -37,38 +39,19 @@ pub struct Scale {
 }
 
 fn main() {
-    // The servers' folders are in memory when there is room, which is right for tests. Durable writes are measured on a disk.
-    if std::env::var_os("TMPDIR").is_none() {
-        let again = std::env::current_exe().unwrap();
-        let disk = std::env::temp_dir();
-        let status =
-            std::process::Command::new(again).args(std::env::args().skip(1)).env("TMPDIR", disk).status().unwrap();
-        std::process::exit(status.code().unwrap_or(1));
-    }
-    let has = |name: &str| std::env::args().any(|argument| argument == name);
-    let (rows, rate, quiet_secs) = if has("--smoke") { (5_000, 200, 1) } else { (5_000_000, 500, 30) };
+    on_a_disk();
+    let (rows, rate, quiet_secs) = if is_asked_for("--smoke") { (5_000, 200, 1) } else { (5_000_000, 500, 30) };
     let scale = Scale {
         rows: argument("--rows=").unwrap_or(rows),
         rate: argument("--rate=").unwrap_or(rate),
         quiet: Duration::from_secs(argument("--quiet-secs=").unwrap_or(quiet_secs) as u64),
-        keeps_identities: has("--identities"),
+        keeps_identities: is_asked_for("--identities"),
     };
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(run(scale));
 }
 
-fn argument(name: &str) -> Option<usize> {
-    std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
-}
-
 async fn run(scale: Scale) {
-    let cluster = Cluster::start_with(&[
-        ("synchronous_commit", "on"),
-        ("fsync", "on"),
-        ("full_page_writes", "on"),
-        ("shared_buffers", "1GB"),
-        ("max_wal_size", "8GB"),
-    ])
-    .await;
+    let cluster = start_postgres().await;
     let url = filled::database(&cluster, scale).await;
     let store = Store::<Postgres>::connect(&url).await.unwrap();
     let accepting = Accepting::start(&url, scale.rate).await;
@@ -112,8 +95,5 @@ fn report(scale: Scale, without: &Latencies, under: &Latencies, took: Duration) 
         "accept_under_purge_p50_ratio": p50,
         "accept_under_purge_p99_ratio": p99,
     });
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let folder = std::path::Path::new(&target).join("bench");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("retention.json"), format!("{json:#}\n")).unwrap();
+    write_json("retention.json", &json);
 }

@@ -4,6 +4,7 @@
 //! the certificate and the host. Nothing here puts a password into an error or a `Debug`. Settings travel in the start-up packet,
 //! never as session state; a pooler that refuses them gets a plain connection.
 
+use std::error::Error as StdError;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -144,10 +145,22 @@ impl Connector {
 
 /// Takes a connection out of the pool.
 pub(super) async fn get(pool: &Pool<AsyncPgConnection>, target: &str) -> Result<Object<AsyncPgConnection>> {
-    pool.get()
-        .await
-        .map_err(|error| Error::new(Kind::Connection, format!("cannot connect to {target}")).with_source(error))
+    let cannot = |error| Error::new(Kind::Connection, format!("cannot connect to {target}")).with_source(cause(&error));
+    pool.get().await.map_err(cannot)
 }
+
+/// What is at the bottom of it: the pool and the drivers each repeat what is below them.
+fn cause(error: &dyn StdError) -> Cause {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    Cause(error.to_string())
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Cause(String);
 
 /// A refusal by a session that has ended with it is trouble of the connection: whether the statement took effect is not known.
 /// Diesel tells a FATAL error from any other as little as it tells SQLSTATEs, so the session is asked.

@@ -85,7 +85,7 @@ async fn the_doctors_exit_code_says_whether_all_is_well() {
     let (scene, program) = scene().await;
     let ill = program.run(&["doctor"]).await;
     assert_eq!(ill.code, 1, "{ill:?}");
-    assert!(ill.stdout.contains("problem  1 poisoned deliveries") && ill.stdout.contains("HALF WITHIN"), "{}", ill.stdout);
+    assert!(ill.stdout.contains("problem  1 poisoned delivery") && ill.stdout.contains("HALF WITHIN"), "{}", ill.stdout);
     let told = program.json(&["doctor"], 1).await;
     assert_eq!(told["diagnosis"]["symptoms"][0]["code"], "poisoned");
     assert!(told["diagnosis"]["facts"]["lags"][0]["p50_secs"].is_number(), "{told}");

@@ -1,0 +1,47 @@
+//! What every bench needs: its arguments, a server on a disk, and where its figures go.
+
+use crate::support::postgres::Cluster;
+
+/// Starts the program again unless it was told where the servers' folders are: they are in memory when there is room, which is right
+/// for tests, but durable writes are measured on a disk.
+pub fn on_a_disk() {
+    if std::env::var_os("TMPDIR").is_none() {
+        let again = std::env::current_exe().unwrap();
+        let disk = std::env::temp_dir();
+        let status =
+            std::process::Command::new(again).args(std::env::args().skip(1)).env("TMPDIR", disk).status().unwrap();
+        std::process::exit(status.code().unwrap_or(1));
+    }
+}
+
+pub fn is_asked_for(flag: &str) -> bool {
+    std::env::args().any(|argument| argument == flag)
+}
+
+/// The number of an argument like `--repeats=3`, by its beginning.
+pub fn argument(name: &str) -> Option<usize> {
+    std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
+}
+
+/// As durable as in production, with room enough that no checkpoint falls into a measurement by its size.
+pub async fn start_postgres() -> Cluster {
+    Cluster::start_with(&[
+        ("synchronous_commit", "on"),
+        ("fsync", "on"),
+        ("full_page_writes", "on"),
+        ("shared_buffers", "1GB"),
+        ("max_wal_size", "8GB"),
+        ("shared_preload_libraries", "pg_stat_statements"),
+    ])
+    .await
+}
+
+/// Writes figures where scripts find them.
+pub fn write_json(name: &str, figures: &serde_json::Value) {
+    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let folder = std::path::Path::new(&target).join("bench");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join(name);
+    std::fs::write(&file, format!("{figures:#}\n")).unwrap();
+    println!("written to {}", file.display());
+}
