@@ -71,16 +71,7 @@ impl<B: Backend> Operator<B> {
     /// When the database does not answer.
     pub async fn handlers(&self) -> Result<Vec<HandlerStatus>> {
         let mut handlers = self.store.backend.handlers().await?;
-        for processor in self.processors().await?.into_iter().filter(|processor| processor.is_alive) {
-            for (key, rate) in processor.report.unwrap_or_default().rates {
-                let is_of =
-                    |handler: &&mut HandlerStatus| handler.handler_key == key || handler.former_keys.contains(&key);
-                if let Some(handler) = handlers.iter_mut().find(is_of) {
-                    handler.done_per_sec += rate.done_per_sec;
-                    handler.failed_per_sec += rate.failed_per_sec;
-                }
-            }
-        }
+        add_rates(&mut handlers, &self.processors().await?);
         Ok(handlers)
     }
 
@@ -212,10 +203,11 @@ impl<B: Backend> Operator<B> {
     pub async fn doctor(&self) -> Result<Diagnosis> {
         let schema = self.store.schema_version().await?;
         let is_there = schema.found.is_some_and(|found| found >= schema.known);
-        let (facts, handlers, processors) = match is_there {
-            true => (Some(self.facts().await?), self.handlers().await?, self.processors().await?),
+        let (facts, mut handlers, processors) = match is_there {
+            true => (Some(self.facts().await?), self.store.backend.handlers().await?, self.processors().await?),
             false => (None, Vec::new(), Vec::new()),
         };
+        add_rates(&mut handlers, &processors);
         let symptoms = doctor::judge(schema, facts.as_ref(), &handlers, &processors, SystemTime::now());
         Ok(Diagnosis { symptoms, handlers, processors, facts })
     }
@@ -239,6 +231,18 @@ impl<B: Backend> Operator<B> {
         known.sort_unstable();
         known.dedup();
         Err(Error::configuration(format!("there is no handler key {wanted:?}; there are: {}", known.join(", "))))
+    }
+}
+
+/// Adds up what live processes report.
+fn add_rates(handlers: &mut [HandlerStatus], processors: &[ProcessorStatus]) {
+    let alive = processors.iter().filter(|processor| processor.is_alive);
+    for (key, rate) in alive.filter_map(|processor| processor.report.as_ref()).flat_map(|report| &report.rates) {
+        let is_of = |handler: &&mut HandlerStatus| handler.handler_key == *key || handler.former_keys.contains(key);
+        if let Some(handler) = handlers.iter_mut().find(is_of) {
+            handler.done_per_sec += rate.done_per_sec;
+            handler.failed_per_sec += rate.failed_per_sec;
+        }
     }
 }
 

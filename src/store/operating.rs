@@ -7,8 +7,9 @@
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Kind, Result};
@@ -16,7 +17,7 @@ use crate::operate::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
 };
-use crate::record::Record;
+use crate::record::{Headers, Position, Record};
 
 pub trait Operating: Send + Sync + Sized + 'static {
     /// Every key, current and former, with the current key of its handler.
@@ -159,6 +160,41 @@ pub struct SchemaVersion {
     pub found: Option<i32>,
     /// The newest this build knows.
     pub known: i32,
+}
+
+/// Every key with the current key of its handler.
+pub(super) const HANDLER_KEYS: &str = "
+    SELECT k.key, current.key FROM inbox_handler_key k
+    JOIN inbox_handler own ON own.id = k.handler_id
+    JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1";
+
+/// A record as its columns: topic, partition, offset, stamp, id, source, key, headers, payload.
+pub(super) type RecordRow<Stamp> = (
+    String,
+    Option<i32>,
+    Option<i64>,
+    Option<Stamp>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+);
+
+/// The record that was stored so.
+pub(super) fn record<Stamp>(row: RecordRow<Stamp>, time: impl FnOnce(Stamp) -> SystemTime) -> Record {
+    let (topic, partition, offset, recorded_at, id, source, key, headers, payload) = row;
+    Record {
+        topic,
+        id: id.map(Bytes::from),
+        source: source.map(Bytes::from),
+        position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
+        key: key.map(Bytes::from),
+        // Bytes that are not headers can only have been written by somebody else.
+        headers: headers.and_then(|bytes| Headers::decode(&bytes.into())).unwrap_or_default(),
+        payload: payload.map(Bytes::from),
+        recorded_at: recorded_at.map(time),
+    }
 }
 
 /// Rows that a database has written as JSON.

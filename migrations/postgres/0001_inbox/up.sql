@@ -379,6 +379,14 @@ LANGUAGE sql STABLE AS $$
        AND ($1 ->> 'newer_than' IS NULL OR $6 >= now() - ($1 ->> 'newer_than')::interval)
 $$;
 
+-- Whether a delivery may be replayed or discarded, or, for any other word, is poisoned.
+CREATE FUNCTION inbox_is_free_to(action text, status smallint, locked_until timestamptz) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT CASE $1 WHEN 'replay' THEN $2 IN (3, 4)
+                   WHEN 'discard' THEN $2 = 3 OR $2 = 0 AND ($3 IS NULL OR $3 <= now())
+                   ELSE $2 = 3 END
+$$;
+
 -- Where the deliveries are that a filter means: poisoned ones, the oldest first. By message_id also, for a replay, those that were
 -- discarded, and to discard, those that are still pending.
 -- {"handler_key", "message_id", "source", "topic", "reason", "error" (a part of it), "fingerprint", "older_than", "newer_than"
@@ -402,9 +410,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT ctid AS tid, * FROM inbox_delivery WHERE message_seq = m.seq AND handler_id = h.id LIMIT 1) d
         WHERE m.message_id = filter ->> 'message_id'
           AND inbox_is_meant(filter, m.source, m.topic, d.reason, d.last_error, d.finished_at)
-          AND CASE action WHEN 'replay' THEN d.status IN (3, 4)
-                          WHEN 'discard' THEN d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= now())
-                          ELSE d.status = 3 END
+          AND inbox_is_free_to(action, d.status, d.locked_until)
         ORDER BY d.message_seq, d.handler_id LIMIT row_limit;
     ELSE
         PERFORM inbox_check_handler_key(filter ->> 'handler_key');
@@ -435,8 +441,7 @@ BEGIN
     SELECT array_agg(l.tid) INTO tids FROM (
         SELECT d.ctid AS tid FROM inbox_delivery d
         WHERE d.ctid = ANY (ARRAY(SELECT f.tid FROM inbox_matching(filter, row_limit, action) f))
-          AND CASE WHEN inbox_change.action = 'replay' THEN d.status IN (3, 4)
-                   ELSE d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= now()) END
+          AND inbox_is_free_to(inbox_change.action, d.status, d.locked_until)
         FOR UPDATE SKIP LOCKED) l;
     INSERT INTO inbox_audit (action, filter, affected, reason, operator)
     VALUES (inbox_change.action, inbox_change.filter, coalesce(cardinality(tids), 0), inbox_change.reason, inbox_change.operator)

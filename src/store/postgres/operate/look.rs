@@ -10,14 +10,10 @@ use crate::operate::{
     DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
     State,
 };
-use crate::store::operating::{Standing, from_json};
+use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
 
 statement! {
-    HandlerKeys("
-        SELECT k.key, current.key FROM inbox_handler_key k
-        JOIN inbox_handler own ON own.id = k.handler_id
-        JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1")
-    -> (Text, Text) {}
+    HandlerKeys(HANDLER_KEYS) -> (Text, Text) {}
 }
 
 statement! {

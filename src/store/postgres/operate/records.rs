@@ -1,6 +1,5 @@
 //! Records read back whole: of a message with its history, and of the quarantine.
 
-use bytes::Bytes;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, SmallInt, Text, Timestamptz};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
@@ -11,21 +10,10 @@ use super::super::time::from_postgres;
 use super::look;
 use crate::error::Result;
 use crate::operate::{DeliveryDetails, HistoryEntry, QuarantineDetails};
-use crate::record::{Headers, Position, Record};
-use crate::store::operating::{Replayed, from_json};
+use crate::record::Record;
+use crate::store::operating::{self, RecordRow, Replayed, from_json};
 
-/// Topic, partition, offset, stamp, id, source, key, headers, payload.
-type Row = (
-    String,
-    Option<i32>,
-    Option<i64>,
-    Option<PgTimestamp>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-);
+type Row = RecordRow<PgTimestamp>;
 
 statement! {
     MessageRecord("
@@ -133,16 +121,6 @@ async fn read(conn: &mut AsyncPgConnection, id: i64) -> Result<Option<Record>> {
     Ok(rows.map_err(database("cannot read a quarantined record"))?.pop().map(record))
 }
 
-fn record((topic, partition, offset, recorded_at, id, source, key, headers, payload): Row) -> Record {
-    Record {
-        topic,
-        id: id.map(Bytes::from),
-        source: source.map(Bytes::from),
-        position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
-        key: key.map(Bytes::from),
-        // Bytes that are not headers can only have been written by somebody else.
-        headers: headers.and_then(|bytes| Headers::decode(&bytes.into())).unwrap_or_default(),
-        payload: payload.map(Bytes::from),
-        recorded_at: recorded_at.map(from_postgres),
-    }
+fn record(row: Row) -> Record {
+    operating::record(row, from_postgres)
 }

@@ -3,10 +3,10 @@
 use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
-use super::super::clock::{self, micros};
+use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::{only_row, statement};
-use super::look::{by_filter, is_meant};
+use super::look::{by_filter, by_quarantine_filter, is_meant};
 use crate::error::Result;
 use crate::operate::{DeliveryFilter, QuarantineFilter};
 use crate::store::operating::{Act, Signed};
@@ -112,74 +112,47 @@ statement! {
     }
 }
 
-/// Declares a change of the quarantined records that a filter means.
-macro_rules! change_quarantined {
-    ($name:ident($sql:expr)) => {
-        statement! {
-            $name<'a>(concat!($sql, "
-                WHERE id IN (
-                    SELECT id FROM inbox_quarantine
-                    WHERE (?1 IS NULL OR id = ?1) AND (?2 IS NULL OR topic = ?2) AND (?3 IS NULL OR reason = ?3)
-                      AND (?4 IS NULL OR instr(lower(detail), lower(?4)) > 0)
-                      AND (?5 IS NULL OR quarantined_at < ?5) AND (?6 IS NULL OR quarantined_at >= ?6)
-                    ORDER BY id LIMIT ?7)")) {
-                id: Option<i64> => Nullable<BigInt>,
-                topic: Option<&'a str> => Nullable<Text>,
-                reason: Option<&'a str> => Nullable<Text>,
-                detail: Option<&'a str> => Nullable<Text>,
-                before: Option<i64> => Nullable<BigInt>,
-                after: Option<i64> => Nullable<BigInt>,
-                limit: i64 => BigInt,
-            }
-        }
-
-        impl<'a> $name<'a> {
-            fn new(filter: &'a QuarantineFilter, limit: u32, now: i64) -> Self {
-                Self {
-                    id: filter.id,
-                    topic: filter.topic.as_deref(),
-                    reason: filter.reason.as_deref(),
-                    detail: filter.detail.as_deref(),
-                    before: filter.older_than.map(|age| now - micros(age)),
-                    after: filter.newer_than.map(|age| now - micros(age)),
-                    limit: limit.into(),
-                }
-            }
-        }
-    };
-}
-change_quarantined!(AskReplay(
-    "UPDATE inbox_quarantine SET replay_asked_at = coalesce(replay_asked_at, (SELECT at FROM inbox_now))"
+by_quarantine_filter!(AskReplay(
+    "UPDATE inbox_quarantine SET replay_asked_at = coalesce(replay_asked_at, (SELECT at FROM inbox_now))
+     WHERE id IN (SELECT id FROM inbox_quarantine",
+    ")"
 ));
-change_quarantined!(Delete("DELETE FROM inbox_quarantine"));
+by_quarantine_filter!(Delete("DELETE FROM inbox_quarantine WHERE id IN (SELECT id FROM inbox_quarantine", ")"));
 
 pub(super) fn act(conn: &mut SqliteConnection, name: &str, act: &OwnAct, signed: &Signed) -> Result<u64> {
     let key = |handler_key: &str| serde_json::json!({ "handler_key": handler_key }).to_string();
-    let filter = match act {
-        OwnAct::Replay(filter, _) | OwnAct::Discard(filter, _) => filter.to_json(),
-        OwnAct::Pause(handler_key) | OwnAct::Resume(handler_key) => key(handler_key),
-        OwnAct::ReplayQuarantined(filter, _) | OwnAct::DiscardQuarantined(filter, _) => filter.to_json(),
-    };
-    let changed = match act {
+    let acted = match act {
         OwnAct::Replay(of, limit) | OwnAct::Discard(of, limit) => change(conn, name, of, *limit, signed),
-        OwnAct::Pause(handler_key) => Pause { handler_key }.execute(conn).map(|changed| changed.min(1)),
-        OwnAct::Resume(handler_key) => Resume { handler_key }.execute(conn).map(|changed| changed.min(1)),
+        OwnAct::Pause(handler_key) => {
+            let paused = Pause { handler_key }.execute(conn);
+            paused.and_then(|ids| audited(conn, name, &key(handler_key), ids.min(1), signed))
+        }
+        OwnAct::Resume(handler_key) => {
+            let resumed = Resume { handler_key }.execute(conn);
+            resumed.and_then(|ids| audited(conn, name, &key(handler_key), ids.min(1), signed))
+        }
         OwnAct::ReplayQuarantined(of, limit) => {
-            clock::now(conn).and_then(|now| AskReplay::new(of, *limit, now).execute(conn))
+            let asked = clock::now(conn).and_then(|now| AskReplay::new(of, *limit, now).execute(conn));
+            asked.and_then(|records| audited(conn, name, &of.to_json(), records, signed))
         }
         OwnAct::DiscardQuarantined(of, limit) => {
-            clock::now(conn).and_then(|now| Delete::new(of, *limit, now).execute(conn))
+            let deleted = clock::now(conn).and_then(|now| Delete::new(of, *limit, now).execute(conn));
+            deleted.and_then(|records| audited(conn, name, &of.to_json(), records, signed))
         }
     };
-    let written = changed.and_then(|changed| match act {
-        // Written with the history already.
-        OwnAct::Replay(..) | OwnAct::Discard(..) => Ok(changed),
-        OwnAct::Pause(_) | OwnAct::Resume(_) | OwnAct::ReplayQuarantined(..) | OwnAct::DiscardQuarantined(..) => {
-            audit(conn, name, &filter, changed, signed).map(|_| changed)
-        }
-    });
-    let changed = written.map_err(database(format!("cannot {name}")))?;
+    let changed = acted.map_err(database(format!("cannot {name}")))?;
     Ok(u64::try_from(changed).unwrap_or_default())
+}
+
+/// Writes down how many an act has changed, and tells it again.
+fn audited(
+    conn: &mut SqliteConnection,
+    name: &str,
+    filter: &str,
+    changed: usize,
+    signed: &Signed,
+) -> QueryResult<usize> {
+    audit(conn, name, filter, changed, signed).map(|_| changed)
 }
 
 /// Replays or discards what a filter means.

@@ -5,7 +5,7 @@
 use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
 use diesel::{RunQueryDsl, SqliteConnection};
 
-use super::super::clock::{self, micros};
+use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::statement;
 use crate::error::Result;
@@ -13,14 +13,10 @@ use crate::operate::{
     DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
     State,
 };
-use crate::store::operating::{Standing, from_json};
+use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
 
 statement! {
-    HandlerKeys("
-        SELECT k.key, current.key FROM inbox_handler_key k
-        JOIN inbox_handler own ON own.id = k.handler_id
-        JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1")
-    -> (Text, Text) {}
+    HandlerKeys(HANDLER_KEYS) -> (Text, Text) {}
 }
 
 statement! {
@@ -142,8 +138,8 @@ macro_rules! by_filter {
                     reason: filter.reason.as_deref(),
                     error: filter.error.as_deref(),
                     fingerprint: filter.fingerprint.as_deref(),
-                    before: filter.older_than.map(|age| now - micros(age)),
-                    after: filter.newer_than.map(|age| now - micros(age)),
+                    before: filter.older_than.map(|age| now - $crate::store::sqlite::clock::micros(age)),
+                    after: filter.newer_than.map(|age| now - $crate::store::sqlite::clock::micros(age)),
                     word,
                     limit: limit.into(),
                 }
@@ -200,26 +196,49 @@ statement! {
     -> (Text) {}
 }
 
-statement! {
-    QuarantinedList<'a>("
-        SELECT json_object('id', id, 'topic', topic, 'kafka_partition', kafka_partition, 'kafka_offset', kafka_offset, 'reason', reason,
-                           'detail', detail, 'quarantined_at', quarantined_at, 'replay_asked_at', replay_asked_at, 'replays', replays,
-                           'payload_bytes', octet_length(payload))
-        FROM inbox_quarantine
-        WHERE (?1 IS NULL OR id = ?1) AND (?2 IS NULL OR topic = ?2) AND (?3 IS NULL OR reason = ?3)
-          AND (?4 IS NULL OR instr(lower(detail), lower(?4)) > 0)
-          AND (?5 IS NULL OR quarantined_at < ?5) AND (?6 IS NULL OR quarantined_at >= ?6)
-        ORDER BY id LIMIT ?7")
-    -> (Text) {
-        id: Option<i64> => Nullable<BigInt>,
-        topic: Option<&'a str> => Nullable<Text>,
-        reason: Option<&'a str> => Nullable<Text>,
-        detail: Option<&'a str> => Nullable<Text>,
-        before: Option<i64> => Nullable<BigInt>,
-        after: Option<i64> => Nullable<BigInt>,
-        limit: i64 => BigInt,
-    }
+/// Declares a statement about the quarantined records that a filter means: what stands before and behind their choice.
+macro_rules! by_quarantine_filter {
+    ($name:ident($before:literal, $behind:literal) $(-> ($row:ty))?) => {
+        statement! {
+            $name<'a>(concat!($before, "
+                WHERE (?1 IS NULL OR id = ?1) AND (?2 IS NULL OR topic = ?2) AND (?3 IS NULL OR reason = ?3)
+                  AND (?4 IS NULL OR instr(lower(detail), lower(?4)) > 0)
+                  AND (?5 IS NULL OR quarantined_at < ?5) AND (?6 IS NULL OR quarantined_at >= ?6)
+                ORDER BY id LIMIT ?7", $behind)) $(-> ($row))? {
+                id: Option<i64> => Nullable<BigInt>,
+                topic: Option<&'a str> => Nullable<Text>,
+                reason: Option<&'a str> => Nullable<Text>,
+                detail: Option<&'a str> => Nullable<Text>,
+                before: Option<i64> => Nullable<BigInt>,
+                after: Option<i64> => Nullable<BigInt>,
+                limit: i64 => BigInt,
+            }
+        }
+
+        impl<'a> $name<'a> {
+            fn new(filter: &'a QuarantineFilter, limit: u32, now: i64) -> Self {
+                use $crate::store::sqlite::clock::micros;
+                Self {
+                    id: filter.id,
+                    topic: filter.topic.as_deref(),
+                    reason: filter.reason.as_deref(),
+                    detail: filter.detail.as_deref(),
+                    before: filter.older_than.map(|age| now - micros(age)),
+                    after: filter.newer_than.map(|age| now - micros(age)),
+                    limit: limit.into(),
+                }
+            }
+        }
+    };
 }
+pub(super) use by_quarantine_filter;
+
+by_quarantine_filter!(QuarantinedList(
+    "SELECT json_object('id', id, 'topic', topic, 'kafka_partition', kafka_partition, 'kafka_offset', kafka_offset, 'reason', reason,
+                        'detail', detail, 'quarantined_at', quarantined_at, 'replay_asked_at', replay_asked_at, 'replays', replays,
+                        'payload_bytes', octet_length(payload))
+     FROM inbox_quarantine", ""
+) -> (Text));
 
 pub(super) fn handler_keys(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>> {
     HandlerKeys {}.load(conn).map_err(database("cannot read the handler keys"))
@@ -279,14 +298,6 @@ pub(super) fn quarantined(
 ) -> Result<Vec<QuarantineSummary>> {
     let cannot = || database("cannot list the quarantine");
     let now = clock::now(conn).map_err(cannot())?;
-    let list = QuarantinedList {
-        id: filter.id,
-        topic: filter.topic.as_deref(),
-        reason: filter.reason.as_deref(),
-        detail: filter.detail.as_deref(),
-        before: filter.older_than.map(|age| now - micros(age)),
-        after: filter.newer_than.map(|age| now - micros(age)),
-        limit: limit.into(),
-    };
+    let list = QuarantinedList::new(filter, limit, now);
     from_json(list.load(conn).map_err(cannot())?)
 }

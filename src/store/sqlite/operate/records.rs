@@ -1,6 +1,5 @@
 //! Records read back whole: of a message with its history, and of the quarantine.
 
-use bytes::Bytes;
 use diesel::sql_types::{BigInt, Binary, Integer, Nullable, SmallInt, Text};
 use diesel::{RunQueryDsl, SqliteConnection};
 
@@ -10,21 +9,10 @@ use super::super::statement::statement;
 use super::look;
 use crate::error::Result;
 use crate::operate::{DeliveryDetails, HistoryEntry, QuarantineDetails, QuarantineFilter};
-use crate::record::{Headers, Position, Record};
-use crate::store::operating::from_json;
+use crate::record::Record;
+use crate::store::operating::{self, RecordRow, from_json};
 
-/// Topic, partition, offset, stamp, id, source, key, headers, payload.
-type Row = (
-    String,
-    Option<i32>,
-    Option<i64>,
-    Option<i64>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-);
+type Row = RecordRow<i64>;
 
 statement! {
     MessageRecord("
@@ -128,16 +116,6 @@ fn read(conn: &mut SqliteConnection, id: i64) -> Result<Option<Record>> {
     Ok(rows.map_err(database("cannot read a quarantined record"))?.pop().map(record))
 }
 
-fn record((topic, partition, offset, recorded_at, id, source, key, headers, payload): Row) -> Record {
-    Record {
-        topic,
-        id: id.map(Bytes::from),
-        source: source.map(Bytes::from),
-        position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
-        key: key.map(Bytes::from),
-        // Bytes that are not headers can only have been written by somebody else.
-        headers: headers.and_then(|bytes| Headers::decode(&bytes.into())).unwrap_or_default(),
-        payload: payload.map(Bytes::from),
-        recorded_at: recorded_at.map(from_stamp),
-    }
+fn record(row: Row) -> Record {
+    operating::record(row, from_stamp)
 }
