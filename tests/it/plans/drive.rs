@@ -52,7 +52,9 @@ const IDLE_HANDLERS: [&str; 12] = ["i1", "i2", "i3", "i4", "i5", "i6", "i7", "i8
 /// Executes every statement. `round` keeps the identities of several drives apart.
 pub async fn every_statement(big: &Big, round: &str) {
     let proxy = Proxy::start(big.cluster.port()).await;
-    let store = Store::connect(&proxy.url(&big.cluster.url(&big.name))).await.unwrap();
+    // As through a pooler, which takes no settings.
+    let url = format!("{}?options=-c%20jit%3Don", big.cluster.url(&big.name));
+    let store = Store::connect(&proxy.url(&url)).await.unwrap();
     let limits = Limits {
         // Long enough that a busy machine lets no claim run out.
         lease: Duration::from_secs(9),

@@ -12,6 +12,7 @@ const ROWS_MAX: f64 = 20_000.0;
 pub struct Plan {
     pub sql: String,
     root: Value,
+    is_compiled: bool,
 }
 
 /// The plans in `log` of sessions that Wharf opened to `database`. The line prefix ends with the two names.
@@ -29,7 +30,8 @@ pub fn plans(log: &str, database: &str) -> Vec<Plan> {
         }
         let explained: Value = serde_json::from_str(&json).expect("auto_explain writes JSON");
         let sql = explained["Query Text"].as_str().expect("a plan has its statement").to_owned();
-        plans.push(Plan { sql, root: explained["Plan"].clone() });
+        let is_compiled = explained.get("JIT").is_some();
+        plans.push(Plan { sql, root: explained["Plan"].clone(), is_compiled });
     }
     plans
 }
@@ -46,9 +48,12 @@ impl Plan {
         number(&self.root, "Actual Rows")
     }
 
-    /// Whatever in this plan costs more as the tables grow.
+    /// Whatever in this plan costs more as the tables grow, or more than the statement itself.
     pub fn offences(&self) -> Vec<String> {
         let mut offences = Vec::new();
+        if self.is_compiled {
+            offences.push(format!("JIT for\n{}\n{:#}", self.sql, self.root));
+        }
         walk(&self.root, &mut |node| {
             let kind = node["Node Type"].as_str().unwrap_or_default();
             let table = node["Relation Name"].as_str().unwrap_or_default();

@@ -39,11 +39,12 @@ macro_rules! judged {
     };
 }
 
-/// For the rest of the transaction: tables are read in the order of an index, whatever the planner believes of them.
+/// For the rest of the transaction: tables are read in the order of an index, whatever the planner believes of them. What it is denied
+/// it gives an immense cost, which would have every step compiled by JIT: through a pooler that is on, and takes longer than the step.
 macro_rules! by_index {
     () => {
         "concat(set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-                set_config('enable_sort', 'off', true))"
+                set_config('enable_sort', 'off', true), set_config('jit', 'off', true))"
     };
 }
 
