@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::join;
-use wharf::{Failure, Purgeable, Purged, Receipt, Retention};
+use wharf::{Failure, Inbox, Purgeable, Purged, Receipt, Retention};
 
-use super::scene::{Database, Runs, Scene, quick, record, records, within};
+use super::scene::{Database, Db, Runs, Scene, quick, record, records, within};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -268,18 +268,9 @@ async fn redeliveries_without_end_and_a_purge_without_end_lose_nothing_and_surfa
     let two = scene.another_inbox().await;
     let two = two.subscribe("orders", stock.handler("stock")).subscribe("orders", mail.handler("mail")).build().unwrap();
     let (one_runs, two_runs) = (one.start().await.unwrap(), two.start().await.unwrap());
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let purger = scene.another_store().await;
-    let purging = tokio::spawn(async move {
-        let mut messages = 0;
-        while !*stopped.borrow() {
-            messages += purger.purge(&Retention::after(Duration::ZERO), |_| {}).await.unwrap().messages;
-        }
-        messages
-    });
-    let redeliver = async |inbox: &wharf::Inbox<super::scene::Db>| {
+    let redeliver = async |inbox: &Inbox<Db>, stopped: tokio::sync::watch::Receiver<bool>| {
         let mut wanted = 0;
-        for _ in 0..60 {
+        while !*stopped.borrow() {
             for receipt in inbox.accept_all(records(40)).await.unwrap() {
                 wanted += match receipt {
                     Receipt::Accepted { deliveries } => deliveries,
@@ -290,13 +281,21 @@ async fn redeliveries_without_end_and_a_purge_without_end_lose_nothing_and_surfa
         }
         wanted
     };
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let purger = scene.another_store().await;
+    // Each record goes and comes back several times.
+    let purging = async {
+        let mut purged = 0;
+        while purged < 200 {
+            purged += purger.purge(&Retention::after(Duration::ZERO), |_| {}).await.unwrap().messages;
+        }
+        stop.send_replace(true);
+    };
 
-    let (by_one, by_two) = join(redeliver(&one), redeliver(&two)).await;
+    let ((), (by_one, by_two)) =
+        within(join(purging, join(redeliver(&one, stopped.clone()), redeliver(&two, stopped)))).await;
     scene.settled().await;
-    stop.send_replace(true);
-    let messages = within(purging).await.unwrap();
 
-    assert!(messages > 0);
     assert_eq!(stock.count() + mail.count(), by_one + by_two);
     assert_eq!(scene.count("inbox_delivery WHERE message_seq NOT IN (SELECT seq FROM inbox_message)").await, 0);
     assert_eq!(scene.count("inbox_poisoned").await + scene.count("inbox_quarantine").await, 0);
