@@ -9,7 +9,7 @@ mod pairs;
 
 pub use connections::on_each_connection;
 pub use machine::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
-pub use meter::{Measured, Meter, print_statements};
+pub use meter::{Measured, Meter};
 pub use pairs::{Pair, Pairs};
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +32,13 @@ pub async fn fresh_database(cluster: &Cluster) -> String {
     store.migrate().await.unwrap();
     connect(&url).await.batch_execute("CREATE EXTENSION pg_stat_statements").await.unwrap();
     url
+}
+
+/// Ends a measurement. Its database goes: what vacuum and the writing of its pages would take later would be taken from the next one.
+pub async fn done_with(cluster: &Cluster, url: &str, what: &str) {
+    meter::print_statements(url, what).await;
+    let name = url.rsplit('/').next().unwrap();
+    cluster.execute(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
 }
 
 /// A figure of this process's memory in MiB, by its name in `/proc`: `VmRSS` is what it holds, `VmHWM` the most it ever held.

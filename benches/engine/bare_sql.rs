@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, fresh_database, on_each_connection, print_statements};
+use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database, on_each_connection};
 use crate::support::postgres::Cluster;
 use crate::{Scale, tidy_up};
 
@@ -40,7 +40,7 @@ pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
         },
     );
     let measured = measured.await;
-    print_statements(&url, "accept, bare SQL").await;
+    done_with(cluster, &url, "accept, bare SQL").await;
     measured
 }
 
@@ -72,7 +72,7 @@ pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
         },
     )
     .await;
-    print_statements(&url, "drain, bare SQL").await;
+    done_with(cluster, &url, "drain, bare SQL").await;
     measured
 }
 
@@ -87,7 +87,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
         },
     );
     let measured = measured.await;
-    print_statements(&url, "accept to done, bare SQL").await;
+    done_with(cluster, &url, "accept to done, bare SQL").await;
     measured
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
 
-use crate::common::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, fresh_database, print_statements};
+use crate::common::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database};
 use crate::support::postgres::{Cluster, connect};
 use crate::{Scale, tidy_up};
 
@@ -21,7 +21,7 @@ pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     let meter = Meter::start(cluster, None);
     accept_all(&inbox, scale).await;
     let measured = meter.stop(scale.messages);
-    print_statements(&url, "accept, ours").await;
+    done_with(cluster, &url, "accept, ours").await;
     measured
 }
 
@@ -31,7 +31,7 @@ pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
     accept_all(&inbox, scale).await;
     tidy_up(&url).await;
     let measured = drain_in_background(cluster, &inbox, &url, scale.messages).await;
-    print_statements(&url, "drain, ours").await;
+    done_with(cluster, &url, "drain, ours").await;
     measured
 }
 
@@ -45,7 +45,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     all_done(&url, scale.messages).await;
     let measured = meter.stop(scale.messages);
     running.shutdown(Duration::from_secs(10)).await.unwrap();
-    print_statements(&url, "accept to done, ours").await;
+    done_with(cluster, &url, "accept to done, ours").await;
     measured
 }
 

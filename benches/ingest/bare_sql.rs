@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, fresh_database, on_each_connection, print_statements};
+use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database, on_each_connection};
 use crate::{Scale, Servers};
 
 const INSERT: &str = "
@@ -19,7 +19,7 @@ pub async fn accept(servers: &Servers, scale: Scale, handlers: i16) -> Measured 
     let meter = || Meter::start(&servers.postgres, Some(&servers.kafka));
     let insert = |client, numbers| insert(client, numbers, handlers);
     let measured = on_each_connection(meter, &url, scale.messages, insert).await;
-    print_statements(&url, "bare SQL").await;
+    done_with(&servers.postgres, &url, "bare SQL").await;
     measured
 }
 

@@ -7,7 +7,7 @@ use wharf::{
     Failure, HandlerKey, Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Message, Postgres, Raw, Store, handler,
 };
 
-use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, fresh_database, print_statements};
+use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database};
 use crate::support::kafka_admin::unique_name;
 use crate::support::kafka_records::TestRecord;
 use crate::support::postgres::connect;
@@ -46,7 +46,7 @@ pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16)
     let all = stored(&client, scale.messages).await;
     let measured = meter.stop(all - first);
     running.shutdown(Duration::from_secs(10)).await.unwrap();
-    print_statements(&url, "ours").await;
+    done_with(&servers.postgres, &url, "ours").await;
     measured
 }
 
