@@ -29,22 +29,25 @@ const ROUNDS_MAX: usize = 5;
 statement! {
     /// Inserts what is new; returns the seqs that were set aside, one a message in the order of the batch, and those of them that were
     /// used. Messages come sorted by identity, so that two acceptors never wait for each other in a circle; `rank` is their place in the
-    /// batch, which the seq follows. An identity that outlived its message is not new. synchronous_commit is forced: the offset is
+    /// batch, which the seq follows. Arrays are unnested in SELECT lists, side by side: in FROM each would be written out as a table
+    /// of its own first, five times as dear. An identity that outlived its message is not new. synchronous_commit is forced: the offset is
     /// committed on the strength of this statement.
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
         remembered AS MATERIALIZED (SELECT inbox_remembered($1) AS ranks),
         seqs AS MATERIALIZED (
-            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable) FROM generate_series(1, $2)),
+            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable)
+            FROM (SELECT generate_series(1, $2)) s),
         message AS (
             INSERT INTO inbox_message (seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at,
                                        record_key, headers, payload)
             SELECT (SELECT by_rank FROM seqs)[rank], message_id, source, topic, payload_hash, kafka_partition, kafka_offset,
                    recorded_at, record_key, headers, payload
-            FROM unnest($3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
-              AS i (rank, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers,
-                    payload)
+            FROM (SELECT unnest($3) AS rank, unnest($4) AS message_id, unnest($5) AS source, unnest($6) AS topic,
+                         unnest($7) AS payload_hash, unnest($8) AS kafka_partition, unnest($9) AS kafka_offset,
+                         unnest($10) AS recorded_at, unnest($11) AS record_key, unnest($12) AS headers,
+                         unnest($13) AS payload) i
             WHERE (SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[])
             ON CONFLICT (message_id, source) DO NOTHING
             RETURNING seq),
@@ -55,7 +58,7 @@ statement! {
                    CASE WHEN d.is_handed_over THEN $15 END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
             FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
-                  FROM unnest($16, $17, $18) AS w (rank, handler_id, is_handed_over)) d
+                  FROM (SELECT unnest($16) AS rank, unnest($17) AS handler_id, unnest($18) AS is_handed_over) w) d
             WHERE CASE WHEN (SELECT count(*) FROM message) = $2 THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
             UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
