@@ -84,12 +84,12 @@ type ClaimRow = (
 );
 
 statement! {
-    /// The common case, kept narrow. The fence stands in a CASE, here and below, so that the planner cannot reason about it: right
+    /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner cannot reason about it: right
     /// after an ANALYZE that saw no locked row it would expect none, and begin with a scan for them.
     SettleDone("
         UPDATE inbox_delivery d
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-        FROM unnest($1, $2, $3) AS s (message_seq, handler_id, attempt)
+        FROM (SELECT unnest($1) AS message_seq, unnest($2) AS handler_id, unnest($3) AS attempt) s
         WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
           AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
@@ -111,8 +111,9 @@ statement! {
             locked_until = NULL, locked_by = NULL,
             reason = s.reason,
             last_error = coalesce(s.error, d.last_error)
-        FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)
-          AS s (message_seq, handler_id, attempt, status, delay_ms, charge, keep_crashes, reason, error)
+        FROM (SELECT unnest($1) AS message_seq, unnest($2) AS handler_id, unnest($3) AS attempt, unnest($4) AS status,
+                     unnest($5) AS delay_ms, unnest($6) AS charge, unnest($7) AS keep_crashes, unnest($8) AS reason,
+                     unnest($9) AS error) s
         WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
           AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {

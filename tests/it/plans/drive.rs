@@ -22,7 +22,7 @@ pub const STATEMENTS: [(&str, &str); 27] = [
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
     ("quarantine", "INSERT INTO inbox_quarantine"),
     ("claim", "SET locked_until = now() + $1 * interval '1 millisecond', locked_by = $2"),
-    ("settle done", "AS s (message_seq, handler_id, attempt)\n"),
+    ("settle done", "unnest($3) AS attempt) s"),
     ("settle other", "last_error = coalesce(s.error, d.last_error)"),
     ("find lost claims", "AS s (message_seq, handler_id, attempt, status)\n"),
     ("renew", "WITH renewed AS"),
