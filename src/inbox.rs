@@ -25,7 +25,7 @@ use crate::limits::Limits;
 use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::{Engine, Extent, Lane, Loops, Redact, Work};
 use crate::record::Record;
-use crate::store::seam::WantedHandler;
+use crate::store::seam::{Few, WantedHandler};
 use crate::store::{Backend, Store};
 
 /// A durable inbox. Cheap to clone; clones are the same inbox.
@@ -220,8 +220,14 @@ impl<B: Backend> Shared<B> {
         self.lanes.get()?.get(position)
     }
 
+    /// The name of a topic, shared by its messages.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn topic(&self, name: &str) -> Arc<str> {
+        self.topics.get(name).map_or_else(|| name.into(), |rules| Arc::clone(&rules.topic))
+    }
+
     /// Positions of the registrations that want a message of this topic and type.
-    pub(crate) fn wanted_by(&self, topic: &str, event_type: Option<&[u8]>) -> Vec<usize> {
+    pub(crate) fn wanted_by(&self, topic: &str, event_type: Option<&[u8]>) -> Few<usize> {
         let numbered = self.registrations.iter().enumerate();
         numbered
             .filter(|(_, registration)| registration.wants(topic, event_type))

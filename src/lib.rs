@@ -87,6 +87,7 @@ compile_error!("wharf needs a store: switch on the feature `postgres`, which is 
 // In the order of a record's way, then what all of them stand on.
 mod accept;
 mod handler;
+mod headers;
 mod inbox;
 #[cfg(feature = "kafka")]
 mod kafka;
@@ -108,9 +109,10 @@ pub mod testing;
 
 // An inbox, and what goes in.
 pub use accept::{Identity, Receipt};
+pub use headers::Headers;
 pub use inbox::{Inbox, InboxBuilder, Running};
 pub use limits::Limits;
-pub use record::{Headers, Position, Record};
+pub use record::{Position, Record};
 
 // Where records come from.
 #[cfg(feature = "kafka")]

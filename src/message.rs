@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use crate::record::{Headers, Position, Record};
+use crate::headers::Headers;
+use crate::record::{Position, Record};
 
 /// What a handler is given: the message, and its payload as `P`.
 ///
@@ -41,7 +42,7 @@ impl From<&StoredMessage> for Record {
     /// The record a message was, for the quarantine.
     fn from(stored: &StoredMessage) -> Self {
         Self {
-            topic: stored.topic.as_ref().to_owned(),
+            topic: Arc::clone(&stored.topic),
             id: Some(Bytes::copy_from_slice(stored.id.as_bytes())),
             source: Some(Bytes::copy_from_slice(stored.source.as_bytes())),
             position: stored.position,

@@ -57,7 +57,7 @@ fn main() {
     tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).init();
     let whole = match is_asked_for("--smoke") {
         true => Scale { messages: 2_000, repeats: 1, paced_secs: 1, large: (4, 2) },
-        false => Scale { messages: 200_000, repeats: 3, paced_secs: 20, large: (64, 8) },
+        false => Scale { messages: 200_000, repeats: 5, paced_secs: 20, large: (64, 8) },
     };
     let scale = Scale {
         messages: argument("--messages=").unwrap_or(whole.messages),

@@ -133,7 +133,7 @@ impl Acceptor {
 
 /// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
 pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
-    let Some((topic, rules)) = shared.topics.get_key_value(&record.topic) else {
+    let Some((topic, rules)) = shared.topics.get_key_value(&*record.topic) else {
         events::unwanted(&record.topic);
         return None;
     };

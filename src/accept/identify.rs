@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::cloud_event::Attributes;
 use super::identity::{IDENTITY_CHARS_MAX, Identity, IdentityFn, MissingIdentity, Place};
@@ -14,9 +15,9 @@ use crate::record::{Position, Record};
 /// The identity of a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Identified {
-    pub(super) id: String,
+    pub(super) id: Arc<str>,
     /// `None`: its topic.
-    pub(super) source: Option<String>,
+    pub(super) source: Option<Arc<str>>,
     pub(super) fallback: Option<Fallback>,
 }
 
@@ -50,8 +51,8 @@ enum Flaw<'p> {
 
 /// What a place gave.
 struct Given {
-    id: String,
-    source: Option<String>,
+    id: Arc<str>,
+    source: Option<Arc<str>>,
 }
 
 /// The identity of a record. `chance` is asked when a random id is needed.
@@ -62,8 +63,11 @@ pub(super) fn identify(
 ) -> Result<Identified, Refusal> {
     let record = attributes.record();
     let explicit_source = record.source.as_deref().map(source_text).transpose()?;
-    let identified =
-        |id, source: Option<String>, fallback| Identified { id, source: explicit_source.clone().or(source), fallback };
+    let identified = |id, source: Option<Arc<str>>, fallback| Identified {
+        id,
+        source: explicit_source.clone().or(source),
+        fallback,
+    };
     if let Some(id) = &record.id {
         return Ok(identified(id_text(id)?, None, None));
     }
@@ -81,7 +85,7 @@ pub(super) fn identify(
             Ok(identified(id, None, Some(Fallback::Position)))
         }
         (MissingIdentity::Undeduplicated, _) => {
-            Ok(identified(format!("undeduplicated/{:032x}", chance()), None, Some(Fallback::Undeduplicated)))
+            Ok(identified(format!("undeduplicated/{:032x}", chance()).into(), None, Some(Fallback::Undeduplicated)))
         }
         (MissingIdentity::Position, None) | (MissingIdentity::Quarantine, _) => Err(refusal(reason, place)),
     }
@@ -107,7 +111,7 @@ fn given<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Fla
 }
 
 /// A value that is there, as an id. An empty one is as good as none.
-fn present<'p>(value: Option<&[u8]>, place: &'p Place) -> Result<String, Flaw<'p>> {
+fn present<'p>(value: Option<&[u8]>, place: &'p Place) -> Result<Arc<str>, Flaw<'p>> {
     match value {
         None => Err(Flaw::Missing("missing identity", place)),
         Some([]) => Err(Flaw::Missing("empty identity", place)),
@@ -151,8 +155,9 @@ fn given_by_all<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &
 }
 
 /// Parts with `|` between them; `|` and `\` within a part are escaped, so that other parts never give the same text.
-fn joined(parts: &[String]) -> String {
-    let escaped: Vec<String> = parts.iter().map(|part| part.replace('\\', r"\\").replace('|', r"\|")).collect();
+fn joined(parts: &[impl AsRef<str>]) -> String {
+    let escaped: Vec<String> =
+        parts.iter().map(|part| part.as_ref().replace('\\', r"\\").replace('|', r"\|")).collect();
     escaped.join("|")
 }
 
@@ -190,7 +195,7 @@ fn position_id(topic: &str, position: Position) -> String {
 /// that other record taken for a duplicate.
 fn is_reserved(id: &str, record: &Record, policy: &Identity) -> bool {
     let names_position = || {
-        let position = id.strip_prefix(record.topic.as_str())?.strip_prefix('/')?;
+        let position = id.strip_prefix(&*record.topic)?.strip_prefix('/')?;
         let (partition, offset) = position.split_once('/')?;
         Some(partition.parse::<i32>().is_ok() && offset.parse::<i64>().is_ok())
     };
@@ -199,16 +204,16 @@ fn is_reserved(id: &str, record: &Record, policy: &Identity) -> bool {
         && names_position().unwrap_or(false)
 }
 
-fn id_text(bytes: &[u8]) -> Result<String, &'static str> {
+fn id_text(bytes: &[u8]) -> Result<Arc<str>, &'static str> {
     identity_text(bytes, ["empty identity", "identity too long", "identity is not text"])
 }
 
-fn source_text(bytes: &[u8]) -> Result<String, &'static str> {
+fn source_text(bytes: &[u8]) -> Result<Arc<str>, &'static str> {
     identity_text(bytes, ["empty source", "source too long", "source is not text"])
 }
 
 /// Text that PostgreSQL can store and an index can hold.
-fn identity_text(bytes: &[u8], [empty, too_long, not_text]: [&'static str; 3]) -> Result<String, &'static str> {
+fn identity_text(bytes: &[u8], [empty, too_long, not_text]: [&'static str; 3]) -> Result<Arc<str>, &'static str> {
     if bytes.is_empty() {
         return Err(empty);
     }
@@ -223,7 +228,7 @@ fn identity_text(bytes: &[u8], [empty, too_long, not_text]: [&'static str; 3]) -
     if text.chars().count() > IDENTITY_CHARS_MAX {
         return Err(too_long);
     }
-    Ok(text.to_owned())
+    Ok(text.into())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::identity::Identity;
 use crate::limits::Limits;
 use crate::message::StoredMessage;
 use crate::record::Record;
-use crate::store::seam::Quarantined;
+use crate::store::seam::{Few, Quarantined};
 
 /// What `build()` has settled for a topic that somebody subscribes to.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub(super) enum Prepared {
         message: Arc<StoredMessage>,
         payload_hash: [u8; 16],
         /// Positions of the handlers that want it, in the order of registration.
-        wanted_by: Vec<usize>,
+        wanted_by: Few<usize>,
         size_bytes: usize,
         /// What stood in for an identity that was missing.
         fallback: Option<Fallback>,
@@ -43,7 +43,7 @@ pub(super) fn prepare(
     record: Record,
     limits: &Limits,
     rules: &TopicRules,
-    wanted_by: impl FnOnce(Option<&[u8]>) -> Vec<usize>,
+    wanted_by: impl FnOnce(Option<&[u8]>) -> Few<usize>,
     chance: impl FnOnce() -> u128,
 ) -> Prepared {
     match decide(&record, limits, rules, wanted_by, chance) {
@@ -55,15 +55,15 @@ pub(super) fn prepare(
             let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
             let topic = shared_text(topic, &rules.topic);
             let source = source.map_or_else(|| Arc::clone(&topic), |source| shared_text(source, &topic));
-            let message = StoredMessage { id: id.into(), source, topic, position, key, headers, payload, recorded_at };
+            let message = StoredMessage { id, source, topic, position, key, headers, payload, recorded_at };
             Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }
     }
 }
 
 /// The text as one that others have too, when it is the same.
-fn shared_text(text: String, likely: &Arc<str>) -> Arc<str> {
-    if *text == **likely { Arc::clone(likely) } else { text.into() }
+fn shared_text(text: Arc<str>, likely: &Arc<str>) -> Arc<str> {
+    if text == *likely { Arc::clone(likely) } else { text }
 }
 
 /// The handlers that want a record, and its identity; `None` when nobody wants it.
@@ -71,9 +71,9 @@ fn decide(
     record: &Record,
     limits: &Limits,
     rules: &TopicRules,
-    wanted_by: impl FnOnce(Option<&[u8]>) -> Vec<usize>,
+    wanted_by: impl FnOnce(Option<&[u8]>) -> Few<usize>,
     chance: impl FnOnce() -> u128,
-) -> Result<Option<(Vec<usize>, Identified)>, Refusal> {
+) -> Result<Option<(Few<usize>, Identified)>, Refusal> {
     let attributes = Attributes::of(record);
     // A broken event may be of a type that somebody wants: it is kept, not passed over.
     let event_type = if rules.is_type_asked_for { attributes.event()?.event_type.as_deref() } else { None };
@@ -105,9 +105,10 @@ fn payload_hash(payload: Option<&Bytes>) -> [u8; 16] {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
     fn prepared(record: Record) -> Prepared {
-        prepare(record, &Limits::default(), &TopicRules::default(), |_| vec![0], || 0)
+        prepare(record, &Limits::default(), &TopicRules::default(), |_| smallvec![0], || 0)
     }
 
     fn reason(record: Record) -> Option<&'static str> {
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn handlers_of_a_type_see_it_in_binary_and_in_structured_events_and_miss_no_broken_one() {
         let rules = TopicRules { is_type_asked_for: true, ..TopicRules::default() };
-        let wants = |event_type: Option<&[u8]>| if event_type == Some(b"placed") { vec![7] } else { Vec::new() };
+        let wants = |event_type: Option<&[u8]>| if event_type == Some(b"placed") { smallvec![7] } else { Few::new() };
         let outcome = |record: Record| match prepare(record.id("a"), &Limits::default(), &rules, wants, || 0) {
             Prepared::Message { wanted_by, .. } => format!("{wanted_by:?}"),
             Prepared::Quarantine(quarantined) => quarantined.reason.to_owned(),

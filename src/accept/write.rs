@@ -17,14 +17,14 @@ use crate::message::StoredMessage;
 use crate::process::{Engine, Slot, Start};
 use crate::record::Record;
 use crate::store::Backend;
-use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, Few, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
 
 /// Tries before a batch that is refused for a reason diesel cannot name is halved: deadlocks and time-outs pass by then.
 const REFUSALS_MAX: usize = 3;
 
 /// A record on its way into the store.
 pub(crate) enum Row {
-    Message { message: Arc<StoredMessage>, payload_hash: [u8; 16], wanted_by: Vec<usize> },
+    Message { message: Arc<StoredMessage>, payload_hash: [u8; 16], wanted_by: Few<usize> },
     Quarantine(Box<Quarantined>),
 }
 
@@ -170,7 +170,7 @@ async fn is_blamed_on<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> bool
         [] | [Row::Quarantine(_)] => false,
         [Row::Message { message, payload_hash, .. }] => {
             let message =
-                NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries: Vec::new() };
+                NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries: Few::new() };
             shared.store.backend.refuses(&message).await.unwrap_or(false)
         }
         _ => true,
@@ -245,7 +245,7 @@ async fn try_write<B: Backend>(
     Ok((Written { receipts, ledger: answers.ledger }, known))
 }
 
-type Slots<B> = Vec<Option<Slot<B>>>;
+type Slots<B> = Few<Option<Slot<B>>>;
 
 /// The messages among the rows, and for each delivery the slot that waits for it, if there is one.
 fn new_messages<B: Backend>(

@@ -318,20 +318,19 @@ impl<B: Backend> Work<B> {
         while count < self.shared.limits.accept_batch_rows * LANES {
             match self.consumer.poll(wait) {
                 None => break,
-                Some(Ok(message)) => self.take_in(&message, now),
+                Some(Ok(message)) if self.take_in(&message, now) => return Ok(count + 1),
+                Some(Ok(_)) => {}
                 // Told by the context, which was given it with more words.
                 Some(Err(_)) => self.judge()?,
             }
             count += 1;
             wait = Duration::ZERO;
-            if self.consumer.context().desk().is_full(&self.shared.limits) {
-                break;
-            }
         }
         Ok(count)
     }
 
-    fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) {
+    /// Returns whether the desk is full now.
+    fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) -> bool {
         let context = self.consumer.context();
         let place = (message.topic(), message.partition());
         context.is_heard();
@@ -340,11 +339,16 @@ impl<B: Backend> Work<B> {
         match expected {
             Expected::Yes => {
                 // Without the desk: a large record takes its time, and the lanes go on meanwhile.
-                let row = accept::row(&self.shared, record::read(message));
-                context.desk().take_in(place, message.offset(), row);
+                let row = accept::row(&self.shared, record::read(message, self.shared.topic(place.0)));
+                let mut desk = context.desk();
+                desk.take_in(place, message.offset(), row);
+                desk.is_full(&self.shared.limits)
             }
-            Expected::No => {}
-            Expected::OutOfPlace => events::kafka::out_of_place(self.group(), place.0, place.1, message.offset()),
+            Expected::No => false,
+            Expected::OutOfPlace => {
+                events::kafka::out_of_place(self.group(), place.0, place.1, message.offset());
+                false
+            }
         }
     }
 

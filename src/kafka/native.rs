@@ -8,7 +8,6 @@ use std::ffi::{CStr, CString, c_int};
 use std::ptr;
 use std::time::Duration;
 
-use bytes::Bytes;
 use rdkafka::TopicPartitionList;
 use rdkafka::bindings::{
     rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_request_timeout,
@@ -24,7 +23,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::BorrowedHeaders;
 use rdkafka::types::RDKafkaRespErr;
 
-use crate::record::Headers;
+use crate::headers::Headers;
 
 /// What stands for no id.
 const NO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
@@ -33,7 +32,7 @@ pub(super) fn headers(headers: Option<&BorrowedHeaders>) -> Headers {
     let Some(headers) = headers else { return Headers::default() };
     // A BorrowedHeaders is never made, only pointed to: the reference is librdkafka's own list, and lives as long as the message.
     let native: *const rd_kafka_headers_t = ptr::from_ref(headers).cast();
-    let mut read = Vec::new();
+    let mut read = Headers::default();
     for index in 0.. {
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
         // SAFETY: `native` is valid while the message is borrowed; librdkafka answers with an error past the end and writes all three
@@ -43,14 +42,14 @@ pub(super) fn headers(headers: Option<&BorrowedHeaders>) -> Headers {
             break;
         }
         // SAFETY: librdkafka ends every name with a NUL.
-        let name = Bytes::copy_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes());
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
         let value = (!value.is_null()).then(|| {
             // SAFETY: a value that is not null has `size` bytes.
-            Bytes::copy_from_slice(unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) })
+            unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }
         });
-        read.push((name, value));
+        read.push(name, value);
     }
-    Headers(read)
+    read
 }
 
 /// Whether the first entry carries this metadata. rdkafka panics on metadata that is not UTF-8.

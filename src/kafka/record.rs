@@ -1,5 +1,6 @@
 //! A record as Kafka gives it, all bytes, copied out of librdkafka's memory.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -8,8 +9,9 @@ use rdkafka::message::{BorrowedMessage, Message};
 use super::native;
 use crate::record::Record;
 
-pub(super) fn read(message: &BorrowedMessage<'_>) -> Record {
-    let mut record = Record::new(message.topic()).position(message.partition(), message.offset());
+/// `topic` is its name, shared.
+pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Record {
+    let mut record = Record::new(topic).position(message.partition(), message.offset());
     record.key = message.key().map(Bytes::copy_from_slice);
     record.payload = message.payload().map(Bytes::copy_from_slice);
     record.headers = native::headers(message.headers());

@@ -13,11 +13,12 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Kind, Result};
+use crate::headers::Headers;
 use crate::operate::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
 };
-use crate::record::{Headers, Position, Record};
+use crate::record::{Position, Record};
 
 pub trait Operating: Send + Sync + Sized + 'static {
     /// Every key, current and former, with the current key of its handler.
@@ -185,13 +186,13 @@ pub(super) type RecordRow<Stamp> = (
 pub(super) fn record<Stamp>(row: RecordRow<Stamp>, time: impl FnOnce(Stamp) -> SystemTime) -> Record {
     let (topic, partition, offset, recorded_at, id, source, key, headers, payload) = row;
     Record {
-        topic,
+        topic: topic.into(),
         id: id.map(Bytes::from),
         source: source.map(Bytes::from),
         position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
         key: key.map(Bytes::from),
         // Bytes that are not headers can only have been written by somebody else.
-        headers: headers.and_then(|bytes| Headers::decode(&bytes.into())).unwrap_or_default(),
+        headers: headers.and_then(Headers::decode).unwrap_or_default(),
         payload: payload.map(Bytes::from),
         recorded_at: recorded_at.map(time),
     }

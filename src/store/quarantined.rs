@@ -32,7 +32,7 @@ pub(super) fn record_hash(record: &Record) -> Vec<u8> {
     part(record.id.as_deref());
     part(record.source.as_deref());
     part(record.key.as_deref());
-    part(record.headers.encode().as_deref());
+    part(record.headers.encoded());
     part(record.payload.as_deref());
     hash.finalize().to_vec()
 }

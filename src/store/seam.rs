@@ -11,11 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::BoxFuture;
+use smallvec::SmallVec;
 
 use crate::error::Result;
 use crate::message::StoredMessage;
 use crate::outcome::Outcome;
 use crate::record::Record;
+
+/// As many as a message has handlers: mostly a few, which need no memory of their own.
+pub type Few<T> = SmallVec<[T; 4]>;
 
 pub trait Seam: Send + Sync + Sized + 'static {
     /// What a transactional handler works with.
@@ -211,7 +215,7 @@ pub struct Backlog {
 pub struct NewMessage {
     pub(crate) message: Arc<StoredMessage>,
     pub payload_hash: [u8; 16],
-    pub deliveries: Vec<NewDelivery>,
+    pub deliveries: Few<NewDelivery>,
 }
 
 #[derive(Clone)]

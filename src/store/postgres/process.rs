@@ -16,9 +16,10 @@ use super::errors::database;
 use super::statement::{SharedText, statement};
 use super::time::from_postgres;
 use crate::error::Result;
+use crate::headers::Headers;
 use crate::message::StoredMessage;
 use crate::outcome::Outcome;
-use crate::record::{Headers, Position};
+use crate::record::Position;
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
 
@@ -337,7 +338,7 @@ fn claimed(row: ClaimRow, last_topic: &mut Arc<str>) -> Claimed {
                 topic,
                 position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
                 key: key.map(Bytes::from),
-                headers: headers.and_then(|encoded| Headers::decode(&encoded.into())).unwrap_or_default(),
+                headers: headers.and_then(Headers::decode).unwrap_or_default(),
                 payload: payload.map(Bytes::from),
                 recorded_at: recorded_at.map(from_postgres),
             }))

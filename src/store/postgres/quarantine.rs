@@ -33,7 +33,7 @@ statement! {
         message_ids: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
         sources: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
         record_keys: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        headers: Vec<Option<Vec<u8>>> => Array<Nullable<Binary>>,
+        headers: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
         payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
         record_hashes: Vec<Vec<u8>> => Array<Binary>,
     }
@@ -49,7 +49,7 @@ statement! {
         kafka_offset: Option<i64> => Nullable<BigInt>,
         recorded_at: Option<PgTimestamp> => Nullable<Timestamptz>,
         record_key: Option<&'a [u8]> => Nullable<Binary>,
-        headers: Option<Vec<u8>> => Nullable<Binary>,
+        headers: Option<&'a [u8]> => Nullable<Binary>,
         payload: Option<&'a [u8]> => Nullable<Binary>,
     }
 }
@@ -67,7 +67,7 @@ pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) 
         kafka_offset: stored.position.map(|p| p.offset),
         recorded_at: stored.recorded_at.map(to_postgres),
         record_key: stored.key.as_deref(),
-        headers: stored.headers.encode(),
+        headers: stored.headers.encoded(),
         payload: stored.payload.as_deref(),
     };
     let (state,) = refusal
@@ -91,7 +91,7 @@ pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
         message_ids: records().map(|record| record.id.as_deref()).collect(),
         sources: records().map(|record| record.source.as_deref()).collect(),
         record_keys: records().map(|record| record.key.as_deref()).collect(),
-        headers: records().map(|record| record.headers.encode()).collect(),
+        headers: records().map(|record| record.headers.encoded()).collect(),
         payloads: records().map(|record| record.payload.as_deref()).collect(),
         record_hashes: records().map(record_hash).collect(),
     }

@@ -36,7 +36,7 @@ statement! {
         received_at: i64 => BigInt,
         recorded_at: Option<i64> => Nullable<BigInt>,
         record_key: Content<'a> => Content<'static>,
-        headers: Option<Vec<u8>> => Nullable<Binary>,
+        headers: Option<&'a [u8]> => Nullable<Binary>,
         payload: Content<'a> => Content<'static>,
     }
 }
@@ -196,7 +196,7 @@ pub(super) fn insert(message: &NewMessage, now: i64) -> Insert<'_> {
         received_at: now,
         recorded_at: stored.recorded_at.map(to_stamp),
         record_key: stored.key.as_deref().into(),
-        headers: stored.headers.encode(),
+        headers: stored.headers.encoded(),
         payload: stored.payload.as_deref().into(),
     }
 }

@@ -14,9 +14,10 @@ use super::clock::{self, from_stamp, micros};
 use super::errors::database;
 use super::statement::{only_row, statement};
 use crate::error::Result;
+use crate::headers::Headers;
 use crate::message::StoredMessage;
 use crate::outcome::Outcome;
-use crate::record::{Headers, Position};
+use crate::record::Position;
 use crate::store::seam::{Ask, ClaimId, ClaimScope, Claimed, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
 
@@ -285,7 +286,7 @@ fn claimed(row: DueRow) -> Claimed {
             topic: topic.into(),
             position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
             key: key.map(Bytes::from),
-            headers: headers.and_then(|encoded| Headers::decode(&encoded.into())).unwrap_or_default(),
+            headers: headers.and_then(Headers::decode).unwrap_or_default(),
             payload: payload.map(Bytes::from),
             recorded_at: recorded_at.map(from_stamp),
         })),

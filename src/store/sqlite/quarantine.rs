@@ -31,7 +31,7 @@ statement! {
         message_id: Content<'a> => Content<'static>,
         source: Content<'a> => Content<'static>,
         record_key: Content<'a> => Content<'static>,
-        headers: Option<Vec<u8>> => Nullable<Binary>,
+        headers: Option<&'a [u8]> => Nullable<Binary>,
         payload: Content<'a> => Content<'static>,
         record_hash: Vec<u8> => Binary,
     }
@@ -51,7 +51,7 @@ pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -
         message_id: record.id.as_deref().into(),
         source: record.source.as_deref().into(),
         record_key: record.key.as_deref().into(),
-        headers: record.headers.encode(),
+        headers: record.headers.encoded(),
         payload: record.payload.as_deref().into(),
         record_hash: record_hash(record),
     };

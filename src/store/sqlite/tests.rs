@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::headers::Headers;
 use crate::message::StoredMessage;
-use crate::record::{Headers, Position};
+use crate::record::Position;
 use crate::store::seam::{
     AcceptBatch, Accepted, Answers, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Opening, Seam,
     WantedHandler,
@@ -30,7 +31,7 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
         payload: None,
         recorded_at: None,
     };
-    let deliveries = vec![NewDelivery { ids: ids.clone(), is_handed_over: false }];
+    let deliveries = smallvec::smallvec![NewDelivery { ids: ids.clone(), is_handed_over: false }];
     NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }
 }
 
