@@ -243,9 +243,10 @@ async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_
     assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 2);
     runs.reached(1).await;
     scene.until("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = 1").await;
+    // The other one leaves when its message is there, which its handler may have seen by then.
+    scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_quarantine").await;
     scene.settled().await;
     assert_eq!(scene.states().await, ["m1 stock done"]);
-    assert_eq!(scene.count("inbox_quarantine").await, 1);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
