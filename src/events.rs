@@ -1,4 +1,4 @@
-//! Every decision of the engine as one `tracing` event: the contract of what can be seen from outside.
+//! Every decision of the engine as one `tracing` event and one count: the contract of what can be seen from outside.
 //!
 //! Names, levels and fields stand here and nowhere else. Message ids are shown escaped; a payload is never a field.
 
@@ -6,6 +6,7 @@ use std::fmt;
 
 use tracing::{debug, info, warn};
 
+use crate::counts::{self, Clock, Count};
 use crate::error::Error;
 use crate::message::StoredMessage;
 use crate::operate::Purged;
@@ -44,17 +45,48 @@ macro_rules! about {
     };
 }
 
+/// What a record became.
+fn count_record(topic: &str, became: &'static str) {
+    counts::add(Count { name: "wharf_records_total", of: "topic", what: Some(("became", became)) }, topic, 1);
+}
+
+fn count_quarantined(topic: &str, reason: &'static str) {
+    count_record(topic, "quarantined");
+    counts::add(Count { name: "wharf_quarantined_total", of: "topic", what: Some(("reason", reason)) }, topic, 1);
+}
+
+/// What stood in for an identity that was missing.
+fn count_stand_in(topic: &str, by: &'static str) {
+    counts::add(Count { name: "wharf_missing_identities_total", of: "topic", what: Some(("stand_in", by)) }, topic, 1);
+}
+
+fn count_claim(handler: &str, claim: &'static str) {
+    counts::add(Count { name: "wharf_claims_total", of: "handler", what: Some(("claim", claim)) }, handler, 1);
+}
+
+fn count_outcome(handler: &str, outcome: &'static str) {
+    counts::add(Count { name: "wharf_outcomes_total", of: "handler", what: Some(("outcome", outcome)) }, handler, 1);
+}
+
+fn count_poisoned(handler: &str, reason: PoisonReason, number: u64) {
+    let what = Some(("reason", reason.as_str()));
+    counts::add(Count { name: "wharf_poisoned_total", of: "handler", what }, handler, number);
+}
+
 // accept
 
 pub(crate) fn accepted(message: &StoredMessage, deliveries: usize) {
+    count_record(&message.topic, "accepted");
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), deliveries, "accepted");
 }
 
 pub(crate) fn duplicate(message: &StoredMessage, added: usize) {
+    count_record(&message.topic, "duplicate");
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), added, "duplicate");
 }
 
 pub(crate) fn conflict(message: &StoredMessage) {
+    count_quarantined(&message.topic, "conflict");
     warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "conflict");
 }
 
@@ -66,21 +98,26 @@ pub(crate) fn stays_in_quarantine(id: i64, reason: &str) {
     warn!(target: "wharf::accept", id, reason, "stays in quarantine");
 }
 
-pub(crate) fn quarantined(topic: &str, reason: &str) {
+pub(crate) fn quarantined(topic: &str, reason: &'static str) {
+    count_quarantined(topic, reason);
     warn!(target: "wharf::accept", topic = %Shown(topic), reason, "quarantined");
 }
 
 /// It had no identity, and its topic says that where it was is one.
 pub(crate) fn identified_by_position(message: &StoredMessage) {
+    count_stand_in(&message.topic, "position");
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "identified by position");
 }
 
 /// It had no identity, and its topic says that it is accepted each time it comes.
 pub(crate) fn undeduplicated(message: &StoredMessage) {
+    count_stand_in(&message.topic, "undeduplicated");
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "undeduplicated");
 }
 
-pub(crate) fn unwanted(topic: &str) {
+/// Topics that nobody subscribes to are counted as one: there may be any number of them.
+pub(crate) fn unwanted(topic: &str, is_subscribed: bool) {
+    count_record(if is_subscribed { topic } else { "(other)" }, "unwanted");
     debug!(target: "wharf::accept", topic = %Shown(topic), "unwanted");
 }
 
@@ -96,28 +133,38 @@ pub(crate) mod kafka {
     use tracing::{debug, error, info, warn};
 
     use super::{ERROR_CHARS_MAX, Shown, as_millis};
+    use crate::counts::{self, Count};
     use crate::sanitize;
 
+    fn count(group: &str, event: &'static str) {
+        counts::add(Count { name: "wharf_kafka_events_total", of: "group", what: Some(("event", event)) }, group, 1);
+    }
+
     pub(crate) fn partitions_assigned(group: &str, partitions: usize) {
+        count(group, "partitions assigned");
         info!(target: "wharf::kafka", group, partitions, "partitions assigned");
     }
 
     pub(crate) fn partitions_revoked(group: &str, partitions: usize) {
+        count(group, "partitions revoked");
         info!(target: "wharf::kafka", group, partitions, "partitions revoked");
     }
 
     /// The partition is read from here on.
     pub(crate) fn partition_begun(group: &str, topic: &str, partition: i32, offset: i64) {
+        count(group, "partition begun");
         info!(target: "wharf::kafka", group, topic, partition, offset, "partition begun");
     }
 
     /// Offsets that were never read are no longer there. Markers and aborted records of transactions count: nobody can tell afterwards.
     pub(crate) fn gap(group: &str, topic: &str, partition: i32, from_offset: i64, to_offset: i64) {
+        count(group, "gap");
         error!(target: "wharf::kafka", group, topic, partition, from_offset, to_offset, "gap");
     }
 
     /// The log ends before the ledger. A person has to say what is right.
     pub(crate) fn partition_stopped(group: &str, topic: &str, partition: i32, ledger: i64, high_watermark: i64) {
+        count(group, "partition stopped");
         error!(
             target: "wharf::kafka", group, topic, partition, ledger, high_watermark,
             "partition stopped: the topic was made anew or lost its end; delete its rows from inbox_ledger to read it from the beginning"
@@ -126,6 +173,7 @@ pub(crate) mod kafka {
 
     /// The database no longer has what it had: it is refilled from Kafka.
     pub(crate) fn ledger_behind(group: &str, topic: &str, partition: i32) {
+        count(group, "ledger behind");
         error!(
             target: "wharf::kafka", group, topic, partition,
             "ledger behind: the database lost what was stored, reading it again"
@@ -134,16 +182,19 @@ pub(crate) mod kafka {
 
     /// A record came that was not the next one: the position is found anew.
     pub(crate) fn out_of_place(group: &str, topic: &str, partition: i32, offset: i64) {
+        count(group, "record out of place");
         warn!(target: "wharf::kafka", group, topic, partition, offset, "record out of place");
     }
 
     /// Records that librdkafka cannot read, because they are damaged or compressed in a way it does not know.
     pub(crate) fn stands_still(group: &str, topic: &str, partition: i32, offset: i64, reason: &str) {
+        count(group, "partition stands still");
         let reason = sanitize::text(reason, ERROR_CHARS_MAX);
         error!(target: "wharf::kafka", group, topic, partition, offset, reason = %Shown(&reason), "partition stands still");
     }
 
     pub(crate) fn intake(group: &str, is_open: bool) {
+        count(group, if is_open { "intake open" } else { "intake closed" });
         if is_open {
             info!(target: "wharf::kafka", group, "intake open");
         } else {
@@ -152,6 +203,7 @@ pub(crate) mod kafka {
     }
 
     pub(crate) fn trouble(group: &str, doing: &'static str, error: &impl Display) {
+        counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "kafka", 1);
         let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
         warn!(target: "wharf::kafka", group, doing, error = %Shown(&error), "kafka trouble");
     }
@@ -184,18 +236,22 @@ pub(crate) mod kafka {
 // process
 
 pub(crate) fn claimed(subject: Subject<'_>) {
+    count_claim(subject.handler, "claimed");
     about!(debug, "wharf::process", subject, "claimed");
 }
 
 pub(crate) fn handed_over(subject: Subject<'_>) {
+    count_claim(subject.handler, "handed over");
     about!(debug, "wharf::process", subject, "handed over");
 }
 
 pub(crate) fn reclaimed(subject: Subject<'_>, crashes: i32) {
+    count_claim(subject.handler, "reclaimed");
     about!(warn, "wharf::process", subject, crashes, "reclaimed");
 }
 
 pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
+    count_outcome(subject.handler, outcome.name());
     match outcome {
         Outcome::Done => about!(debug, "wharf::process", subject, "done"),
         Outcome::Retry { after, error } => {
@@ -209,6 +265,7 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
         }
         Outcome::Poisoned { reason, error, .. } => {
             let error = sanitize::text(error.as_deref().unwrap_or_default(), ERROR_CHARS_MAX);
+            count_poisoned(subject.handler, *reason, 1);
             about!(warn, "wharf::process", subject, reason = reason.as_str(), error, "poisoned");
         }
         Outcome::Released => about!(debug, "wharf::process", subject, "released"),
@@ -216,18 +273,27 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
 }
 
 pub(crate) fn claim_lost(subject: Subject<'_>) {
+    count_claim(subject.handler, "lost");
     about!(warn, "wharf::process", subject, "claim lost");
 }
 
+/// A handler has answered. Not an event: those tell what became of it.
+pub(crate) fn ran(handler: &str, clock: Clock) {
+    counts::took(handler, clock);
+}
+
 pub(crate) fn overran(subject: Subject<'_>) {
+    count_outcome(subject.handler, "overran");
     about!(warn, "wharf::process", subject, "handler overran its timeout and has not ended");
 }
 
 pub(crate) fn in_doubt(subject: Subject<'_>) {
+    count_outcome(subject.handler, "in doubt");
     about!(warn, "wharf::process", subject, "commit in doubt");
 }
 
 pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
+    count_poisoned(handler, PoisonReason::UnknownKey, poisoned);
     let reason = PoisonReason::UnknownKey.as_str();
     warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
 }
@@ -235,6 +301,9 @@ pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
 // operate
 
 pub(crate) fn purged(purged: &Purged) {
+    for (rows, number) in [("messages", purged.messages), ("deliveries", purged.deliveries)] {
+        counts::add(Count { name: "wharf_purged_total", of: "rows", what: None }, rows, number);
+    }
     let Purged { deliveries, messages, identities_kept, identities_forgotten, .. } = *purged;
     if purged.is_locked_out() {
         debug!(target: "wharf::operate", deliveries, messages, identities_kept, identities_forgotten, "purged by another process");
@@ -246,6 +315,7 @@ pub(crate) fn purged(purged: &Purged) {
 // our own trouble
 
 pub(crate) fn store_trouble(doing: &'static str, error: &Error) {
+    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "store", 1);
     warn!(target: "wharf::store", doing, error = %error, "store trouble");
 }
 

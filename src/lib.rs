@@ -98,6 +98,7 @@ mod record;
 mod store;
 
 mod backoff;
+mod counts;
 mod error;
 mod events;
 mod limits;

@@ -32,6 +32,20 @@ pub(crate) enum Outcome {
     Released,
 }
 
+impl Outcome {
+    /// For counts and people.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Retry { .. } => "retried",
+            Self::Snoozed { .. } => "snoozed",
+            Self::Discarded { .. } => "discarded",
+            Self::Poisoned { .. } => "poisoned",
+            Self::Released => "released",
+        }
+    }
+}
+
 /// Why a delivery was poisoned; the text stands in `inbox_poisoned.reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PoisonReason {

@@ -134,7 +134,7 @@ impl Acceptor {
 /// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
 pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
     let Some((topic, rules)) = shared.topics.get_key_value(&*record.topic) else {
-        events::unwanted(&record.topic);
+        events::unwanted(&record.topic, false);
         return None;
     };
     let wanted_by = |event_type: Option<&[u8]>| shared.wanted_by(topic, event_type);
@@ -152,7 +152,7 @@ pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row
             Some((Row::Quarantine(quarantined), size_bytes))
         }
         Prepared::Unwanted => {
-            events::unwanted(topic);
+            events::unwanted(topic, true);
             None
         }
     }

@@ -16,6 +16,7 @@ use super::engine::Engine;
 use super::lane::{Lane, Slot};
 use super::leash::Leash;
 use super::transact::{self, TxEnd};
+use crate::counts::Clock;
 use crate::events;
 use crate::handler::{Body, Failure};
 use crate::outcome::{Outcome, PoisonReason};
@@ -73,17 +74,22 @@ async fn outcome<B: Backend>(
         return Some(Settled::Later(Outcome::Poisoned { reason, error: None, charged: false }));
     };
     let attempt = claimed.claim.attempt.unsigned_abs();
+    let clock = Clock::start();
     let answer = match &lane.body {
         Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, leash).await,
         Body::Transactional(handler) => {
             let handler = Arc::clone(handler);
             // Boxed, so that its size is not that of every other run as well.
             match Box::pin(transact::run(engine, lane, claimed.claim, handler, message, Arc::clone(leash))).await {
-                TxEnd::Committed => return Some(Settled::Now(Outcome::Done)),
+                TxEnd::Committed => {
+                    events::ran(lane.key.as_str(), clock);
+                    return Some(Settled::Now(Outcome::Done));
+                }
                 TxEnd::Answer(answer) => answer,
             }
         }
     };
+    events::ran(lane.key.as_str(), clock);
     // What most runs come to; nothing has to be decided, and no dice be thrown.
     if matches!(answer, Answer::Finished(Ok(()))) {
         return Some(Settled::Later(Outcome::Done));

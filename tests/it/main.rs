@@ -10,6 +10,7 @@ mod commit_in_doubt;
 mod concurrent_accept;
 mod conformance;
 mod connections;
+mod counts;
 mod crash;
 mod database_trouble;
 mod databases;

@@ -1,0 +1,170 @@
+//! Every decision is counted, under names and labels that are a contract; nothing out of a record is a label.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use wharf::{Failure, Identity, Record, Retention};
+
+use crate::scene::{Runs, Scene};
+
+/// A recorder for the whole process: other tests count too, under other labels.
+#[derive(Clone, Default)]
+struct Recorded(Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>);
+
+/// Counts what is recorded.
+struct Times(Arc<AtomicU64>);
+
+impl HistogramFn for Times {
+    fn record(&self, _: f64) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Recorded {
+    /// From now on. A thread that has counted something before never will here.
+    fn begin() -> Self {
+        static RECORDED: OnceLock<Recorded> = OnceLock::new();
+        let install = || {
+            let recorded = Self::default();
+            metrics::set_global_recorder(recorded.clone()).unwrap_or_else(|_| panic!("nobody else records"));
+            recorded
+        };
+        RECORDED.get_or_init(install).clone()
+    }
+
+    fn of(&self, key: &Key) -> Arc<AtomicU64> {
+        let labels: Vec<String> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{} {}", key.name(), labels.join(", "));
+        Arc::clone(self.0.lock().unwrap().entry(name).or_default())
+    }
+
+    /// All counts whose name holds this, as lines.
+    fn with(&self, piece: &str) -> Vec<String> {
+        let all = self.0.lock().unwrap();
+        let found = all.iter().filter(|(name, _)| name.contains(piece));
+        found.map(|(name, count)| format!("{name}: {}", count.load(Ordering::Relaxed))).collect()
+    }
+}
+
+impl Recorder for Recorded {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.of(key))
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::new(Times(self.of(key))))
+    }
+}
+
+fn to(topic: &'static str, id: &'static str) -> Record {
+    Record::new(topic).id(id).payload("anything")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_becomes_of_each_record_is_counted_by_topic() {
+    let recorded = Recorded::begin();
+    let scene = Scene::new().await;
+    let inbox = scene
+        .inbox()
+        .subscribe(["counts.a", "counts.b", "counts.c"], Runs::new().handler("counts.accept").event_type("wanted"))
+        .identity("counts.b", Identity::header("id").or_position())
+        .identity("counts.c", Identity::header("id").or_undeduplicated())
+        .build()
+        .unwrap();
+    let wanted = |record: Record| record.header("ce_type", "wanted");
+    for record in [
+        to("counts.a", "one"),
+        to("counts.a", "two"),
+        to("counts.a", "one"),
+        to("counts.a", "one").payload("other"),
+        Record::new("counts.a"),
+        Record::new("counts.b").position(0, 7),
+        Record::new("counts.c"),
+    ] {
+        inbox.accept(wanted(record)).await.unwrap();
+    }
+    inbox.accept(to("counts.a", "three").header("ce_type", "another")).await.unwrap();
+    inbox.accept(to("counts.nobody", "one")).await.unwrap();
+
+    assert_eq!(
+        recorded.with("topic=counts."),
+        [
+            "wharf_missing_identities_total topic=counts.b, stand_in=position: 1",
+            "wharf_missing_identities_total topic=counts.c, stand_in=undeduplicated: 1",
+            "wharf_quarantined_total topic=counts.a, reason=conflict: 1",
+            "wharf_quarantined_total topic=counts.a, reason=missing identity: 1",
+            "wharf_records_total topic=counts.a, became=accepted: 2",
+            "wharf_records_total topic=counts.a, became=duplicate: 1",
+            "wharf_records_total topic=counts.a, became=quarantined: 2",
+            "wharf_records_total topic=counts.a, became=unwanted: 1",
+            "wharf_records_total topic=counts.b, became=accepted: 1",
+            "wharf_records_total topic=counts.c, became=accepted: 1",
+        ]
+    );
+    assert_eq!(recorded.with("topic=(other), became=unwanted").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_claim_each_run_and_each_outcome_is_counted_by_handler() {
+    let recorded = Recorded::begin();
+    let scene = Scene::new().await;
+    let answering = Runs::new().answering("counts.outcome", |message| match message.id() {
+        "retry" if message.attempt() == 1 => Err(Failure::retry_after(Duration::ZERO, "no")),
+        "snooze" if message.attempt() == 1 => Err(Failure::snooze(Duration::ZERO)),
+        "discard" => Err(Failure::discard("not needed")),
+        "poison" => Err(Failure::poison("hopeless")),
+        _ => Ok(()),
+    });
+    let inbox = scene.inbox().subscribe("orders", answering).build().unwrap();
+    inbox.accept_all(["done", "retry", "snooze", "discard", "poison"].map(|id| to("orders", id))).await.unwrap();
+    inbox.drain().await.unwrap();
+
+    let expected = [
+        "wharf_claims_total handler=counts.outcome, claim=claimed: 7",
+        "wharf_handler_seconds handler=counts.outcome: 7",
+        "wharf_outcomes_total handler=counts.outcome, outcome=discarded: 1",
+        "wharf_outcomes_total handler=counts.outcome, outcome=done: 3",
+        "wharf_outcomes_total handler=counts.outcome, outcome=poisoned: 1",
+        "wharf_outcomes_total handler=counts.outcome, outcome=retried: 1",
+        "wharf_outcomes_total handler=counts.outcome, outcome=snoozed: 1",
+        "wharf_poisoned_total handler=counts.outcome, reason=permanent: 1",
+    ];
+    assert_eq!(recorded.with("handler=counts.outcome"), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_count_holds_anything_out_of_a_record() {
+    let recorded = Recorded::begin();
+    let scene = Scene::new().await;
+    let failing = Runs::new().answering("counts.canary", |_| Err(Failure::poison("canary-error")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    let record = to("orders", "canary-id").key("canary-key").payload("canary-payload").header("canary-name", "canary");
+    inbox.accept_all([record.clone().source("canary-source"), record, Record::new("canary-topic")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    scene.store.purge(&Retention::after(Duration::ZERO), |_| {}).await.unwrap();
+
+    let found = recorded.with("canary");
+    assert!(!found.is_empty() && found.iter().all(|name| name.contains("handler=counts.canary")), "{found:?}");
+}
+
+#[test]
+fn the_names_in_the_documents_are_those_in_the_code() {
+    let names = |text: &str| -> BTreeSet<String> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("wharf_")).map(str::to_owned).collect()
+    };
+    let documented = names(include_str!("../../docs/operations.md"));
+    let code = [include_str!("../../src/events.rs"), include_str!("../../src/counts.rs")].concat();
+    assert_eq!(documented, names(&code));
+}
