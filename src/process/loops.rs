@@ -17,7 +17,7 @@ use super::lane::Lane;
 use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
 use super::settle::settle_loop;
-use super::upkeep::{alive_for, handler_ids, upkeep_loop};
+use super::upkeep::{alive_for, handler_ids, note_paused, upkeep_loop};
 use crate::error::{Error, Kind, Result};
 use crate::limits::Limits;
 use crate::operate::Retention;
@@ -63,7 +63,9 @@ impl<B: Backend> Loops<B> {
         let name: Arc<str> = processor_name().into();
         let enrolment =
             Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits), report: "{}" };
-        let processor = store.backend.enroll(&enrolment).await?;
+        let (processor, paused) = store.backend.enroll(&enrolment).await?;
+        // Before anything can be handed over.
+        note_paused(&lanes, &paused);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor));
         let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
         let reactor = engine.store.backend.reactor().clone();

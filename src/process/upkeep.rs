@@ -65,18 +65,23 @@ fn report<B: Backend>(engine: &Engine<B>, since: Duration) -> String {
     serde_json::to_string(&report).unwrap_or_else(|_| "{}".to_owned())
 }
 
+/// Notes which handlers are paused; returns whether one goes on that was.
+pub(super) fn note_paused<B: Backend>(lanes: &[Arc<Lane<B>>], paused: &[i16]) -> bool {
+    let mut goes_on = false;
+    for lane in lanes {
+        let was_paused = lane.is_paused();
+        lane.set_paused(lane.ids.all.iter().any(|id| paused.contains(id)));
+        goes_on |= was_paused && !lane.is_paused();
+    }
+    goes_on
+}
+
 async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str, report: &str) {
     let handler_ids = handler_ids(&engine.lanes);
     let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits), report };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
-            let mut goes_on = false;
-            for lane in engine.lanes.iter() {
-                let was_paused = lane.is_paused();
-                lane.set_paused(lane.ids.all.iter().any(|id| paused.contains(id)));
-                goes_on |= was_paused && !lane.is_paused();
-            }
-            if goes_on {
+            if note_paused(&engine.lanes, &paused) {
                 engine.wake.notify_one();
             }
         }

@@ -74,8 +74,8 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// What a transaction whose COMMIT was never answered came to, once the database can tell.
     fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;
 
-    /// Makes this processor known; returns its id.
-    fn enroll(&self, processor: &Enrolment<'_>) -> impl Future<Output = Result<i32>> + Send;
+    /// Makes this processor known; returns its id, and the handlers that are paused.
+    fn enroll(&self, processor: &Enrolment<'_>) -> impl Future<Output = Result<(i32, Vec<i16>)>> + Send;
 
     /// Says that the processor is alive; returns the handlers that are paused.
     fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> impl Future<Output = Result<Vec<i16>>> + Send;

@@ -215,7 +215,7 @@ impl Seam for Postgres {
         act!(self, conn => transact::read_back(&mut conn, claim))
     }
 
-    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<i32> {
+    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<(i32, Vec<i16>)> {
         act!(self, conn => upkeep::enroll(&mut conn, processor))
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use diesel::QueryResult;
 use diesel::sql_types::{Array, BigInt, Integer, SmallInt, Text};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
@@ -117,12 +118,17 @@ pub(super) async fn backlog(conn: &mut AsyncPgConnection, handler_ids: &[i16], c
     Ok(Backlog { open, oldest_age: Duration::from_millis(oldest_ms) })
 }
 
-pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'_>) -> Result<i32> {
+pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'_>) -> Result<(i32, Vec<i16>)> {
     let Enrolment { name, handler_ids, ttl, .. } = *processor;
+    let cannot = || database("cannot enroll the processor");
     let enroll = Enroll { name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl) };
-    let (id,) =
-        enroll.load::<(i32,)>(conn).await.and_then(only_row).map_err(database("cannot enroll the processor"))?;
-    Ok(id)
+    let (id,) = enroll.load::<(i32,)>(conn).await.and_then(only_row).map_err(cannot())?;
+    Ok((id, paused(conn, handler_ids).await.map_err(cannot())?))
+}
+
+async fn paused(conn: &mut AsyncPgConnection, handler_ids: &[i16]) -> QueryResult<Vec<i16>> {
+    let paused = Paused { handler_ids }.load::<(i16,)>(conn).await?;
+    Ok(paused.into_iter().map(|(id,)| id).collect())
 }
 
 pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
@@ -130,8 +136,7 @@ pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor:
     let cannot = || database("cannot keep the processor alive");
     let alive = KeepAlive { id, name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl), report };
     alive.execute(conn).await.map_err(cannot())?;
-    let paused = Paused { handler_ids }.load::<(i16,)>(conn).await.map_err(cannot())?;
-    Ok(paused.into_iter().map(|(id,)| id).collect())
+    paused(conn, handler_ids).await.map_err(cannot())
 }
 
 pub(super) async fn withdraw(conn: &mut AsyncPgConnection, id: i32) -> Result<()> {

@@ -248,7 +248,7 @@ impl Seam for Sqlite {
         self.read(move |conn| transact::read_back(conn, claim)).await
     }
 
-    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<i32> {
+    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<(i32, Vec<i16>)> {
         let signature = Signature::from(processor);
         self.write(move |conn| upkeep::enroll(conn, &signature)).await
     }

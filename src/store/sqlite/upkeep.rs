@@ -152,16 +152,22 @@ pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_ma
 }
 
 /// Also takes out processors that have not been seen for a day.
-pub(super) fn enroll(conn: &mut SqliteConnection, signature: &Signature) -> Result<i32> {
+pub(super) fn enroll(conn: &mut SqliteConnection, signature: &Signature) -> Result<(i32, Vec<i16>)> {
     let enroll = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         Forget { before: now - micros(FORGOTTEN_AFTER) }.execute(conn)?;
         let alive_until = now + micros(signature.ttl);
         let handler_ids = signature.ids_as_json();
         let enroll = Enroll { name: &signature.name, version: crate::VERSION, handler_ids, now, alive_until };
-        enroll.load::<(i32,)>(conn).and_then(only_row)
+        let (id,) = enroll.load::<(i32,)>(conn).and_then(only_row)?;
+        QueryResult::Ok((id, paused(conn, signature)?))
     };
-    enroll(conn).map(|(id,)| id).map_err(database("cannot enroll the processor"))
+    enroll(conn).map_err(database("cannot enroll the processor"))
+}
+
+fn paused(conn: &mut SqliteConnection, signature: &Signature) -> QueryResult<Vec<i16>> {
+    let paused = Paused {}.load::<(i16,)>(conn)?;
+    Ok(paused.into_iter().map(|(id,)| id).filter(|id| signature.handler_ids.contains(id)).collect())
 }
 
 pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, signature: &Signature) -> Result<Vec<i16>> {
@@ -171,10 +177,9 @@ pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, signature: &Signa
         let handler_ids = signature.ids_as_json();
         let Signature { name, report, .. } = signature;
         KeepAlive { id, name, version: crate::VERSION, handler_ids, now, alive_until, report }.execute(conn)?;
-        Paused {}.load::<(i16,)>(conn)
+        paused(conn, signature)
     };
-    let paused = keep(conn).map_err(database("cannot keep the processor alive"))?;
-    Ok(paused.into_iter().map(|(id,)| id).filter(|id| signature.handler_ids.contains(id)).collect())
+    keep(conn).map_err(database("cannot keep the processor alive"))
 }
 
 pub(super) fn withdraw(conn: &mut SqliteConnection, id: i32) -> Result<()> {
