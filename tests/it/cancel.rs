@@ -240,13 +240,13 @@ fn sleepers(scene: &Scene) -> String {
 fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
     let outside = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let blocked = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let limits = || Limits { lease: Duration::from_millis(500), ..quick() };
+    let limits = || Limits { lease: Duration::from_secs(3), ..quick() };
     let blocking = |runs: &Runs| {
         let runs = runs.clone();
         handler(key("blocking.f38"), move |message: Message<Raw>| {
             runs.note(&message);
             async {
-                std::thread::sleep(Duration::from_millis(1_500));
+                std::thread::sleep(Duration::from_secs(7));
                 Ok::<(), Failure>(())
             }
         })

@@ -19,7 +19,8 @@ async fn processes_with_wrong_clocks_steal_nothing_and_lose_nothing() {
     let scene = Scene::new().await;
     let folder = tempfile::tempdir().unwrap();
     let gate = folder.path().join("gate");
-    let right = Worker { gate: gate.display().to_string(), ..Worker::on(&scene).await };
+    let lease = Duration::from_secs(5);
+    let right = Worker { gate: gate.display().to_string(), lease, ..Worker::on(&scene).await };
     accept(&scene, &["stock"], vec![order("held", "gate")]).await;
     let holder = right.spawn();
     holder.await_said("at the gate").await;

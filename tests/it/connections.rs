@@ -218,14 +218,14 @@ async fn handlers_longer_than_the_lease_run_once_through_pgbouncer() {
     let bouncer = PgBouncer::start(&scene.database.url()).await;
     let store = Store::connect(&bouncer.url(scene.database.name())).await.unwrap();
     let runs = Runs::new();
-    let limits = Limits { lease: Duration::from_millis(500), ..quick() };
+    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
     // As many as leave PgBouncer a session for everything else.
-    let registration = effect::writing_for(&runs, "stock", Duration::from_millis(700)).concurrency(2);
+    let registration = effect::writing_for(&runs, "stock", Duration::from_secs(4)).concurrency(2);
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", registration).build().unwrap();
     let _running = inbox.start().await.unwrap();
-    inbox.accept_all(records(6)).await.unwrap();
+    inbox.accept_all(records(4)).await.unwrap();
     scene.settled().await;
-    assert_eq!((runs.count(), effects(&scene).await.len()), (6, 6));
+    assert_eq!((runs.count(), effects(&scene).await.len()), (4, 4));
 }
 
 #[tokio::test(flavor = "multi_thread")]

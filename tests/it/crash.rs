@@ -135,7 +135,7 @@ async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
     // Nobody's fault: the kills are not to be held against the deliveries they meet.
     let worker = Worker {
         concurrency: CONCURRENCY,
-        lease: Duration::from_millis(300),
+        lease: Duration::from_secs(2),
         crash_limit: KILLS + 1,
         ..Worker::on(&scene).await
     };

@@ -192,7 +192,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     let scene = Scene::new().await;
     let runs = Runs::new();
     let gate = tokio::sync::watch::Sender::new(false);
-    let limits = Limits { lease: Duration::from_secs(1), ..quick() };
+    let limits = Limits { lease: Duration::from_secs(4), ..quick() };
     let here = scene.inbox().limits(limits.clone()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
     here.accept_all(records(16)).await.unwrap();
     let _here = here.start().await.unwrap();
@@ -203,7 +203,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
 
     // Renewed until long after the claims of the beginning would have ended.
     let renewed =
-        "SELECT (count(*) FILTER (WHERE locked_until > (SELECT max(due_at) FROM inbox_delivery) + interval '4 s') = 15)
+        "SELECT (count(*) FILTER (WHERE locked_until > (SELECT max(due_at) FROM inbox_delivery) + interval '10 s') = 15)
                    ::int::bigint FROM inbox_delivery WHERE attempts = 1";
     scene.until(renewed).await;
 
@@ -223,24 +223,24 @@ async fn one_connection_is_enough() {
     let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
     let (plain, transactional) = (Runs::new(), Runs::new());
     let inbox = Inbox::builder(store)
-        .limits(Limits { lease: Duration::from_millis(400), ..quick() })
+        .limits(Limits { lease: Duration::from_secs(3), ..quick() })
         .subscribe("orders", working(&plain, "plain"))
         // Longer than a lease, with the only connection in hand.
-        .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_millis(600)))
+        .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_secs(4)))
         .build()
         .unwrap();
     let running = inbox.start().await.unwrap();
 
-    for record in records(6) {
+    for record in records(3) {
         inbox.accept(record).await.unwrap();
     }
 
     scene.settled().await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
-    assert_eq!((plain.count(), transactional.count()), (6, 6));
-    assert_eq!(effect::effects(&scene).await.len(), 6);
+    assert_eq!((plain.count(), transactional.count()), (3, 3));
+    assert_eq!(effect::effects(&scene).await.len(), 3);
     let once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(once).await, 12);
+    assert_eq!(scene.database.query_one_i64(once).await, 6);
 }
 
 // F53

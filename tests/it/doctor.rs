@@ -37,11 +37,12 @@ async fn a_server_that_may_lose_what_it_acknowledged_is_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_of_a_killed_process_and_who_holds_a_snapshot_are_told() {
     let scene = Scene::new().await;
-    let worker = Worker { lease: Duration::from_secs(20), ..Worker::on(&scene).await };
+    let worker = Worker { lease: Duration::from_secs(60), ..Worker::on(&scene).await };
     accept(&scene, &["stock"], vec![order("held", "hang once")]).await;
     let child = worker.spawn();
     child.await_said("hanging").await;
     child.kill9().await;
+    scene.database.execute("UPDATE inbox_processor SET alive_until = now()").await;
     let client = scene.database.client().await;
     client
         .batch_execute("SET application_name = 'a report'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")

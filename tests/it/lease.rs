@@ -17,14 +17,14 @@ const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes'
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_takes_three_leases_runs_once() {
     let scene = Scene::new().await;
-    let limits = Limits { lease: Duration::from_millis(500), ..quick() };
+    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
     let runs = Runs::new();
     let slow = || {
         let runs = runs.clone();
         handler(key("stock"), move |message: Message<Raw>| {
             runs.note(&message);
             async {
-                tokio::time::sleep(Duration::from_millis(1_500)).await;
+                tokio::time::sleep(Duration::from_secs(9)).await;
                 Ok::<(), Failure>(())
             }
         })
@@ -47,7 +47,7 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
     let scene = Scene::new().await;
     let proxy = Proxy::start_for(&scene.database.url()).await;
     let cut_off = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
-    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = Limits { lease: Duration::from_secs(10), ..quick() };
     let story = Story::default();
     let (first, second) = (story.clone(), story.clone());
     let hanging = handler(key("stock"), move |_: Message<Raw>| {
@@ -97,7 +97,7 @@ async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_char
             Ok::<(), Failure>(())
         }
     });
-    let limits = Limits { lease: Duration::from_millis(600), ..quick() };
+    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", once_hanging).build().unwrap();
     let _running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();

@@ -61,7 +61,7 @@ async fn an_accept_whose_reply_or_request_is_lost_is_stored_once_and_handled_at_
 
         let receipts = stage.inbox.accept_all(records(10)).await.unwrap();
 
-        assert!(lost.has_fired());
+        lost.fired().await;
         assert!(receipts.iter().all(is_stored), "{receipts:?}");
         stage.assert_handled_once(11).await;
         assert_eq!(stage.scene.count("inbox_quarantine").await, 0);
@@ -83,7 +83,7 @@ async fn replies_lost_again_and_again_under_load_change_nothing() {
         let (left, right) = tokio::join!(stage.inbox.accept_all(batch("left")), stage.inbox.accept_all(batch("right")));
 
         assert!(left.unwrap().iter().chain(&right.unwrap()).all(is_stored));
-        assert!(lost.has_fired());
+        lost.fired().await;
     }
     stage.assert_handled_once(300).await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_commit_lost_with_quarantined_records_in_the_batch_keeps_each_once() {
         let batch = [record("a"), record(""), record("first").payload("forged"), record("b")];
         let receipts = stage.inbox.accept_all(batch).await.unwrap();
 
-        assert!(lost.has_fired());
+        lost.fired().await;
         assert!(is_stored(&receipts[0]) && is_stored(&receipts[3]), "{receipts:?}");
         assert_eq!(receipts[1], Receipt::Quarantined { reason: "empty identity" });
         assert_eq!(receipts[2], Receipt::Quarantined { reason: "conflict" });
@@ -127,7 +127,7 @@ async fn the_step_for_known_records_lost_on_the_way_harms_neither_old_nor_new() 
 
         let receipts = stage.inbox.accept_all([record("first"), record("new")]).await.unwrap();
 
-        assert!(lost.has_fired());
+        lost.fired().await;
         assert_eq!(receipts[0], Receipt::Duplicate { added: 0 });
         assert!(is_stored(&receipts[1]));
         stage.assert_handled_once(2).await;
@@ -143,7 +143,7 @@ async fn an_inbox_that_only_accepts_rides_out_lost_replies_too() {
     for (number, fault) in [Fault::LoseReply, Fault::LoseRequest].into_iter().enumerate() {
         let lost = stage.proxy.on_next_statement("INSERT INTO inbox_message", fault);
         assert!(is_stored(&stage.inbox.accept(record(&number.to_string())).await.unwrap()));
-        assert!(lost.has_fired());
+        lost.fired().await;
     }
 
     assert_eq!(stage.inbox.drain().await.unwrap(), 6);

@@ -75,7 +75,8 @@ async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
             Ok::<(), wharf::Failure>(())
         }
     });
-    let newer = scene.inbox().subscribe("orders", slow.concurrency(1)).build().unwrap();
+    let alive = Limits { lease: Duration::from_secs(600), ..quick() };
+    let newer = scene.inbox().limits(alive).subscribe("orders", slow.concurrency(1)).build().unwrap();
     let newer_running = newer.start().await.unwrap();
     newer.accept_all(records(5)).await.unwrap();
 
@@ -231,7 +232,7 @@ async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
             Ok::<(), wharf::Failure>(())
         }
     });
-    let draining = scene.inbox().limits(Limits { lease: Duration::from_secs(1), ..quick() });
+    let draining = scene.inbox().limits(quick());
     let draining = draining.subscribe("orders", slow.concurrency(1)).build().unwrap();
     draining.accept_all(records(5)).await.unwrap();
     let drain = tokio::spawn({
@@ -243,7 +244,7 @@ async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
     let other = v1(&scene, &Runs::new(), NO_GRACE).await;
     let running = other.start().await.unwrap();
     let looked =
-        "SELECT (seen_at > started_at + interval '3 s')::int::bigint FROM inbox_processor ORDER BY id DESC LIMIT 1";
+        "SELECT (seen_at > started_at + interval '8 s')::int::bigint FROM inbox_processor ORDER BY id DESC LIMIT 1";
     scene.until(looked).await;
     gate.send_replace(true);
 

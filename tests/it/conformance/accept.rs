@@ -276,7 +276,7 @@ async fn a_caller_that_goes_away_does_not_take_its_record_back() {
 
     for number in 0..50 {
         // Polled once, then dropped.
-        assert!(inbox.accept(record(&number.to_string())).now_or_never().is_none());
+        drop(inbox.accept(record(&number.to_string())).now_or_never());
     }
 
     scene.until("SELECT (count(*) = 51)::int::bigint FROM inbox_message").await;
@@ -293,7 +293,7 @@ async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
 
     for number in 0..5 {
         let batch = (0..60).map(|n| record(&format!("{number} {n}")));
-        assert!(inbox.accept_all(batch).now_or_never().is_none());
+        drop(inbox.accept_all(batch).now_or_never());
     }
     drop(inbox);
 

@@ -206,7 +206,8 @@ async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
 async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_is_a_crash() {
     let scene = Scene::new().await;
     let (runs, others) = (Runs::new(), Runs::new());
-    let other = scene.another_inbox().await.subscribe("others", others.handler("other")).build().unwrap();
+    let alive = Limits { lease: Duration::from_secs(600), ..quick() };
+    let other = scene.another_inbox().await.limits(alive).subscribe("others", others.handler("other")).build().unwrap();
     let running = other.start().await.unwrap();
     let inbox =
         scene.inbox().subscribe("orders", runs.answering("stock", |_| Err(Failure::poison("no")))).build().unwrap();

@@ -76,6 +76,7 @@ async fn an_outage_of_most_of_a_day_poisons_nothing_by_default() {
     let running = inbox.start().await.unwrap();
 
     tokio::time::sleep(Duration::from_secs_f64(20.0 * 3_600.0 / COMPRESSION)).await;
+    scene.until("SELECT (min(errors) > 5)::int::bigint FROM inbox_delivery").await;
     assert_eq!(scene.database.query_one_i64("SELECT count(*) FROM inbox_poisoned").await, 0);
     is_up.store(true, Ordering::SeqCst);
     scene.settled().await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wharf::{DeliveryFilter, Failure, QuarantineFilter, Record, RetryPolicy, State, fingerprint};
 
-use super::scene::{Runs, Scene, key, record};
+use super::scene::{Runs, Scene, key, record, within};
 
 /// Deliveries poisoned for two kinds of errors, of two handlers.
 async fn poisoned_scene() -> (Scene, Runs) {
@@ -188,11 +188,23 @@ async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let policy = RetryPolicy::exponential().max_retries(3).delay_by(|_, _| Some(Duration::from_secs(3600)));
     let failing = runs.answering("mail", |_| Err(Failure::retry("no"))).retry(policy);
-    let inbox = scene.inbox().subscribe("orders", failing).subscribe("orders", runs.handler("stock")).build().unwrap();
+    let stock = runs.handler("stock");
+    let inbox = scene.inbox().subscribe("orders", failing).subscribe(["orders", "more"], stock).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept_all(["m1", "m2"].map(record)).await.unwrap();
     runs.reached(4).await;
-    scene.until("SELECT count(*) FROM inbox_processor WHERE CAST(report->'rates'->'stock'->>'done_per_sec' AS real) > 0").await;
+    // A report tells of the time since the one before: there is something to tell until it is seen.
+    let told = "inbox_processor WHERE CAST(report->'rates'->'stock'->>'done_per_sec' AS real) > 0";
+    within(async {
+        for number in 0.. {
+            inbox.accept(Record::new("more").id(number.to_string())).await.unwrap();
+            if scene.count(told).await > 0 {
+                break;
+            }
+        }
+    })
+    .await;
+    scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_status WHERE handler_key = 'stock' AND state <> 'done'").await;
     let operator = scene.store.operate();
     let [mail, stock] = operator.handlers().await.unwrap().try_into().unwrap();
     assert_eq!((mail.due, mail.later, mail.running, mail.poisoned, mail.processors), (0, 2, 0, 0, 1));

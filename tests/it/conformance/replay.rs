@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use wharf::{Failure, Message, Raw, RetryPolicy, handler};
+use wharf::{Failure, Limits, Message, Raw, RetryPolicy, handler};
 
-use super::scene::{Database, Runs, Scene, key, record};
+use super::scene::{Database, Runs, Scene, key, quick, record};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_row() {
@@ -81,7 +81,8 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
             Err::<(), _>(Failure::poison("from the first life"))
         }
     });
-    let inbox = scene.inbox().subscribe("orders", held.concurrency(1)).build().unwrap();
+    let unhurried = Limits { lease: Duration::from_secs(600), ..quick() };
+    let inbox = scene.inbox().limits(unhurried).subscribe("orders", held.concurrency(1)).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();
     runs.reached(1).await;

@@ -211,14 +211,20 @@ async fn what_a_dead_purger_left_is_gone_on_with_when_its_lease_has_run_out() {
     let scene = Scene::new().await;
     finished(&scene, 100).await;
     let (dying, retention) = (scene.another_store().await, Retention::after(DAY).batch_rows(10));
-    // Dropped in the pause after its first step.
+    // Dropped in the pause after its first step, which it does not leave before.
     let (first, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let (is_aborted, aborted) = std::sync::mpsc::channel::<()>();
     let task = {
         let retention = retention.clone();
-        tokio::spawn(async move { dying.purge(&retention, |_| first.send(()).unwrap_or_default()).await })
+        let on_step = move |_: &Purged| {
+            first.send(()).unwrap_or_default();
+            let _ = aborted.recv();
+        };
+        tokio::spawn(async move { dying.purge(&retention, on_step).await })
     };
     within(begun.recv()).await.unwrap();
     task.abort();
+    drop(is_aborted);
     drop(task.await);
     let left = scene.count("inbox_message").await;
     let lease = "UPDATE inbox_lease SET held_until = now()";

@@ -43,11 +43,14 @@ impl Incident {
         bad.accept_all((0..JUNK).map(|number| Record::new("orders").payload(format!("junk {number}")))).await.unwrap();
         bad.drain().await.unwrap();
         // An instance dies with two deliveries in its hands; long enough locked to be found, short enough to be waited for.
-        let worker = Worker { lease: Duration::from_secs(15), ..Worker::on(&scene).await };
+        let worker = Worker { lease: Duration::from_secs(25), ..Worker::on(&scene).await };
         accept(&scene, &["stock"], vec![order("held", "hang once")]).await;
         let dead = worker.spawn();
         dead.await_said("hanging").await;
         dead.kill9().await;
+        // It has been silent for a while.
+        let silent = "UPDATE inbox_processor SET alive_until = now()";
+        scene.database.execute(silent).await;
         Self { scene, runs, _dead: dead }
     }
 

@@ -113,11 +113,9 @@ async fn killed_while_reading_again(stage: &Stage, fault: Fault) {
     let proxy = Proxy::start_for(&stage.scene.database.url()).await;
     let mut reader = Reader::on(stage).named("reader");
     reader.url = proxy.url(&reader.url);
-    // Tried again after this, so that the next COMMIT is surely that of the batch.
-    let lost = proxy.on_next_statement("FOR NO KEY UPDATE) f", Fault::LoseReply);
+    let lost = proxy.on_commit_after("FOR NO KEY UPDATE) f", fault);
     let child = reader.spawn();
     lost.fired().await;
-    proxy.on_next_commit(fault).fired().await;
     child.kill9().await;
 }
 

@@ -114,7 +114,7 @@ impl Stage {
 
 /// Ends it as a service should.
 pub async fn end(running: Running<Db>) {
-    within(running.shutdown(Duration::from_secs(5))).await.unwrap();
+    within(running.shutdown(Duration::from_secs(30))).await.unwrap();
 }
 
 /// `partition/offset` for a range of offsets.

@@ -18,7 +18,7 @@ async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membersh
     let proxy = Proxy::start_for(&stage.scene.database.url()).await;
     let child = Ingester {
         url: proxy.url(&stage.scene.database.url()),
-        settings: "session.timeout.ms=6000\nmax.poll.interval.ms=6000\nheartbeat.interval.ms=300",
+        settings: "session.timeout.ms=15000\nmax.poll.interval.ms=15000\nheartbeat.interval.ms=300",
         limits: "accept_queue_rows=100\naccept_batch_rows=50\nbackoff_max=500ms",
         ..Ingester::on(&stage)
     }
@@ -30,7 +30,7 @@ async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membersh
     stage.kafka.produce_many(&stage.topic, 4, 2_000, |number| TestRecord::new(format!("{number}"))).await;
     await_event(&child, "intake closed").await;
     // The outage itself: twice what a consumer that does not poll would be forgiven.
-    tokio::time::sleep(Duration::from_secs(12)).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
     proxy.pass().await;
     stage.stored(2_010).await;
 
@@ -110,10 +110,10 @@ async fn diagnosed(stage: &Stage, code: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn too_many_open_deliveries_close_the_intake_until_there_are_fewer() {
-    closes_and_opens_again("backlog_rows_max=10").await;
+    closes_and_opens_again("lease=30s\nbacklog_rows_max=10").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_delivery_that_is_too_old_closes_the_intake_until_it_is_done() {
-    closes_and_opens_again("backlog_age_max=1s").await;
+    closes_and_opens_again("lease=30s\nbacklog_age_max=1s").await;
 }

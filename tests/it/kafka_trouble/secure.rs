@@ -28,7 +28,7 @@ async fn secured() -> &'static Secured {
             client_authority_pem: Some(certificates.authority_pem.clone()),
             ..KafkaTls::from(certificates.server.clone())
         };
-        let options = KafkaOptions { tls: Some(mutual), scram: Some(tls), ..KafkaOptions::default() };
+        let options = KafkaOptions { tls: Some(mutual), scram: Some(tls), ..KafkaOptions::steady() };
         Secured { kafka: Kafka::start_with(options).await, certificates }
     };
     SECURED.get_or_init(start).await

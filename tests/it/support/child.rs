@@ -26,7 +26,7 @@ const ENTRY_TEST: &str = "child_entry";
 const PREFIX: &str = "CHILD ";
 
 /// How long a test waits for a line.
-const LINE_DEADLINE: Duration = Duration::from_secs(60);
+const LINE_DEADLINE: Duration = Duration::from_secs(180);
 
 /// What a child does, from start to end.
 pub type Role = fn();

@@ -24,7 +24,7 @@ const TARGET_PREFIX: &str = "wharf";
 const EVENTS_MAX: usize = 200_000;
 
 /// How long a test waits for an event.
-const EVENT_DEADLINE: Duration = Duration::from_secs(60);
+const EVENT_DEADLINE: Duration = Duration::from_secs(180);
 
 /// How many of the events seen a failing wait lists.
 const LISTED_MAX: usize = 200;

@@ -50,6 +50,14 @@ pub struct KafkaOptions {
     pub scram: Option<KafkaTls>,
 }
 
+impl KafkaOptions {
+    /// For a broker that nobody kills: it does not take itself for dead when the machine stands still for a moment.
+    pub fn steady() -> KafkaOptions {
+        let settings = vec![("broker.session.timeout.ms".to_owned(), "30000".to_owned())];
+        KafkaOptions { settings, ..KafkaOptions::default() }
+    }
+}
+
 /// How a listener speaks TLS.
 #[derive(Clone, Debug)]
 pub struct KafkaTls {
@@ -90,7 +98,7 @@ impl Kafka {
         let start = || async {
             match std::env::var(BROKERS_VARIABLE) {
                 Ok(brokers) => Kafka::at(&brokers),
-                Err(_) => Kafka::start().await,
+                Err(_) => Kafka::start_with(KafkaOptions::steady()).await,
             }
         };
         SHARED.get_or_init(start).await

@@ -20,7 +20,7 @@ use super::kafka::Kafka;
 use super::process::PROCESS_POLL;
 
 /// How long an operation may take. Far above what a loaded machine needs.
-pub const KAFKA_DEADLINE: Duration = Duration::from_secs(30);
+pub const KAFKA_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Of one of several tries.
 const ATTEMPT_PATIENCE: Duration = Duration::from_secs(2);

@@ -143,6 +143,12 @@ impl Proxy {
         self.shared.faults.arm(Target::Containing(text.to_owned()), fault)
     }
 
+    /// Loses the answer to the next execution of a statement whose SQL contains `text`, which is tried again then; and arms the fault for
+    /// the `COMMIT` after that, which is surely that of the same work.
+    pub fn on_commit_after(&self, text: &str, fault: Fault) -> FaultHandle {
+        self.shared.faults.arm_after(Target::Containing(text.to_owned()), Target::Commit, fault)
+    }
+
     async fn start_before(upstream: Upstream) -> Proxy {
         let (port, listener) = listen().await;
         let shared = Arc::new(Shared {

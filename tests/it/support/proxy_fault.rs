@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How long a test waits for its fault before it fails.
-const FIRED_DEADLINE: Duration = Duration::from_secs(60);
+const FIRED_DEADLINE: Duration = Duration::from_secs(180);
 
 /// What happens to the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct FaultHandle {
 }
 
 impl FaultHandle {
-    /// Waits until the fault has struck and the connection is reset. Panics after a minute.
+    /// Waits until the fault has struck and the connection is reset. Panics after three minutes.
     pub async fn fired(&self) {
         let mut fired = self.fired.clone();
         let outcome = tokio::time::timeout(FIRED_DEADLINE, fired.wait_for(|fired| *fired)).await;
@@ -55,6 +55,8 @@ pub struct Armed {
     target: Target,
     fault: Fault,
     fired: watch::Sender<bool>,
+    /// Armed when this one strikes.
+    next: Option<Box<Armed>>,
 }
 
 impl Armed {
@@ -78,18 +80,34 @@ pub struct Faults {
 
 impl Faults {
     pub fn arm(&self, target: Target, fault: Fault) -> FaultHandle {
-        let what = format!("{fault:?} on {target:?}");
-        let (fired, receiver) = watch::channel(false);
-        self.armed.lock().expect("nothing panics while holding it").push(Armed { target, fault, fired });
-        FaultHandle { what, fired: receiver }
+        let (armed, handle) = armed(target, fault);
+        self.armed.lock().expect("nothing panics while holding it").push(armed);
+        handle
+    }
+
+    /// Arms `fault` for `target` when the answer to `first` was lost.
+    pub fn arm_after(&self, first: Target, target: Target, fault: Fault) -> FaultHandle {
+        let (next, handle) = armed(target, fault);
+        let (first, _) = armed(first, Fault::LoseReply);
+        let first = Armed { next: Some(Box::new(next)), ..first };
+        self.armed.lock().expect("nothing panics while holding it").push(first);
+        handle
     }
 
     /// The first armed fault for this statement, which is armed no longer.
     pub fn take_matching(&self, sql: &str) -> Option<Armed> {
         let mut armed = self.armed.lock().expect("nothing panics while holding it");
         let index = armed.iter().position(|armed| matches(&armed.target, sql))?;
-        Some(armed.remove(index))
+        let mut taken = armed.remove(index);
+        armed.extend(taken.next.take().map(|next| *next));
+        Some(taken)
     }
+}
+
+fn armed(target: Target, fault: Fault) -> (Armed, FaultHandle) {
+    let what = format!("{fault:?} on {target:?}");
+    let (fired, receiver) = watch::channel(false);
+    (Armed { target, fault, fired, next: None }, FaultHandle { what, fired: receiver })
 }
 
 fn matches(target: &Target, sql: &str) -> bool {
