@@ -42,8 +42,13 @@ pub struct Position {
 
 impl Record {
     /// A record of `topic` with no payload, which is not the same as an empty payload.
-    pub fn new(topic: impl Into<Arc<str>>) -> Self {
-        Self { topic: topic.into(), ..Self::default() }
+    pub fn new(topic: impl AsRef<str>) -> Self {
+        Self::of(topic.as_ref().into())
+    }
+
+    /// As [`Record::new`], of a topic whose name is shared.
+    pub(crate) fn of(topic: Arc<str>) -> Self {
+        Self { topic, ..Self::default() }
     }
 
     /// The identity within its source: what makes a second delivery of the same record a duplicate. Default: what the topic's

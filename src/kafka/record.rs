@@ -11,7 +11,7 @@ use crate::record::Record;
 
 /// `topic` is its name, shared.
 pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Record {
-    let mut record = Record::new(topic).position(message.partition(), message.offset());
+    let mut record = Record::of(topic).position(message.partition(), message.offset());
     record.key = message.key().map(Bytes::copy_from_slice);
     record.payload = message.payload().map(Bytes::copy_from_slice);
     record.headers = native::headers(message.headers());

@@ -85,8 +85,8 @@ type ClaimRow = (
 );
 
 statement! {
-    /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner cannot reason about it: right
-    /// after an ANALYZE that saw no locked row it would expect none, and begin with a scan for them.
+    /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner
+    /// cannot reason about it: right after an ANALYZE that saw no locked row it would expect none, and begin with a scan for them.
     SettleDone("
         UPDATE inbox_delivery d
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
