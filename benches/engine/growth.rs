@@ -1,6 +1,6 @@
 //! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
 
-use crate::common::{fresh_database, memory_mib};
+use crate::common::{done_with, fresh_database, memory_mib};
 use crate::support::postgres::{Cluster, connect};
 use crate::{Scale, ours, tidy_up};
 
@@ -46,6 +46,9 @@ pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
         };
         println!("  claim: {:.1} µs a row, beside much {:.1} µs", empty_ms * 1e3, beside_ms * 1e3);
         growths.push(Growth { empty_ms, beside_ms, ratio: beside_ms / empty_ms });
+    }
+    for (url, what) in [(&empty, "claims"), (&beside, "claims beside much")] {
+        done_with(cluster, url, what).await;
     }
     growths.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
     growths[growths.len() / 2]
@@ -94,6 +97,7 @@ pub async fn memory(cluster: &Cluster, scale: Scale) -> Memory {
         ours::accept_all(&inbox, Scale { messages, ..scale }).await;
         ours::drain_in_background(cluster, &inbox, &url, messages).await;
         resident[place] = memory_mib("VmRSS");
+        done_with(cluster, &url, "memory").await;
     }
     let [small_mib, large_mib] = resident;
     Memory { small_mib, large_mib }

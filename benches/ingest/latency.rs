@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use wharf::{Failure, HandlerKey, Identity, Kafka as Source, Message, Raw, handler};
 
-use crate::common::fresh_database;
+use crate::common::{done_with, fresh_database};
 use crate::support::kafka_admin::unique_name;
 use crate::{PARTITIONS, Scale, Servers, throughput};
 
@@ -40,6 +40,7 @@ pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     running.shutdown(Duration::from_secs(10)).await.unwrap();
+    done_with(&servers.postgres, &url, "latency").await;
     let mut late = seen.lock().unwrap().split_off(WARM_UP);
     late.sort_by(f64::total_cmp);
     let at = |share: f64| late[((late.len() - 1) as f64 * share) as usize];
