@@ -1,13 +1,13 @@
 //! Counts of what the events tell, for the `metrics` facade: names and labels stand here and in `events.rs`, and nowhere else.
 //!
-//! Without the feature `metrics` nothing of this exists. With it, a count is a look into a table of the thread and an atomic addition, so that
-//! counting every record is no matter; the first count of its kind asks the recorder. Labels are topics, handler keys, groups and fixed
-//! words: never anything that comes out of a record.
+//! Without the feature `metrics` nothing of this exists. With it, what happens to every record and every delivery is counted by a look into a table of
+//! the thread and an atomic addition; what happens seldom asks the recorder each time, which may forget what was idle. Labels are topics,
+//! handler keys, groups and fixed words: never anything that comes out of a record.
 
 #[cfg(feature = "metrics")]
-pub(crate) use with_metrics::{Clock, add, took};
+pub(crate) use with_metrics::{Clock, add, add_often, took};
 #[cfg(not(feature = "metrics"))]
-pub(crate) use without_metrics::{Clock, add, took};
+pub(crate) use without_metrics::{Clock, add, add_often, took};
 
 /// What is counted, by its name and its labels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,11 +41,16 @@ mod with_metrics {
     }
 
     pub(crate) fn add(count: Count, of: &str, number: u64) {
-        let ask = || match count.what {
-            Some((label, value)) => metrics::counter!(count.name, count.of => of.to_owned(), label => value),
-            None => metrics::counter!(count.name, count.of => of.to_owned()),
+        counter(count, of).increment(number);
+    }
+
+    /// As [`add`], for what happens all the time.
+    pub(crate) fn add_often(count: Count, of: &str) {
+        let add_one = |known: &mut Known| {
+            let counters = known.counters.entry(count).or_default();
+            known_or(counters, of, || counter(count, of)).increment(1);
         };
-        with_known(|known| known_or(known.counters.entry(count).or_default(), of, ask).increment(number));
+        with_known(add_one);
     }
 
     /// How long a run of a handler took.
@@ -54,18 +59,23 @@ mod with_metrics {
         with_known(|known| known_or(&mut known.runs, handler, ask).record(clock.0.elapsed()));
     }
 
-    fn with_known(counting: impl FnOnce(&mut Known)) {
-        // A thread that is ending has no table any more.
-        let _ = KNOWN.try_with(|known| counting(&mut known.borrow_mut()));
+    fn counter(count: Count, of: &str) -> Counter {
+        match count.what {
+            Some((label, value)) => metrics::counter!(count.name, count.of => of.to_owned(), label => value),
+            None => metrics::counter!(count.name, count.of => of.to_owned()),
+        }
     }
 
-    fn known_or<H: Clone>(known: &mut HashMap<Box<str>, H>, of: &str, ask: impl FnOnce() -> H) -> H {
-        if let Some(handle) = known.get(of) {
-            return handle.clone();
+    fn with_known(counting: impl FnOnce(&mut Known)) {
+        // A thread that is ending has no table any more; and a recorder is the user's code, which may lead back here.
+        let _ = KNOWN.try_with(|known| known.try_borrow_mut().map(|mut known| counting(&mut known)));
+    }
+
+    fn known_or<'k, H>(known: &'k mut HashMap<Box<str>, H>, of: &str, ask: impl FnOnce() -> H) -> &'k H {
+        if !known.contains_key(of) {
+            known.insert(of.into(), ask());
         }
-        let handle = ask();
-        known.insert(of.into(), handle.clone());
-        handle
+        &known[of]
     }
 
     #[derive(Clone, Copy)]
@@ -83,6 +93,8 @@ mod without_metrics {
     use super::Count;
 
     pub(crate) fn add(_: Count, _of: &str, _number: u64) {}
+
+    pub(crate) fn add_often(_: Count, _of: &str) {}
 
     pub(crate) fn took(_handler: &str, _: Clock) {}
 

@@ -1,4 +1,5 @@
-//! Every decision of the engine as one `tracing` event and one count: the contract of what can be seen from outside.
+//! Every decision of the engine as one `tracing` event, and those about records and deliveries as a count: the contract of what can be seen
+//! from outside.
 //!
 //! Names, levels and fields stand here and nowhere else. Message ids are shown escaped; a payload is never a field.
 
@@ -47,7 +48,7 @@ macro_rules! about {
 
 /// What a record became.
 fn count_record(topic: &str, became: &'static str) {
-    counts::add(Count { name: "wharf_records_total", of: "topic", what: Some(("became", became)) }, topic, 1);
+    counts::add_often(Count { name: "wharf_records_total", of: "topic", what: Some(("became", became)) }, topic);
 }
 
 fn count_quarantined(topic: &str, reason: &'static str) {
@@ -57,15 +58,18 @@ fn count_quarantined(topic: &str, reason: &'static str) {
 
 /// What stood in for an identity that was missing.
 fn count_stand_in(topic: &str, by: &'static str) {
-    counts::add(Count { name: "wharf_missing_identities_total", of: "topic", what: Some(("stand_in", by)) }, topic, 1);
+    counts::add_often(
+        Count { name: "wharf_missing_identities_total", of: "topic", what: Some(("stand_in", by)) },
+        topic,
+    );
 }
 
 fn count_claim(handler: &str, claim: &'static str) {
-    counts::add(Count { name: "wharf_claims_total", of: "handler", what: Some(("claim", claim)) }, handler, 1);
+    counts::add_often(Count { name: "wharf_claims_total", of: "handler", what: Some(("claim", claim)) }, handler);
 }
 
 fn count_outcome(handler: &str, outcome: &'static str) {
-    counts::add(Count { name: "wharf_outcomes_total", of: "handler", what: Some(("outcome", outcome)) }, handler, 1);
+    counts::add_often(Count { name: "wharf_outcomes_total", of: "handler", what: Some(("outcome", outcome)) }, handler);
 }
 
 fn count_poisoned(handler: &str, reason: PoisonReason, number: u64) {
@@ -300,10 +304,14 @@ pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
 
 // operate
 
-pub(crate) fn purged(purged: &Purged) {
+/// Rows that retention has removed, also where it ended in trouble then.
+pub(crate) fn count_purged(purged: &Purged) {
     for (rows, number) in [("messages", purged.messages), ("deliveries", purged.deliveries)] {
         counts::add(Count { name: "wharf_purged_total", of: "rows", what: None }, rows, number);
     }
+}
+
+pub(crate) fn purged(purged: &Purged) {
     let Purged { deliveries, messages, identities_kept, identities_forgotten, .. } = *purged;
     if purged.is_locked_out() {
         debug!(target: "wharf::operate", deliveries, messages, identities_kept, identities_forgotten, "purged by another process");

@@ -77,6 +77,8 @@
 //! |---|---|---|
 //! | `postgres` | yes | [`Store<Postgres>`](Postgres): PostgreSQL 14 and newer, also through PgBouncer 1.21+ in transaction mode |
 //! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
+//! | `kafka` | yes | [`Kafka`] and [`Inbox::start_from`]: records out of Kafka; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
+//! | `metrics` | no | a count of what becomes of each record and each delivery, for any recorder of the `metrics` facade |
 //! | `cli` | no | the binary `wharf`, which looks at an inbox and acts on it from a shell; not for embedding |
 //!
 //! `ARCHITECTURE.md` has the map of the code, the states of a delivery, and what happens when something dies where.

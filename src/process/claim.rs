@@ -217,11 +217,7 @@ impl<B: Backend> Claimer<B> {
             let found = room.iter_mut().find(|slots| slots.lane.ids.all.contains(&handler_id));
             // Only what was asked for comes back, so there is a lane, and a slot of it.
             let Some(slots) = found else { continue };
-            let subject = self.engine.subject_of(&delivery);
-            match delivery.crashes {
-                0 => events::claimed(subject),
-                crashes => events::reclaimed(subject, crashes),
-            }
+            self.engine.tell_claimed(&delivery);
             if delivery.crashes >= self.engine.limits.solo_from() {
                 suspects.push(delivery);
                 continue;

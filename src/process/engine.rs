@@ -179,6 +179,14 @@ impl<B: Backend> Engine<B> {
         self.subject(claimed.claim, claimed.message.as_deref().map(|message| &*message.id))
     }
 
+    pub(super) fn tell_claimed(&self, claimed: &Claimed) {
+        let subject = self.subject_of(claimed);
+        match claimed.crashes {
+            0 => events::claimed(subject),
+            crashes => events::reclaimed(subject, crashes),
+        }
+    }
+
     /// Registers claims and runs each delivery in a task of its own on the user's runtime. `lease_starts` is a moment before the
     /// statement that claimed them was sent.
     pub(crate) fn start(self: &Arc<Self>, starts: Vec<Start<B>>, lease_starts: Instant) {

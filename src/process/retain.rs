@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::engine::Engine;
 use crate::backoff::jittered;
 use crate::events;
-use crate::operate::{Retention, purge};
+use crate::operate::{Purged, Retention, purge};
 use crate::store::Backend;
 
 /// The first time is at most this late, so that a process that never lives for an interval purges all the same.
@@ -21,7 +21,10 @@ pub(super) async fn retain_loop<B: Backend>(engine: Arc<Engine<B>>, retention: R
             () = tokio::time::sleep(pause) => {}
             () = engine.stopping() => return,
         }
-        match purge(&engine.store, &retention, |_| {}, engine.stopping()).await {
+        let mut last = Purged::default();
+        let ended = purge(&engine.store, &retention, |so_far| last = *so_far, engine.stopping()).await;
+        events::count_purged(&last);
+        match ended {
             Ok(purged) => events::purged(&purged),
             Err(error) => events::store_trouble("purge", &error),
         }

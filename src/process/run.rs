@@ -18,7 +18,7 @@ use super::leash::Leash;
 use super::transact::{self, TxEnd};
 use crate::counts::Clock;
 use crate::events;
-use crate::handler::{Body, Failure};
+use crate::handler::{Body, Failure, HandlerKey};
 use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
@@ -74,22 +74,17 @@ async fn outcome<B: Backend>(
         return Some(Settled::Later(Outcome::Poisoned { reason, error: None, charged: false }));
     };
     let attempt = claimed.claim.attempt.unsigned_abs();
-    let clock = Clock::start();
     let answer = match &lane.body {
-        Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, leash).await,
+        Body::Plain(handler) => watch(&lane.key, handler.run(message, attempt), lane.timeout, leash).await,
         Body::Transactional(handler) => {
             let handler = Arc::clone(handler);
             // Boxed, so that its size is not that of every other run as well.
             match Box::pin(transact::run(engine, lane, claimed.claim, handler, message, Arc::clone(leash))).await {
-                TxEnd::Committed => {
-                    events::ran(lane.key.as_str(), clock);
-                    return Some(Settled::Now(Outcome::Done));
-                }
+                TxEnd::Committed => return Some(Settled::Now(Outcome::Done)),
                 TxEnd::Answer(answer) => answer,
             }
         }
     };
-    events::ran(lane.key.as_str(), clock);
     // What most runs come to; nothing has to be decided, and no dice be thrown.
     if matches!(answer, Answer::Finished(Ok(()))) {
         return Some(Settled::Later(Outcome::Done));
@@ -112,6 +107,7 @@ async fn outcome<B: Backend>(
 
 /// Waits for the handler, its timeout or a word from outside, whichever is first.
 pub(super) async fn watch(
+    key: &HandlerKey,
     handler: impl Future<Output = Result<(), Failure>> + Unpin,
     timeout: Option<Duration>,
     leash: &Leash,
@@ -123,6 +119,7 @@ pub(super) async fn watch(
         }
     };
     let mut handler = AssertUnwindSafe(handler).catch_unwind();
+    let clock = Clock::start();
     let answer = tokio::select! {
         // In this order: an answer that is there counts, even if time is up as well.
         biased;
@@ -133,6 +130,7 @@ pub(super) async fn watch(
         reason = leash.pulled() => Answer::Stopped(reason),
         () = late => Answer::TimedOut(timeout.unwrap_or_default()),
     };
+    events::ran(key.as_str(), clock);
     // Dropping what is left of the handler runs its code too; the answer stands.
     if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(handler))) {
         panic_text(panic);

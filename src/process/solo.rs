@@ -32,7 +32,7 @@ pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: V
     let handler_ids: Vec<i16> = waiting.iter().map(|delivery| delivery.claim.handler_id).collect();
     let given_back: Vec<Settlement> =
         waiting.iter().map(|delivery| Settlement { claim: delivery.claim, outcome: Outcome::Released }).collect();
-    engine.store.backend.settle(&given_back).await?;
+    settle(&engine, &waiting, &given_back).await?;
     engine.set_solo(true);
     let turns = turns(&engine, &handler_ids).await;
     engine.set_solo(false);
@@ -66,9 +66,9 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, slot: Slot<B
     let asks = [Ask { handler_id, limit: 1, floor: None }];
     let gate = engine.starting.read().await;
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
+    claims.deliveries.iter().for_each(|claimed| engine.tell_claimed(claimed));
     let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = claimed.claim;
-    events::claimed(engine.subject_of(&claimed));
     engine.start(vec![Start { claimed, slot }], claims.sent_at);
     drop(gate);
     tokio::select! {
@@ -94,9 +94,19 @@ async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed
         let outcome = Outcome::Poisoned { reason: PoisonReason::Crashed, error: Some(error), charged: false };
         poisoned.push(Settlement { claim: delivery.claim, outcome });
     }
-    engine.store.backend.settle(&poisoned).await?;
-    for (delivery, settlement) in guilty.iter().zip(&poisoned) {
-        events::decided(engine.subject_of(delivery), &settlement.outcome);
-    }
+    settle(engine, &guilty, &poisoned).await?;
     Ok(waiting)
+}
+
+/// Writes what became of deliveries that were claimed and did not run.
+async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settlements: &[Settlement]) -> Result<()> {
+    let lost = engine.store.backend.settle(settlements).await?;
+    for (delivery, settlement) in deliveries.iter().zip(settlements) {
+        let subject = engine.subject_of(delivery);
+        match lost.contains(&settlement.claim) {
+            true => events::claim_lost(subject),
+            false => events::decided(subject, &settlement.outcome),
+        }
+    }
+    Ok(())
 }

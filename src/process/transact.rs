@@ -42,14 +42,14 @@ pub(super) async fn run<B: Backend>(
         permit = engine.transactions.acquire() => permit,
     };
     let (answer, answered) = oneshot::channel();
-    let (timeout, stored) = (lane.timeout, Arc::clone(&message));
+    let (key, timeout, stored) = (lane.key.clone(), lane.timeout, Arc::clone(&message));
     let work: TxWork<B::Connection> = Box::new(move |conn| {
         async move {
             if let Some(reason) = leash.reason() {
                 let _ = answer.send(Answer::Stopped(reason));
                 return WorkEnd::RollBack;
             }
-            let handled = watch(handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, &leash).await;
+            let handled = watch(&key, handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, &leash).await;
             let end = match &handled {
                 Answer::Finished(Ok(())) => WorkEnd::Commit,
                 Answer::Finished(Err(_)) => WorkEnd::RollBack,

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use wharf::{Failure, Identity, Record, Retention};
+use wharf::{Failure, Identity, Message, Raw, Record, Retention, tx_handler};
 
-use crate::scene::{Runs, Scene};
+use crate::scene::{Connection, Runs, Scene, key};
 
 /// A recorder for the whole process: other tests count too, under other labels.
 #[derive(Clone, Default)]
@@ -119,15 +119,8 @@ async fn what_becomes_of_each_record_is_counted_by_topic() {
 async fn each_claim_each_run_and_each_outcome_is_counted_by_handler() {
     let recorded = Recorded::begin();
     let scene = Scene::new().await;
-    let answering = Runs::new().answering("counts.outcome", |message| match message.id() {
-        "retry" if message.attempt() == 1 => Err(Failure::retry_after(Duration::ZERO, "no")),
-        "snooze" if message.attempt() == 1 => Err(Failure::snooze(Duration::ZERO)),
-        "discard" => Err(Failure::discard("not needed")),
-        "poison" => Err(Failure::poison("hopeless")),
-        _ => Ok(()),
-    });
-    let inbox = scene.inbox().subscribe("orders", answering).build().unwrap();
-    inbox.accept_all(["done", "retry", "snooze", "discard", "poison"].map(|id| to("orders", id))).await.unwrap();
+    let inbox = scene.inbox().subscribe("orders", Runs::new().obeying("counts.outcome")).build().unwrap();
+    inbox.accept_all(Runs::ORDERS.map(|id| to("orders", id))).await.unwrap();
     inbox.drain().await.unwrap();
 
     let expected = [
@@ -141,6 +134,25 @@ async fn each_claim_each_run_and_each_outcome_is_counted_by_handler() {
         "wharf_poisoned_total handler=counts.outcome, reason=permanent: 1",
     ];
     assert_eq!(recorded.with("handler=counts.outcome"), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transactional_handler_is_counted_like_any_other() {
+    async fn nothing(_: Message<Raw>, _: &mut Connection) -> Result<(), Failure> {
+        Ok(())
+    }
+    let recorded = Recorded::begin();
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", tx_handler(key("counts.tx"), nothing)).build().unwrap();
+    inbox.accept_all([to("orders", "a"), to("orders", "b")]).await.unwrap();
+    inbox.drain().await.unwrap();
+
+    let expected = [
+        "wharf_claims_total handler=counts.tx, claim=claimed: 2",
+        "wharf_handler_seconds handler=counts.tx: 2",
+        "wharf_outcomes_total handler=counts.tx, outcome=done: 2",
+    ];
+    assert_eq!(recorded.with("handler=counts.tx"), expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

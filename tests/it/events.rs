@@ -47,15 +47,8 @@ async fn each_record_leaves_one_event_that_says_what_became_of_it() {
 async fn each_outcome_is_one_event_that_names_message_handler_and_attempt() {
     let events = Events::capture();
     let scene = Scene::new().await;
-    let answering = Runs::new().answering("events.outcome", |message| match message.id() {
-        "retry" if message.attempt() == 1 => Err(Failure::retry_after(Duration::ZERO, "no")),
-        "snooze" if message.attempt() == 1 => Err(Failure::snooze(Duration::ZERO)),
-        "discard" => Err(Failure::discard("not needed")),
-        "poison" => Err(Failure::poison("hopeless")),
-        _ => Ok(()),
-    });
-    let inbox = scene.inbox().subscribe("orders", answering).build().unwrap();
-    inbox.accept_all(["done", "retry", "snooze", "discard", "poison"].map(|id| to("orders", id))).await.unwrap();
+    let inbox = scene.inbox().subscribe("orders", Runs::new().obeying("events.outcome")).build().unwrap();
+    inbox.accept_all(Runs::ORDERS.map(|id| to("orders", id))).await.unwrap();
     inbox.drain().await.unwrap();
 
     let expected: [(&str, &[&str]); 5] = [

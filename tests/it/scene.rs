@@ -193,6 +193,20 @@ impl Runs {
         })
     }
 
+    /// What [`Runs::obeying`] can be told.
+    pub const ORDERS: [&'static str; 5] = ["done", "retry", "snooze", "discard", "poison"];
+
+    /// A handler that does with a message what its id says; retried and snoozed ones are done the second time.
+    pub fn obeying<B: Backend>(&self, name: &'static str) -> Registration<B> {
+        self.answering(name, |message| match message.id() {
+            "retry" if message.attempt() == 1 => Err(Failure::retry_after(Duration::ZERO, "no")),
+            "snooze" if message.attempt() == 1 => Err(Failure::snooze(Duration::ZERO)),
+            "discard" => Err(Failure::discard("not needed")),
+            "poison" => Err(Failure::poison("hopeless")),
+            _ => Ok(()),
+        })
+    }
+
     /// A handler that remembers its messages and answers what `answer` says.
     pub fn answering<B: Backend>(
         &self,
