@@ -1,8 +1,8 @@
 //! Counts of what the events tell, for the `metrics` facade: names and labels stand here and in `events.rs`, and nowhere else.
 //!
-//! Without the feature `metrics` nothing of this exists. With it, what happens to every record and every delivery is counted by a look into a table of
-//! the thread and an atomic addition; what happens seldom asks the recorder each time, which may forget what was idle. Labels are topics,
-//! handler keys, groups and fixed words: never anything that comes out of a record.
+//! Without the feature `metrics` nothing of this exists. With it, what happens to every record and every delivery is counted by a look into
+//! a table of the thread and an atomic addition; what happens seldom asks the recorder each time, which may forget what was idle. Labels
+//! are topics, handler keys, groups and fixed words: never anything that comes out of a record.
 
 #[cfg(feature = "metrics")]
 pub(crate) use with_metrics::{Clock, add, add_often, took};
@@ -11,7 +11,6 @@ pub(crate) use without_metrics::{Clock, add, add_often, took};
 
 /// What is counted, by its name and its labels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
 pub(crate) struct Count {
     pub(crate) name: &'static str,
     /// The label whose value comes with each count.

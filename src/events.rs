@@ -7,7 +7,7 @@ use std::fmt;
 
 use tracing::{debug, info, warn};
 
-use crate::counts::{self, Clock, Count};
+use crate::counts::{self, Count};
 use crate::error::Error;
 use crate::message::StoredMessage;
 use crate::operate::Purged;
@@ -279,11 +279,6 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
 pub(crate) fn claim_lost(subject: Subject<'_>) {
     count_claim(subject.handler, "lost");
     about!(warn, "wharf::process", subject, "claim lost");
-}
-
-/// A handler has answered. Not an event: those tell what became of it.
-pub(crate) fn ran(handler: &str, clock: Clock) {
-    counts::took(handler, clock);
 }
 
 pub(crate) fn overran(subject: Subject<'_>) {

@@ -16,7 +16,7 @@ use super::engine::Engine;
 use super::lane::{Lane, Slot};
 use super::leash::Leash;
 use super::transact::{self, TxEnd};
-use crate::counts::Clock;
+use crate::counts::{self, Clock};
 use crate::events;
 use crate::handler::{Body, Failure, HandlerKey};
 use crate::outcome::{Outcome, PoisonReason};
@@ -130,7 +130,7 @@ pub(super) async fn watch(
         reason = leash.pulled() => Answer::Stopped(reason),
         () = late => Answer::TimedOut(timeout.unwrap_or_default()),
     };
-    events::ran(key.as_str(), clock);
+    counts::took(key.as_str(), clock);
     // Dropping what is left of the handler runs its code too; the answer stands.
     if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(handler))) {
         panic_text(panic);

@@ -42,7 +42,7 @@ macro_rules! declare_statement {
                 &'b self,
                 mut out: diesel::query_builder::AstPass<'_, 'b, $backend>,
             ) -> diesel::QueryResult<()> {
-                #[allow(unused_mut)]
+                #[allow(unused_mut, reason = "a statement without binds pushes none")]
                 let mut sql = $crate::store::statement::Splice::new($sql, $mark);
                 $(
                     sql.push_until_next_bind(&mut out)?;
