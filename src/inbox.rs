@@ -17,16 +17,14 @@ pub use builder::InboxBuilder;
 pub use running::Running;
 
 use crate::accept::{self, Acceptor, Receipt, TopicRules};
-use crate::error::{Error, Result};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
-use crate::limits::Limits;
 use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::{Engine, Extent, Lane, Loops, Redact, Work};
-use crate::record::Record;
 use crate::store::seam::{Few, WantedHandler};
 use crate::store::{Backend, Store};
+use crate::types::{Error, Limits, Record, Result};
 
 /// A durable inbox. Cheap to clone; clones are the same inbox.
 pub struct Inbox<B: Backend> {

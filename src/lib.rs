@@ -89,33 +89,21 @@ compile_error!("wharf needs a store: switch on the feature `postgres`, which is 
 // In the order of a record's way, then what all of them stand on.
 mod accept;
 mod handler;
-mod headers;
 mod inbox;
 #[cfg(feature = "kafka")]
 mod kafka;
-mod message;
 mod operate;
 mod process;
-mod record;
 mod store;
-
-mod backoff;
-mod counts;
-mod error;
-mod events;
-mod limits;
-mod outcome;
-mod sanitize;
+mod telemetry;
+mod types;
 
 #[cfg(feature = "sqlite")]
 pub mod testing;
 
 // An inbox, and what goes in.
 pub use accept::{Identity, Receipt};
-pub use headers::Headers;
 pub use inbox::{Inbox, InboxBuilder, Running};
-pub use limits::Limits;
-pub use record::{Position, Record};
 
 // Where records come from.
 #[cfg(feature = "kafka")]
@@ -127,7 +115,6 @@ pub use store::seam::Gap;
 pub use handler::{
     Failure, Handler, HandlerKey, Registration, RetryPolicy, Topics, TxHandler, TxHandlerFn, handler, tx_handler,
 };
-pub use message::{Message, Payload, Raw};
 
 // Where it is kept.
 #[cfg(feature = "sqlite")]
@@ -138,15 +125,16 @@ pub use store::{Postgres, PostgresOptions};
 
 // What people do with it, and what is done by itself.
 pub use operate::{
-    Backfill, Canary, CanaryProgress, CanaryStop, Connections, DeadClaims, DeliveryDetails, DeliveryFilter,
-    DeliverySummary, Diagnosis, ErrorSummary, Facts, GroupFacts, HandlerStatus, HistoryEntry, KeyChange, Lag, Manifest,
-    ManifestHandler, OldestTransaction, Operator, PlannedHandler, ProcessorReport, ProcessorStatus, Purgeable, Purged,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, Retention, Severity, State, Symptom, TableFacts,
-    fingerprint,
+    Backfill, Canary, CanaryProgress, CanaryStop, Diagnosis, KeyChange, Manifest, ManifestHandler, Operator,
+    PlannedHandler, Retention, Severity, Symptom,
 };
 pub use store::operating::SchemaVersion;
-
-pub use error::{Error, Result};
+pub use types::{
+    Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, GroupFacts,
+    HandlerStatus, Headers, HistoryEntry, Lag, Limits, Message, OldestTransaction, Payload, Position, ProcessorReport,
+    ProcessorStatus, Purgeable, Purged, QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, Raw, Record,
+    Result, State, TableFacts, fingerprint,
+};
 
 /// Written into `inbox_processor`, so that an operator sees which builds are alive.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

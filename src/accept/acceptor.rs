@@ -12,11 +12,10 @@ use super::Receipt;
 use super::identify::Fallback;
 use super::prepare::{Prepared, prepare};
 use super::write::{Batch, Patience, Row, write};
-use crate::error::{Error, Result};
-use crate::events;
 use crate::inbox::Shared;
-use crate::record::Record;
 use crate::store::Backend;
+use crate::telemetry::events;
+use crate::types::{Error, Record, Result};
 
 /// Batches being written at a time: one travels while the other is being fsynced.
 const WRITES_MAX: usize = 2;

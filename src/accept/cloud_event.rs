@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use super::json::{self, Found, Scalar};
-use crate::record::Record;
+use crate::types::Record;
 
 const STRUCTURED: &[u8] = b"application/cloudevents+json";
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::cloud_event::Attributes;
 use super::identity::{IDENTITY_CHARS_MAX, Identity, IdentityFn, MissingIdentity, Place};
 use super::json::{self, Found, Scalar};
-use crate::record::{Position, Record};
+use crate::types::{Position, Record};
 
 /// The identity of a record.
 #[derive(Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::json;
-use crate::record::Record;
+use crate::types::Record;
 
 /// The most characters an id or a source may have.
 pub(super) const IDENTITY_CHARS_MAX: usize = 200;

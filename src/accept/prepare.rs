@@ -8,10 +8,8 @@ use sha2::{Digest, Sha256};
 use super::cloud_event::Attributes;
 use super::identify::{Fallback, Identified, Refusal, identify};
 use super::identity::Identity;
-use crate::limits::Limits;
-use crate::message::StoredMessage;
-use crate::record::Record;
 use crate::store::seam::{Few, Quarantined};
+use crate::types::{Limits, Record, StoredMessage};
 
 /// What `build()` has settled for a topic that somebody subscribes to.
 #[derive(Debug, Default)]

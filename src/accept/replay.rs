@@ -9,14 +9,12 @@ use std::time::Instant;
 use super::Receipt;
 use super::acceptor::row;
 use super::write::{Batch, Patience, Row, write};
-use crate::backoff::jittered;
-use crate::error::Result;
-use crate::events;
 use crate::inbox::Shared;
 use crate::process::Engine;
-use crate::record::Record;
 use crate::store::Backend;
 use crate::store::operating::Replayed;
+use crate::telemetry::events;
+use crate::types::{Record, Result, jittered};
 
 /// Records that are read and written at a time. Few: they may be the largest there are.
 const BATCH_ROWS: u32 = 20;

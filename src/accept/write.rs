@@ -9,15 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Receipt;
-use crate::backoff::Backoff;
-use crate::error::{Error, Kind, Result};
-use crate::events;
 use crate::inbox::Shared;
-use crate::message::StoredMessage;
 use crate::process::{Engine, Slot, Start};
-use crate::record::Record;
 use crate::store::Backend;
 use crate::store::seam::{AcceptBatch, Accepted, Few, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::telemetry::events;
+use crate::types::{Backoff, Error, Kind, Record, Result, StoredMessage};
 
 /// Tries before a batch that is refused for a reason diesel cannot name is halved: deadlocks and time-outs pass by then.
 const REFUSALS_MAX: usize = 3;

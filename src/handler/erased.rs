@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use serde_json::error::Category;
 
 use super::failure::Failure;
-use crate::message::{Message, Payload, StoredMessage};
+use crate::types::{Message, Payload, StoredMessage};
 
 /// A handler as a type, for handlers that hold what they work with. Async functions implement it already.
 ///

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 
 /// The most characters a key may have.
 const KEY_CHARS_MAX: usize = 100;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::erased::{Body, Handler, TxHandler, TxHandlerFn, erase, erase_tx_fn, erase_tx_type};
 use super::key::HandlerKey;
 use super::retry::RetryPolicy;
-use crate::message::Payload;
 use crate::store::Backend;
+use crate::types::Payload;
 
 /// Deliveries of one handler that run at a time in one process, unless it says otherwise.
 const CONCURRENCY_DEFAULT: usize = 16;

@@ -6,14 +6,13 @@ use std::sync::{Arc, RwLock};
 
 use super::{Inbox, Shared};
 use crate::accept::{Acceptor, Identity, TopicRules};
-use crate::error::{Error, Result};
 #[cfg(feature = "sqlite")]
 use crate::handler::Body;
 use crate::handler::{HandlerKey, Registration, Topics};
-use crate::limits::{DURATION_MAX, Limits};
 use crate::operate::Retention;
 use crate::process::Redact;
 use crate::store::{Backend, Store};
+use crate::types::{DURATION_MAX, Error, Limits, Result};
 
 /// The longest topic name Kafka allows.
 const TOPIC_CHARS_MAX: usize = 249;

@@ -8,13 +8,10 @@ use tokio::time::timeout;
 
 use super::Shared;
 #[cfg(feature = "kafka")]
-use crate::error::Error;
-use crate::error::Result;
-#[cfg(feature = "kafka")]
 use crate::kafka::Ingest;
-use crate::limits::DURATION_MAX;
 use crate::process::Loops;
 use crate::store::Backend;
+use crate::types::{DURATION_MAX, Error, Result};
 
 /// How long batches that were being accepted may take to end, when the grace is shorter.
 const GATE_WAIT_MIN: Duration = Duration::from_secs(1);

@@ -9,9 +9,9 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 
 use super::rebalance::partitions;
 use super::{Kafka, settings};
-use crate::error::{Error, Kind, Result};
 use crate::store::seam::{Gap, LedgerReport, LedgerState};
 use crate::store::{Backend, Store};
+use crate::types::{Error, Kind, Result};
 
 /// How long Kafka may take for each answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::events;
 use crate::inbox::Shared;
 use crate::store::Backend;
 use crate::store::seam::Backlog;
+use crate::telemetry::events;
 
 /// Whether more is open than the limits allow; `None` when the database does not say.
 pub(super) async fn is_over<B: Backend>(shared: &Arc<Shared<B>>) -> Option<bool> {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::accept::Row;
-use crate::limits::Limits;
 use crate::store::seam::{LedgerEntry, LedgerMove};
+use crate::types::Limits;
 
 /// A topic and a partition of it.
 pub(super) type Place = (Arc<str>, i32);

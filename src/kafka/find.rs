@@ -16,10 +16,10 @@ use super::for_ever::for_ever;
 use super::native;
 use super::position::{self, Committed, Known, Start, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, partitions};
-use crate::events;
 use crate::inbox::Shared;
 use crate::store::Backend;
 use crate::store::seam::{LedgerRow, Opening};
+use crate::telemetry::events;
 
 /// How long Kafka may take for each answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);

@@ -3,9 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::backoff::Backoff;
-use crate::error::Result;
-use crate::events;
+use crate::telemetry::events;
+use crate::types::{Backoff, Result};
 
 pub(super) async fn for_ever<T, F>(backoff_max: Duration, what: &'static str, act: impl Fn() -> F) -> T
 where

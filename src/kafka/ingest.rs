@@ -24,10 +24,10 @@ use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
 use super::{Kafka, backlog, native, record, retention, settings};
 use crate::accept::{self, Patience};
-use crate::error::{Error, Kind, Result};
-use crate::events;
 use crate::inbox::Shared;
 use crate::store::Backend;
+use crate::telemetry::events;
+use crate::types::{Error, Kind, Result};
 
 /// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);

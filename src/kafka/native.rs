@@ -23,7 +23,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::BorrowedHeaders;
 use rdkafka::types::RDKafkaRespErr;
 
-use crate::headers::Headers;
+use crate::types::Headers;
 
 /// What stands for no id.
 const NO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";

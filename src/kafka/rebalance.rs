@@ -17,9 +17,9 @@ use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
 use super::desk::{Batch, Desk, Place};
 use super::find::Found;
-use crate::events;
-use crate::limits::Limits;
 use crate::store::seam::LedgerMove;
+use crate::telemetry::events;
+use crate::types::Limits;
 
 /// How long a batch of partitions that are being revoked may take to end. Far below the time a group waits for a member (`max.poll.interval.ms`, five
 /// minutes).

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rdkafka::message::{BorrowedMessage, Message};
 
 use super::native;
-use crate::record::Record;
+use crate::types::Record;
 
 /// `topic` is its name, shared.
 pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Record {

@@ -11,8 +11,8 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, KafkaResult};
 
-use crate::backoff::Backoff;
-use crate::events;
+use crate::telemetry::events;
+use crate::types::Backoff;
 
 /// How long Kafka may take for an answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);

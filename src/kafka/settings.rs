@@ -7,7 +7,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
 use super::Kafka;
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 
 /// Settings that are refused, and why.
 const REFUSED: &[(&str, &str)] = &[

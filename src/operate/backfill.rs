@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use super::operator::Operator;
-use crate::error::{Error, Result};
 use crate::store::Backend;
 use crate::store::operating::BackfillStep;
+use crate::types::{Error, Result};
 
 /// Deliveries made in one statement.
 const STEP_ROWS: u32 = 500;

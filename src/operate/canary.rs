@@ -6,11 +6,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::filter::{DeliveryFilter, State};
 use super::operator::Operator;
-use crate::error::{Error, Result};
 use crate::store::Backend;
 use crate::store::operating::Standing;
+use crate::types::{DeliveryFilter, State};
+use crate::types::{Error, Result};
 
 /// How often it is looked what became of a step.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

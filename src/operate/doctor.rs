@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use super::facts::Facts;
-use super::found::{HandlerStatus, ProcessorStatus};
 use crate::store::operating::SchemaVersion;
+use crate::types::Facts;
+use crate::types::{HandlerStatus, ProcessorStatus};
 
 /// A transaction that is open for longer keeps the database from cleaning up.
 const TRANSACTION_SECS_MAX: f64 = 600.0;

@@ -6,28 +6,15 @@
 mod backfill;
 mod canary;
 mod doctor;
-mod facts;
-mod filter;
-mod fingerprint;
-mod found;
 mod operator;
 mod purge;
 mod rename_plan;
 mod retention;
-mod stamp;
 
 pub use backfill::Backfill;
 pub use canary::{Canary, CanaryProgress, CanaryStop};
 pub use doctor::{Diagnosis, Severity, Symptom};
-pub use facts::{Connections, DeadClaims, Facts, GroupFacts, Lag, OldestTransaction, TableFacts};
-pub use filter::{DeliveryFilter, QuarantineFilter, State};
-pub use fingerprint::fingerprint;
-pub use found::{
-    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HistoryEntry, ProcessorReport, ProcessorStatus,
-    QuarantineDetails, QuarantineSummary, Rate,
-};
 pub use operator::Operator;
 pub(crate) use purge::purge;
-pub use purge::{Purgeable, Purged};
 pub use rename_plan::{KeyChange, Manifest, ManifestHandler, PlannedHandler};
 pub use retention::Retention;

@@ -7,15 +7,15 @@ use std::fmt;
 use std::time::SystemTime;
 
 use super::doctor::{self, Diagnosis};
-use super::facts::Facts;
-use super::filter::{DeliveryFilter, QuarantineFilter, State};
-use super::found::{
+use crate::store::operating::{Act, SchemaVersion, Signed};
+use crate::store::{Backend, Store};
+use crate::types::Facts;
+use crate::types::{
     DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineDetails,
     QuarantineSummary,
 };
-use crate::error::{Error, Result};
-use crate::store::operating::{Act, SchemaVersion, Signed};
-use crate::store::{Backend, Store};
+use crate::types::{DeliveryFilter, QuarantineFilter, State};
+use crate::types::{Error, Result};
 
 /// Looks at an inbox and acts on it. See [`Store::operate`].
 ///

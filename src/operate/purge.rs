@@ -4,16 +4,15 @@
 //! caller; dying anywhere leaves nothing half done, and the next run begins anew. Never touches what is not finished: the store decides.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Operator, Retention};
-use crate::error::{Error, Kind, Result};
 use crate::store::purging::{Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
+use crate::types::{Error, Kind, Purgeable, Purged, Result};
 
 /// A step that takes longer is made smaller: whoever waits for one of its rows waits that long.
 const SLOW: Duration = Duration::from_millis(500);
@@ -29,49 +28,6 @@ const REFUSALS_MAX: u32 = 8;
 const STOP_WAIT: Duration = Duration::from_secs(1);
 /// Rows that are counted in one statement of a dry run.
 const COUNT_ROWS: u32 = 10_000;
-
-/// What a purge has done.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Purged {
-    /// Deliveries that are gone.
-    pub deliveries: u64,
-    /// Messages that are gone.
-    pub messages: u64,
-    /// Of these, messages whose identity is kept.
-    pub identities_kept: u64,
-    /// Identities that were over their time and are gone.
-    pub identities_forgotten: u64,
-    is_locked_out: bool,
-}
-
-impl Purged {
-    /// Whether it ended because another process is purging.
-    pub fn is_locked_out(&self) -> bool {
-        self.is_locked_out
-    }
-}
-
-impl fmt::Display for Purged {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { deliveries, messages, identities_kept, identities_forgotten, is_locked_out } = self;
-        write!(f, "{messages} messages, {deliveries} deliveries, {identities_kept} identities kept, ")?;
-        write!(f, "{identities_forgotten} forgotten")?;
-        if *is_locked_out { f.write_str("; another process is purging") } else { Ok(()) }
-    }
-}
-
-/// What a purge would do now.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Purgeable {
-    /// Deliveries that would go.
-    pub deliveries: u64,
-    /// Messages that would go.
-    pub messages: u64,
-    /// Identities that would be forgotten.
-    pub identities: u64,
-}
 
 impl<B: Backend> Store<B> {
     /// Purges now, until nothing is left that can go, and tells `on_step` after each step what has been done so far. When another

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::found::HandlerStatus;
+use crate::types::HandlerStatus;
 
 /// The handler keys of a build. See [`Inbox::manifest`](crate::Inbox::manifest).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

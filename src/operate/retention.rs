@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
 use crate::handler::HandlerKey;
+use crate::types::{Error, Result};
 
 /// No period is longer: stamps can be moved by it without overflow.
 const PERIOD_MAX: Duration = Duration::from_secs(3_650 * 86_400);
@@ -102,7 +102,7 @@ impl Retention {
         let keep = self.keep_identities.unwrap_or(PERIOD_MAX);
         let keep_is_wrong = keep < Duration::from_secs(1) || keep > PERIOD_MAX;
         refuse(keep_is_wrong, "identities are kept for 1s to 3650days".to_owned());
-        let is_wrong = self.interval < Duration::from_secs(1) || self.interval > crate::limits::DURATION_MAX;
+        let is_wrong = self.interval < Duration::from_secs(1) || self.interval > crate::types::DURATION_MAX;
         refuse(is_wrong, "retention works every 1s to 365days".to_owned());
         let is_wrong = !(1..=BATCH_ROWS_MAX).contains(&self.batch_rows);
         refuse(is_wrong, format!("retention works in batches of 1 to {BATCH_ROWS_MAX} rows"));

@@ -12,11 +12,10 @@ use futures_util::future::join_all;
 use super::engine::{Engine, Start};
 use super::lane::Slot;
 use super::solo;
-use crate::backoff::{Backoff, jittered};
-use crate::error::Result;
-use crate::events;
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
+use crate::telemetry::events;
+use crate::types::{Backoff, Result, jittered};
 
 /// Claims sent at a time while there is a backlog: the server works on one while the other is being fsynced or read.
 const CLAIMS_MAX: usize = 2;

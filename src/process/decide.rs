@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use super::lane::Redact;
 use crate::handler::{Failure, RetryPolicy, Wish};
-use crate::outcome::{Outcome, PoisonReason};
-use crate::sanitize;
+use crate::types::{Outcome, PoisonReason, sanitize};
 
 /// How a run of a handler ended.
 #[derive(Debug)]

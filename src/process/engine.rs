@@ -14,11 +14,10 @@ use super::in_flight::InFlight;
 use super::lane::{Lane, Slot};
 use super::outcomes::Outcomes;
 use super::run::{Held, Run};
-use crate::events::{self, Subject};
-use crate::limits::Limits;
-use crate::message::StoredMessage;
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Stamp};
 use crate::store::{Backend, Store};
+use crate::telemetry::{events, events::Subject};
+use crate::types::{Limits, StoredMessage};
 
 pub(crate) struct Engine<B: Backend> {
     pub(crate) store: Store<B>,

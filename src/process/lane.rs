@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::handler::{Body, HandlerKey, Registration, RetryPolicy};
-use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::HandlerIds;
+use crate::types::Outcome;
 
 /// Takes out of an error what must not be kept.
 pub(crate) type Redact = Arc<dyn Fn(&str) -> String + Send + Sync>;

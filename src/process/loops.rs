@@ -18,11 +18,10 @@ use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
 use super::settle::settle_loop;
 use super::upkeep::{alive_for, handler_ids, note_paused, upkeep_loop};
-use crate::error::{Error, Kind, Result};
-use crate::limits::Limits;
 use crate::operate::Retention;
 use crate::store::seam::Enrolment;
 use crate::store::{Backend, Store};
+use crate::types::{Error, Kind, Limits, Result};
 
 /// How long outcomes may take to be written after the handlers have ended, beyond the grace.
 const LAST_WORDS: Duration = Duration::from_secs(5);

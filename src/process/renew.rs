@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
-use crate::backoff::jittered;
-use crate::events;
 use crate::store::Backend;
 use crate::store::seam::ClaimId;
+use crate::telemetry::events;
+use crate::types::jittered;
 
 /// Claims in one renewal statement.
 const RENEW_ROWS_MAX: usize = 1_000;

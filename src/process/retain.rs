@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::engine::Engine;
-use crate::backoff::jittered;
-use crate::events;
-use crate::operate::{Purged, Retention, purge};
+use crate::operate::{Retention, purge};
 use crate::store::Backend;
+use crate::telemetry::events;
+use crate::types::{Purged, jittered};
 
 /// The first time is at most this late, so that a process that never lives for an interval purges all the same.
 const FIRST_MAX: Duration = Duration::from_secs(60);

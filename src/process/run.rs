@@ -16,12 +16,11 @@ use super::engine::Engine;
 use super::lane::{Lane, Slot};
 use super::leash::Leash;
 use super::transact::{self, TxEnd};
-use crate::counts::{self, Clock};
-use crate::events;
 use crate::handler::{Body, Failure, HandlerKey};
-use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
+use crate::telemetry::{counts, counts::Clock, events};
+use crate::types::{Outcome, PoisonReason};
 
 /// A delivery about to run. A value, not yet a future: it is moved a few times before it is one.
 pub(super) struct Run<B: Backend> {

@@ -12,12 +12,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::engine::{Engine, Phase};
-use crate::backoff::Backoff;
-use crate::error::{Error, Kind};
-use crate::events;
-use crate::outcome::Outcome;
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Settlement};
+use crate::telemetry::events;
+use crate::types::{Backoff, Error, Kind, Outcome};
 
 /// Batches being written at a time. The second begins only when it is full, so that outcomes still come together.
 const WRITES_MAX: usize = 2;

@@ -12,11 +12,10 @@ use std::time::Instant;
 use super::claim::Claimer;
 use super::engine::{Engine, Start};
 use super::lane::Slot;
-use crate::error::Result;
-use crate::events;
-use crate::outcome::{Outcome, PoisonReason};
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Settlement};
+use crate::telemetry::events;
+use crate::types::{Outcome, PoisonReason, Result};
 
 /// Suspects that have their turn in one quiet period.
 const TURNS_MAX: usize = 64;

@@ -13,12 +13,11 @@ use super::engine::{Engine, Phase};
 use super::lane::Lane;
 use super::leash::Leash;
 use super::run::watch;
-use crate::backoff::Backoff;
-use crate::events::{self, Subject};
 use crate::handler::{ErasedTxHandler, Failure, Wish};
-use crate::message::StoredMessage;
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+use crate::telemetry::{events, events::Subject};
+use crate::types::{Backoff, StoredMessage};
 
 pub(super) enum TxEnd {
     /// The handler's writes and `done` are durable.

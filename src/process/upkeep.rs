@@ -5,12 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::lane::Lane;
-use crate::backoff::jittered;
-use crate::events;
-use crate::limits::Limits;
-use crate::operate::{ProcessorReport, Rate};
 use crate::store::Backend;
 use crate::store::seam::Enrolment;
+use crate::telemetry::events;
+use crate::types::{Limits, ProcessorReport, Rate, jittered};
 
 /// How long a processor counts as alive after a sign of life. Shorter than a lease, so that a dead one is known to be dead when its
 /// locks run out; two signs of life within it, so that one may be late.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::seam::{HandlerIds, WantedHandler};
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 
 /// What has to be written so that all wanted keys have ids.
 #[derive(Debug, Default, PartialEq, Eq)]

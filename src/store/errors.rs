@@ -3,7 +3,7 @@
 
 use diesel::result::Error as DieselError;
 
-use crate::error::{Error, Kind};
+use crate::types::{Error, Kind};
 
 pub(super) fn database(
     kind: fn(&DieselError) -> Kind,

@@ -30,7 +30,7 @@ pub use postgres::{Postgres, PostgresOptions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
 pub trait Backend: seam::Seam + operating::Operating + purging::Purging {}

@@ -1,7 +1,7 @@
 //! What people may ask of a database: to look, and to act. Each act is fenced against running work, bounded, and leaves a row in the audit.
 //!
 //! Internal and unstable, like `seam.rs`. Rows come as JSON made by the database, so that what is shown is described once, in
-//! `operate/found.rs`, and not once a store.
+//! `types/rows.rs`, and not once a store.
 
 // Public in a private module: the bound of a public trait, but nobody outside can name it.
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
@@ -12,13 +12,10 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Kind, Result};
-use crate::headers::Headers;
-use crate::operate::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
+use crate::types::{
+    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, Headers, Kind,
+    Position, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
-use crate::record::{Position, Record};
 
 pub trait Operating: Send + Sync + Sized + 'static {
     /// Every key, current and former, with the current key of its handler.

@@ -10,7 +10,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::types::Result;
 
 /// How long the lease holds without a step: what a dead process left can be gone on with after this.
 pub(super) const LEASE: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::seam::{NewMessage, Quarantined};
-use crate::record::Record;
+use crate::types::Record;
 
 /// Characters of the detail that are kept.
 pub(super) const DETAIL_CHARS_MAX: usize = 500;

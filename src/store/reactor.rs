@@ -9,7 +9,7 @@ use std::thread;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 
 /// The thread ends when this is dropped.
 pub(super) struct Reactor {

@@ -13,10 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::BoxFuture;
 use smallvec::SmallVec;
 
-use crate::error::Result;
-use crate::message::StoredMessage;
-use crate::outcome::Outcome;
-use crate::record::Record;
+use crate::types::{Outcome, Record, Result, StoredMessage};
 
 /// As many as a message has handlers: mostly a few, which need no memory of their own.
 pub type Few<T> = SmallVec<[T; 4]>;
@@ -345,7 +342,7 @@ pub enum Transacted {
     /// The database refused at COMMIT (a deferred constraint, a serialization conflict): rolled back.
     Refused(String),
     /// The database was in the way before anything could be committed: rolled back.
-    Failed(crate::error::Error),
+    Failed(crate::types::Error),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Versions of the schema: which one a build can work with, and which migrations are missing. Pure: the stores read and write.
 
-use crate::error::{Error, Kind, Result};
+use crate::types::{Error, Kind, Result};
 
 /// One step of the schema. Never edited after release.
 pub(super) struct Migration {

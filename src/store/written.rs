@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::outcome::Outcome;
+use crate::types::Outcome;
 
 /// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
 use crate::handler::{Body, ErasedHandler, ErasedTxHandler, Failure};
-use crate::message::StoredMessage;
+use crate::types::StoredMessage;
 
 /// Where in a delivery the process dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

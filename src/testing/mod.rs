@@ -29,22 +29,20 @@
 //! ```
 
 mod crash;
-mod delivery;
 
 use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
+pub use crate::types::{Delivery, State};
 pub use crash::CrashPoint;
 use crash::CrashSwitch;
-pub use delivery::{Delivery, State};
 
 use crate::accept::Receipt;
-use crate::error::Result;
 use crate::handler::{HandlerKey, Registration};
 use crate::inbox::{Inbox, InboxBuilder};
-use crate::record::Record;
 use crate::store::{Sqlite, Store};
+use crate::types::{Record, Result};
 
 /// An inbox in memory that does nothing by itself.
 #[derive(Debug)]

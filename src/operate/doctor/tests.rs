@@ -3,7 +3,7 @@
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use crate::operate::{Connections, DeadClaims, GroupFacts, OldestTransaction, ProcessorReport, TableFacts};
+use crate::types::{Connections, DeadClaims, GroupFacts, OldestTransaction, ProcessorReport, TableFacts};
 
 const SCHEMA: SchemaVersion = SchemaVersion { found: Some(1), known: 1 };
 

@@ -18,10 +18,10 @@ use super::process::millis;
 use super::quarantine;
 use super::statement::{only_row, statement};
 use super::time::to_postgres;
-use crate::error::{Error, Kind, Result};
 use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::types::{Error, Kind, Result};
 
 /// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
 const ROUNDS_MAX: usize = 5;

@@ -20,7 +20,7 @@ use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::tls::{self, Verification};
-use crate::error::{Error, Kind, Result};
+use crate::types::{Error, Kind, Result};
 
 /// Engine settings that are not session state. JIT would compile a claim for longer than it runs; the isolation level is the one
 /// the statements are written for; a transaction left open by a fault must not hold its locks for ever.

@@ -5,8 +5,8 @@
 
 use diesel::result::{DatabaseErrorKind, Error as DieselError};
 
-use crate::error::{Error, Kind};
 use crate::store::errors;
+use crate::types::{Error, Kind};
 
 pub(super) fn database(context: impl Into<String>) -> impl FnOnce(DieselError) -> Error {
     errors::database(kind, context)

@@ -14,8 +14,8 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::statement::statement;
 use super::time::from_postgres;
-use crate::error::Result;
 use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
+use crate::types::Result;
 
 /// Topics and partitions whose ledger has moved.
 pub(super) type Moved = HashSet<(String, i32)>;

@@ -8,9 +8,9 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncC
 
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::{Error, Result};
 use crate::store::operating::SchemaVersion;
 use crate::store::version::{self, Found, Migration};
+use crate::types::{Error, Result};
 
 const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,

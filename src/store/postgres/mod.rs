@@ -37,7 +37,7 @@ use super::seam::{
     WantedHandler,
 };
 use super::{Backend, Store};
-use crate::error::{Error, Kind, Result};
+use crate::types::{Error, Kind, Result};
 use connect::Connector;
 use transact::Cancelling;
 

@@ -15,13 +15,9 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::statement::{SharedText, statement};
 use super::time::from_postgres;
-use crate::error::Result;
-use crate::headers::Headers;
-use crate::message::StoredMessage;
-use crate::outcome::Outcome;
-use crate::record::Position;
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
+use crate::types::{Headers, Outcome, Position, Result, StoredMessage};
 
 statement! {
     /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever

@@ -17,8 +17,8 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::process::millis;
 use super::statement::only_row;
-use crate::error::Result;
 use crate::store::purging::{Counted, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
+use crate::types::Result;
 use statements::{
     ByIndex, Count, Forget, Forgettable, IdsOfKey, IsSettled, Lock, MakeLease, Mark, ReleaseLease, Remove, TakeLease,
     Walk,

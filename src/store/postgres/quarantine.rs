@@ -7,10 +7,9 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::statement::{only_row, statement};
 use super::time::to_postgres;
-use crate::error::Result;
-use crate::sanitize;
 use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
+use crate::types::{Result, sanitize};
 
 statement! {
     /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.

@@ -7,9 +7,9 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
+use crate::types::Result;
 
 statement! {
     /// Two processes that start at once must not give one handler two ids.
@@ -71,7 +71,7 @@ statement! {
 /// Why registration was rolled back.
 enum Trouble {
     Database(diesel::result::Error),
-    Refused(crate::error::Error),
+    Refused(crate::types::Error),
 }
 
 impl From<diesel::result::Error> for Trouble {

@@ -15,7 +15,7 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
 };
 
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 
 /// How far the server has to prove who it is.
 #[derive(Debug, Clone, PartialEq, Eq)]

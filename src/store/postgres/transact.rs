@@ -13,8 +13,8 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connect::is_alive;
 use super::errors::{database, kind};
 use super::statement::statement;
-use crate::error::{Kind, Result};
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+use crate::types::{Kind, Result};
 
 statement! {
     SettleInTransaction("

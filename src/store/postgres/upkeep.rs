@@ -9,8 +9,8 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::process::millis;
 use super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
+use crate::types::Result;
 
 statement! {
     /// Also takes out processors that have not been seen for a day.

@@ -13,10 +13,10 @@ use super::errors::database;
 use super::ledger;
 use super::quarantine;
 use super::statement::{Content, only_row, statement};
-use crate::error::{Error, Kind, Result};
 use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::types::{Error, Kind, Result};
 
 statement! {
     /// Inserts a message unless its identity is known.

@@ -25,8 +25,7 @@ use tokio::task::JoinHandle;
 use super::errors::database;
 use super::line::PATIENCE_OF_SQLITE_MS;
 use super::statement::{only_row, statement};
-use crate::error::{Error, Kind, Result};
-use crate::operate::fingerprint;
+use crate::types::{Error, Kind, Result, fingerprint};
 
 /// How the store opens its file.
 #[derive(Debug, Clone)]

@@ -4,8 +4,8 @@
 
 use diesel::result::{DatabaseErrorKind, Error as DieselError};
 
-use crate::error::{Error, Kind};
 use crate::store::errors;
+use crate::types::{Error, Kind};
 
 /// What passes: somebody else writes, the disk is full, failing or read-only, memory is short.
 const PASSING: [&str; 9] = [

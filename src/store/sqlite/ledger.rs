@@ -11,8 +11,8 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock::{self, from_stamp};
 use super::errors::database;
 use super::statement::statement;
-use crate::error::Result;
 use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
+use crate::types::Result;
 
 statement! {
     Advance<'a>("

@@ -13,8 +13,8 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::connect::AsyncSqliteConnection;
 use super::errors::{database, kind};
-use crate::error::{Error, Kind, Result};
 use crate::store::seam::PoolStatus;
+use crate::types::{Error, Kind, Result};
 
 /// How a transaction that may write begins: with the lock, so that nothing in it can be refused for want of it.
 pub(super) const TO_WRITE: &str = "BEGIN IMMEDIATE";

@@ -9,9 +9,9 @@ use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::operating::SchemaVersion;
 use crate::store::version::{self, Found, Migration};
+use crate::types::Result;
 
 const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, sql: include_str!("../../../migrations/sqlite/0001_inbox/up.sql"), compatible_with: 1 }];

@@ -42,7 +42,7 @@ use super::seam::{
     WantedHandler,
 };
 use super::{Backend, Store};
-use crate::error::{Error, Result};
+use crate::types::{Error, Result};
 use accept::OwnBatch;
 use connect::Place;
 use line::{Line, TO_READ, TO_WRITE};

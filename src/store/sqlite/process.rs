@@ -13,13 +13,9 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock::{self, from_stamp, micros};
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::Result;
-use crate::headers::Headers;
-use crate::message::StoredMessage;
-use crate::outcome::Outcome;
-use crate::record::Position;
 use crate::store::seam::{Ask, ClaimId, ClaimScope, Claimed, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
+use crate::types::{Headers, Outcome, Position, Result, StoredMessage};
 
 statement! {
     /// What is due of a handler, unless it is paused, with the crashes it has when it is claimed: a lock that ran out without being given

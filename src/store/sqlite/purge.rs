@@ -11,9 +11,9 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::identity_hash::IdentityHash;
 use crate::store::purging::{Counted, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
+use crate::types::Result;
 
 statement! {
     /// One row when it is taken.

@@ -9,10 +9,9 @@ use super::accept;
 use super::clock::{self, to_stamp};
 use super::errors::{database, kind};
 use super::statement::{Content, statement};
-use crate::error::{Kind, Result};
-use crate::sanitize;
 use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
+use crate::types::{Kind, Result, sanitize};
 
 statement! {
     /// A record that comes again is quarantined once.

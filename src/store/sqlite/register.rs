@@ -8,9 +8,9 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock;
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
+use crate::types::Result;
 
 statement! {
     /// All keys: they are as many as there were handlers, ever.

@@ -9,8 +9,8 @@ use super::Sqlite;
 use super::clock::micros;
 use super::errors::database;
 use super::statement::statement;
-use crate::error::Result;
-use crate::testing::{Delivery, State};
+use crate::types::Result;
+use crate::types::{Delivery, State};
 
 statement! {
     MoveClock("UPDATE inbox_clock SET offset_us = offset_us + ?1") {

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::headers::Headers;
-use crate::message::StoredMessage;
-use crate::record::Position;
 use crate::store::seam::{
     AcceptBatch, Accepted, Answers, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Opening, Seam,
     WantedHandler,
 };
 use crate::store::{Sqlite, Store};
+use crate::types::{Headers, Position, StoredMessage};
 
 async fn store() -> (Store<Sqlite>, HandlerIds) {
     let store = Store::<Sqlite>::in_memory().await.unwrap();

@@ -20,8 +20,8 @@ use super::line::{Line, TO_WRITE, Turn, transaction, within};
 use super::noted::Noted;
 use super::statement::statement;
 use super::{process, upkeep};
-use crate::error::{Error, Kind, Result};
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+use crate::types::{Error, Kind, Result};
 
 /// Signs of life are prolonged when the writer was away for longer than this.
 const NOTICEABLE: Duration = Duration::from_secs(1);

@@ -8,8 +8,8 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
+use crate::types::Result;
 
 /// How long a processor that is not seen any more stays on the list.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);

@@ -5,8 +5,8 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::operating::{Act, Signed};
+use crate::types::Result;
 
 /// An act on what a filter means.
 macro_rules! act_by_filter {

@@ -6,8 +6,8 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::super::errors::database;
 use super::super::process::millis;
 use super::super::statement::{only_row, statement};
-use crate::error::Result;
 use crate::store::operating::{BackfillStep, Backfilled};
+use crate::types::Result;
 
 /// Messages that are looked at in one statement, wanted or not: it stays short also where nothing is wanted.
 const LOOK_ROWS: i32 = 20_000;

@@ -5,12 +5,11 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::statement;
-use crate::error::Result;
-use crate::operate::{
-    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
-    State,
-};
 use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
+use crate::types::{
+    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
+    Result, State,
+};
 
 statement! {
     HandlerKeys(HANDLER_KEYS) -> (Text, Text) {}

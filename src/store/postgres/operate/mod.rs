@@ -7,13 +7,11 @@ mod look;
 mod records;
 
 use super::{Postgres, act, migrate};
-use crate::error::Result;
-use crate::operate::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
-};
-use crate::record::Record;
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing};
+use crate::types::{
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+};
 
 impl Operating for Postgres {
     async fn handler_keys(&self) -> Result<Vec<(String, String)>> {

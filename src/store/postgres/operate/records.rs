@@ -8,10 +8,8 @@ use super::super::errors::database;
 use super::super::statement::statement;
 use super::super::time::from_postgres;
 use super::look;
-use crate::error::Result;
-use crate::operate::{DeliveryDetails, HistoryEntry, QuarantineDetails};
-use crate::record::Record;
 use crate::store::operating::{self, RecordRow, Replayed, from_json};
+use crate::types::{DeliveryDetails, HistoryEntry, QuarantineDetails, Record, Result};
 
 type Row = RecordRow<PgTimestamp>;
 

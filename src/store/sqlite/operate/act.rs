@@ -7,9 +7,8 @@ use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::{only_row, statement};
 use super::look::{by_filter, by_quarantine_filter, is_meant};
-use crate::error::Result;
-use crate::operate::{DeliveryFilter, QuarantineFilter};
 use crate::store::operating::{Act, Signed};
+use crate::types::{DeliveryFilter, QuarantineFilter, Result};
 
 /// An act that does not borrow.
 pub(super) enum OwnAct {

@@ -6,8 +6,8 @@ use diesel::{RunQueryDsl, SqliteConnection};
 use super::super::clock::{self, micros};
 use super::super::errors::database;
 use super::super::statement::statement;
-use crate::error::Result;
 use crate::store::operating::{BackfillStep, Backfilled};
+use crate::types::Result;
 
 /// A step that does not borrow.
 pub(super) struct OwnStep {

@@ -5,9 +5,8 @@ use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::super::errors::database;
 use super::super::statement::{only_row, statement};
-use crate::error::{Error, Kind, Result};
-use crate::operate::Facts;
 use crate::store::operating::from_json;
+use crate::types::{Error, Facts, Kind, Result};
 
 statement! {
     ReadFacts("

@@ -8,13 +8,11 @@ mod records;
 
 use super::errors::database;
 use super::{Sqlite, migrate};
-use crate::error::Result;
-use crate::operate::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, State,
-};
-use crate::record::Record;
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing};
+use crate::types::{
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+};
 
 impl Operating for Sqlite {
     async fn handler_keys(&self) -> Result<Vec<(String, String)>> {

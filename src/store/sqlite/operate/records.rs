@@ -7,10 +7,8 @@ use super::super::clock::from_stamp;
 use super::super::errors::database;
 use super::super::statement::statement;
 use super::look;
-use crate::error::Result;
-use crate::operate::{DeliveryDetails, HistoryEntry, QuarantineDetails, QuarantineFilter};
-use crate::record::Record;
 use crate::store::operating::{self, RecordRow, from_json};
+use crate::types::{DeliveryDetails, HistoryEntry, QuarantineDetails, QuarantineFilter, Record, Result};
 
 type Row = RecordRow<i64>;
 

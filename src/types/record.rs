@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 
-use crate::headers::Headers;
+use super::Headers;
 
 /// A record to accept: what Kafka would have given, or what a caller hands to [`Inbox::accept`](crate::Inbox::accept).
 ///

@@ -7,12 +7,8 @@ use std::fmt;
 
 use tracing::{debug, info, warn};
 
-use crate::counts::{self, Count};
-use crate::error::Error;
-use crate::message::StoredMessage;
-use crate::operate::Purged;
-use crate::outcome::{Outcome, PoisonReason};
-use crate::sanitize;
+use super::counts::{self, Count};
+use crate::types::{Error, Outcome, PoisonReason, Purged, StoredMessage, sanitize};
 
 /// Characters of an error that go into an event.
 const ERROR_CHARS_MAX: usize = 500;
@@ -136,9 +132,9 @@ pub(crate) mod kafka {
 
     use tracing::{debug, error, info, warn};
 
+    use super::super::counts::{self, Count};
     use super::{ERROR_CHARS_MAX, Shown, as_millis};
-    use crate::counts::{self, Count};
-    use crate::sanitize;
+    use crate::types::sanitize;
 
     fn count(group: &str, event: &'static str) {
         counts::add(Count { name: "wharf_kafka_events_total", of: "group", what: Some(("event", event)) }, group, 1);

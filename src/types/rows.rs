@@ -5,9 +5,9 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+use super::Record;
 use super::filter::State;
 use super::stamp;
-use crate::record::Record;
 
 /// A handler and what is still to be done for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use super::{Error, Result};
 
 /// No duration is longer: clocks can be added to it without overflow.
 pub(crate) const DURATION_MAX: Duration = Duration::from_secs(365 * 86_400);

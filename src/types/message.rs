@@ -9,8 +9,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use crate::headers::Headers;
-use crate::record::{Position, Record};
+use super::{Headers, Position, Record};
 
 /// What a handler is given: the message, and its payload as `P`.
 ///

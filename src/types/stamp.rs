@@ -21,7 +21,7 @@ fn from_micros(micros: i64) -> SystemTime {
 pub(super) mod option {
     use super::{Deserialize, Deserializer, Serializer, SystemTime, from_micros};
 
-    pub(in crate::operate) fn serialize<S: Serializer>(
+    pub(in crate::types) fn serialize<S: Serializer>(
         time: &Option<SystemTime>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
@@ -31,7 +31,7 @@ pub(super) mod option {
         }
     }
 
-    pub(in crate::operate) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(in crate::types) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<SystemTime>, D::Error> {
         Ok(Option::<i64>::deserialize(deserializer)?.map(from_micros))

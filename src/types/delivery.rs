@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::filter::State;
+
 /// What became of a delivery so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -20,19 +22,4 @@ pub struct Delivery {
     pub reason: Option<String>,
     /// What its handler said last.
     pub last_error: Option<String>,
-}
-
-/// Where a delivery stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// Due, now or later.
-    Pending,
-    /// Claimed, and the claim has not run out.
-    Running,
-    /// Handled.
-    Done,
-    /// Ended on purpose, without being handled.
-    Discarded,
-    /// Given up, kept for a person.
-    Poisoned,
 }

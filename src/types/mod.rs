@@ -1,0 +1,41 @@
+//! Plain types that every stage shares: records, messages, outcomes, filters, rows for people, errors, limits.
+//!
+//! The leaf of the tree: nothing here imports another folder of the crate, knows SQL or starts a task. A type that two folders
+//! need and neither owns belongs here.
+
+mod backoff;
+mod delivery;
+mod error;
+mod facts;
+mod filter;
+mod fingerprint;
+mod headers;
+mod limits;
+mod message;
+mod outcome;
+mod purged;
+mod record;
+mod rows;
+pub(crate) mod sanitize;
+mod stamp;
+
+pub use delivery::Delivery;
+pub use error::{Error, Result};
+pub use facts::{Connections, DeadClaims, Facts, GroupFacts, Lag, OldestTransaction, TableFacts};
+pub use filter::{DeliveryFilter, QuarantineFilter, State};
+pub use fingerprint::fingerprint;
+pub use headers::Headers;
+pub use limits::Limits;
+pub use message::{Message, Payload, Raw};
+pub use purged::{Purgeable, Purged};
+pub use record::{Position, Record};
+pub use rows::{
+    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HistoryEntry, ProcessorReport, ProcessorStatus,
+    QuarantineDetails, QuarantineSummary, Rate,
+};
+
+pub(crate) use backoff::{Backoff, jittered};
+pub(crate) use error::Kind;
+pub(crate) use limits::DURATION_MAX;
+pub(crate) use message::StoredMessage;
+pub(crate) use outcome::{Outcome, PoisonReason};
