@@ -6,45 +6,41 @@
 mod builder;
 mod running;
 
-use std::collections::HashMap;
 use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::future::Future;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::OnceCell;
 
 pub use builder::InboxBuilder;
 pub use running::Running;
 
-use crate::accept::{self, Acceptor, Receipt, TopicRules};
+use crate::accept::{Acceptor, Intake, Receipt, replay_loop};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
 use crate::operate::{Manifest, ManifestHandler, Retention};
-use crate::process::{Engine, Extent, Lane, Loops, Redact, Work};
-use crate::store::seam::{Few, WantedHandler};
+use crate::process::{ClaimMode, Extent, Lane, Loops, Redact};
+use crate::store::seam::HandlerIds;
 use crate::store::{Backend, Store};
-use crate::types::{Error, Limits, Record, Result};
+use crate::types::{Error, Record, Result};
 
 /// A durable inbox. Cheap to clone; clones are the same inbox.
 pub struct Inbox<B: Backend> {
-    pub(crate) shared: Arc<Shared<B>>,
-    acceptor: Arc<Acceptor>,
+    shared: Arc<Shared<B>>,
 }
 
-/// What accepting and processing share.
-pub(crate) struct Shared<B: Backend> {
-    pub(crate) store: Store<B>,
-    pub(crate) limits: Limits,
-    pub(crate) retention: Option<Retention>,
-    pub(crate) registrations: Vec<Registration<B>>,
-    pub(crate) redact: Option<Redact>,
-    /// Every topic that a handler subscribes to.
-    pub(crate) topics: HashMap<String, TopicRules>,
-    /// Handlers with their ids, in the order of registration. Empty until the first use.
-    lanes: tokio::sync::OnceCell<Arc<[Arc<Lane<B>>]>>,
-    /// The engine while the inbox is running. A std lock: nothing awaits while holding it.
-    engine: RwLock<Option<Arc<Engine<B>>>>,
+/// What clones share: the parts that an inbox is composed of.
+struct Shared<B: Backend> {
+    intake: Arc<Intake<B>>,
+    acceptor: Acceptor,
+    registrations: Vec<Registration<B>>,
+    redact: Option<Redact>,
+    retention: Option<Retention>,
+    /// The handlers at work, in the order of registration. Empty until the first use.
+    lanes: OnceCell<Arc<[Arc<Lane<B>>]>>,
 }
 
 impl<B: Backend> Inbox<B> {
@@ -70,8 +66,8 @@ impl<B: Backend> Inbox<B> {
     /// # Errors
     /// As [`Inbox::accept`]. Some of the records may have been accepted then; calling again with all of them is safe.
     pub async fn accept_all(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
-        self.shared.lanes().await?;
-        self.acceptor.accept(&self.shared, records.into_iter().collect()).await
+        self.shared.intake.handlers().await?;
+        self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect()).await
     }
 
     /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored.
@@ -88,15 +84,14 @@ impl<B: Backend> Inbox<B> {
     /// # Errors
     /// When the database does not answer, its schema is not this build's, or the inbox is running already.
     pub async fn start(&self) -> Result<Running<B>> {
-        let mut loops = self.open(Work::InBackground).await?;
-        loops.bring_in(accept::replay_loop(Arc::clone(&self.shared), Arc::clone(&loops.engine)));
-        let mut engine = self.shared.engine.write().unwrap_or_else(PoisonError::into_inner);
-        // Looked at again: another call may have been quicker.
-        if engine.is_some() {
-            return Err(already_running());
+        let mut loops = self.open(ClaimMode::InBackground).await?;
+        let intake = Arc::clone(&self.shared.intake);
+        loops.spawn_beside("replay", |stopping| replay_loop(intake, stopping));
+        // Another call may have been quicker.
+        if self.shared.intake.attach(loops.hand_over()) {
+            return Ok(Running::new(Arc::clone(&self.shared.intake), loops));
         }
-        *engine = Some(Arc::clone(&loops.engine));
-        Ok(Running::new(Arc::clone(&self.shared), loops))
+        Err(already_running())
     }
 
     /// Starts processing in the background and consuming from Kafka: the topics that handlers subscribe to. Kafka need not be there yet.
@@ -109,7 +104,8 @@ impl<B: Backend> Inbox<B> {
     /// As [`Inbox::start`]; and when settings of Kafka cannot be used, all of them named.
     #[cfg(feature = "kafka")]
     pub async fn start_from(&self, kafka: Kafka) -> Result<Running<B>> {
-        let prepared = Ingest::prepare(&self.shared, &kafka)?;
+        let window = self.shared.retention.as_ref().map(Retention::window);
+        let prepared = Ingest::prepare(&self.shared.intake, &kafka, window)?;
         let running = self.start().await?;
         Ok(running.with(prepared.start()?))
     }
@@ -137,11 +133,11 @@ impl<B: Backend> Inbox<B> {
     /// As [`Inbox::drain`], but when `death` comes every claim is abandoned, as if the process were gone.
     #[cfg(feature = "sqlite")]
     pub(crate) async fn drain_dying(&self, death: impl Future<Output = ()>) -> Result<usize> {
-        let loops = self.open(Work::OnDemand).await?;
+        let loops = self.open(ClaimMode::OnDemand).await?;
         let ran = tokio::select! {
             ran = loops.rounds(Extent::UntilNothingIsDue) => ran,
             () = death => {
-                loops.engine.abandon_all();
+                loops.abandon_all();
                 Ok(0)
             }
         };
@@ -150,11 +146,11 @@ impl<B: Backend> Inbox<B> {
     }
 
     async fn rounds(&self, extent: Extent) -> Result<usize> {
-        let loops = self.open(Work::OnDemand).await?;
+        let loops = self.open(ClaimMode::OnDemand).await?;
         // On the store's thread, to its end: a caller that goes away in the middle of a claim must not leave it behind. It is told to
         // stop then.
-        let _stop = StopOnDrop(Arc::clone(&loops.engine));
-        let working = self.shared.store.backend.reactor().spawn(async move {
+        let _stop = loops.stop_on_drop();
+        let working = self.shared.intake.store.backend.reactor().spawn(async move {
             let ran = loops.rounds(extent).await;
             let ended = loops.end(Duration::ZERO).await;
             ran.and_then(|ran| ended.map(|()| ran))
@@ -162,13 +158,13 @@ impl<B: Backend> Inbox<B> {
         working.await.unwrap_or_else(|_| Err(Error::stopped("the store was closed while deliveries were run")))
     }
 
-    async fn open(&self, work: Work) -> Result<Loops<B>> {
-        if self.shared.engine().is_some() {
+    async fn open(&self, mode: ClaimMode) -> Result<Loops<B>> {
+        if self.shared.intake.hand_over().is_some() {
             return Err(already_running());
         }
         let lanes = self.shared.lanes().await?;
-        let Shared { store, limits, retention, .. } = &*self.shared;
-        Loops::start(store.clone(), limits.clone(), lanes, work, retention.clone()).await
+        let Intake { store, limits, .. } = &*self.shared.intake;
+        Loops::start(store.clone(), limits.clone(), lanes, mode, self.shared.retention.clone()).await
     }
 }
 
@@ -176,71 +172,23 @@ fn already_running() -> Error {
     Error::configuration("the inbox is running already")
 }
 
-/// Stops what a caller asked for when it goes away before the end.
-struct StopOnDrop<B: Backend>(Arc<Engine<B>>);
-
-impl<B: Backend> Drop for StopOnDrop<B> {
-    fn drop(&mut self) {
-        self.0.stop_now();
-    }
-}
-
 impl<B: Backend> Shared<B> {
-    /// The handlers with their ids; registers them on first use.
-    pub(crate) async fn lanes(self: &Arc<Self>) -> Result<Arc<[Arc<Lane<B>>]>> {
-        let registering = async || {
-            let shared = Arc::clone(self);
-            // On the store's thread: a caller that goes away must not leave the registration's transaction, and its lock, open.
-            let registered = self.store.backend.reactor().spawn(async move { shared.register().await });
-            registered
-                .await
-                .unwrap_or_else(|_| Err(Error::stopped("the store was closed while the handlers were registered")))
+    /// The handlers at work, with their ids; registers them on first use.
+    async fn lanes(&self) -> Result<Arc<[Arc<Lane<B>>]>> {
+        let lane = |(registration, ids): (&Registration<B>, &HandlerIds)| {
+            Arc::new(Lane::new(registration, ids.clone(), self.redact.clone(), &self.intake.store.permits))
         };
-        self.lanes.get_or_try_init(registering).await.cloned()
-    }
-
-    async fn register(&self) -> Result<Arc<[Arc<Lane<B>>]>> {
-        self.store.backend.check_schema().await?;
-        let wanted: Vec<WantedHandler> = self
-            .registrations
-            .iter()
-            .map(|registration| WantedHandler {
-                key: registration.key.as_str().to_owned(),
-                former_keys: registration.former_keys.clone(),
-            })
-            .collect();
-        let ids = self.store.backend.register(&wanted).await?;
-        let lanes = self.registrations.iter().zip(ids);
-        Ok(lanes.map(|(registration, ids)| Arc::new(Lane::new(registration, ids, self.redact.clone()))).collect())
-    }
-
-    pub(crate) fn lane(&self, position: usize) -> Option<&Arc<Lane<B>>> {
-        self.lanes.get()?.get(position)
-    }
-
-    /// The name of a topic, shared by its messages.
-    #[cfg(feature = "kafka")]
-    pub(crate) fn topic(&self, name: &str) -> Arc<str> {
-        self.topics.get(name).map_or_else(|| name.into(), |rules| Arc::clone(&rules.topic))
-    }
-
-    /// Positions of the registrations that want a message of this topic and type.
-    pub(crate) fn wanted_by(&self, topic: &str, event_type: Option<&[u8]>) -> Few<usize> {
-        let numbered = self.registrations.iter().enumerate();
-        numbered
-            .filter(|(_, registration)| registration.wants(topic, event_type))
-            .map(|(position, _)| position)
-            .collect()
-    }
-
-    pub(crate) fn engine(&self) -> Option<Arc<Engine<B>>> {
-        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let opened = self.lanes.get_or_try_init(async || {
+            let handlers = self.intake.handlers().await?;
+            Ok::<_, Error>(self.registrations.iter().zip(&*handlers).map(lane).collect())
+        });
+        opened.await.cloned()
     }
 }
 
 impl<B: Backend> Clone for Inbox<B> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), acceptor: Arc::clone(&self.acceptor) }
+        Self { shared: Arc::clone(&self.shared) }
     }
 }
 

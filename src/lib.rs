@@ -113,7 +113,8 @@ pub use store::seam::Gap;
 
 // Handlers, and what they are given.
 pub use handler::{
-    Failure, Handler, HandlerKey, Registration, RetryPolicy, Topics, TxHandler, TxHandlerFn, handler, tx_handler,
+    Attempt, Failure, Handler, HandlerKey, Next, Registration, RetryPolicy, Topics, TxHandler, TxHandlerFn, handler,
+    tx_handler,
 };
 
 // Where it is kept.

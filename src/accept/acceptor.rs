@@ -3,19 +3,19 @@
 //! Calls from many tasks share statements, so a service that accepts one record at a time does not pay a commit for each. Two batches
 //! may be under way at once. A caller that goes away changes nothing: what it handed in is written all the same.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::FutureExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Receipt;
-use super::identify::Fallback;
-use super::prepare::{Prepared, prepare};
-use super::write::{Batch, Patience, Row, write};
-use crate::inbox::Shared;
+use super::intake::Intake;
+use super::write::{Patience, Row, RowBatch, write};
 use crate::store::Backend;
 use crate::telemetry::events;
-use crate::types::{Error, Record, Result};
+use crate::types::{Error, Record, Result, panic_text};
 
 /// Batches being written at a time: one travels while the other is being fsynced.
 const WRITES_MAX: usize = 2;
@@ -69,33 +69,33 @@ struct Reply {
 }
 
 impl Acceptor {
-    pub(crate) fn start<B: Backend>(shared: &Arc<Shared<B>>) -> Self {
-        let (jobs, queue) = mpsc::channel(shared.limits.accept_queue_rows);
+    pub(crate) fn start<B: Backend>(intake: &Arc<Intake<B>>) -> Self {
+        let (jobs, queue) = mpsc::channel(intake.limits.accept_queue_rows);
         // Joined by its channel: it ends when the last inbox is dropped.
-        drop(shared.store.backend.reactor().spawn(collect(Arc::clone(shared), queue)));
-        let rows = Room::new(shared.limits.accept_queue_rows);
-        let kibibytes = Room::new(shared.limits.accept_queue_bytes.div_ceil(1024));
+        drop(intake.store.backend.reactor().spawn(collect(Arc::clone(intake), queue)));
+        let rows = Room::new(intake.limits.accept_queue_rows);
+        let kibibytes = Room::new(intake.limits.accept_queue_bytes.div_ceil(1024));
         Self { jobs, rows, kibibytes }
     }
 
     /// Accepts records; one receipt each, in order.
     pub(crate) async fn accept<B: Backend>(
         &self,
-        shared: &Arc<Shared<B>>,
+        intake: &Arc<Intake<B>>,
         records: Vec<Record>,
     ) -> Result<Vec<Receipt>> {
         let mut receipts: Vec<Option<Receipt>> = Vec::with_capacity(records.len());
         let mut places = Vec::with_capacity(records.len());
         let mut replies = Vec::new();
-        let mut rows = Vec::with_capacity(records.len().min(shared.limits.accept_batch_rows));
+        let mut rows = Vec::with_capacity(records.len().min(intake.limits.accept_batch_rows));
         let mut size_bytes = 0;
         for record in records {
-            let Some((row, row_bytes)) = row(shared, record) else {
+            let Some((row, row_bytes)) = intake.row(record) else {
                 receipts.push(Some(Receipt::Unwanted));
                 continue;
             };
-            let is_full = rows.len() >= shared.limits.accept_batch_rows
-                || size_bytes + row_bytes > shared.limits.accept_batch_bytes;
+            let is_full = rows.len() >= intake.limits.accept_batch_rows
+                || size_bytes + row_bytes > intake.limits.accept_batch_bytes;
             if is_full && !rows.is_empty() {
                 replies.push(self.hand_in(std::mem::take(&mut rows), std::mem::take(&mut size_bytes)).await?);
             }
@@ -109,7 +109,7 @@ impl Acceptor {
         }
         let mut places = places.into_iter();
         for reply in replies {
-            let stopped = |_| Error::stopped("the inbox was dropped before the records were accepted");
+            let stopped = |_| Error::stopped("the task that stores the records has ended: some may have been accepted");
             let Reply { written, rows } = reply.await.map_err(stopped)?;
             drop(rows);
             // In this order: a zip that asks `places` first would swallow one when `written` ends.
@@ -130,34 +130,7 @@ impl Acceptor {
     }
 }
 
-/// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
-pub(crate) fn row<B: Backend>(shared: &Shared<B>, record: Record) -> Option<(Row, usize)> {
-    let Some((topic, rules)) = shared.topics.get_key_value(&*record.topic) else {
-        events::unwanted(&record.topic, false);
-        return None;
-    };
-    let wanted_by = |event_type: Option<&[u8]>| shared.wanted_by(topic, event_type);
-    match prepare(record, &shared.limits, rules, wanted_by, rand::random) {
-        Prepared::Message { message, payload_hash, wanted_by, size_bytes, fallback } => {
-            match fallback {
-                None => {}
-                Some(Fallback::Position) => events::identified_by_position(&message),
-                Some(Fallback::Undeduplicated) => events::undeduplicated(&message),
-            }
-            Some((Row::Message { message, payload_hash, wanted_by }, size_bytes))
-        }
-        Prepared::Quarantine(quarantined) => {
-            let size_bytes = quarantined.record.size_bytes();
-            Some((Row::Quarantine(quarantined), size_bytes))
-        }
-        Prepared::Unwanted => {
-            events::unwanted(topic, true);
-            None
-        }
-    }
-}
-
-async fn collect<B: Backend>(shared: Arc<Shared<B>>, mut queue: mpsc::Receiver<Job>) {
+async fn collect<B: Backend>(intake: Arc<Intake<B>>, mut queue: mpsc::Receiver<Job>) {
     let writes = Arc::new(Semaphore::new(WRITES_MAX));
     let mut next = None;
     loop {
@@ -176,23 +149,26 @@ async fn collect<B: Backend>(shared: Arc<Shared<B>>, mut queue: mpsc::Receiver<J
         while let Ok(job) = queue.try_recv() {
             rows += job.rows.len();
             size_bytes += job.size_bytes;
-            if rows > shared.limits.accept_batch_rows || size_bytes > shared.limits.accept_batch_bytes {
+            if rows > intake.limits.accept_batch_rows || size_bytes > intake.limits.accept_batch_bytes {
                 next = Some(job);
                 break;
             }
             jobs.push(job);
         }
-        let shared = Arc::clone(&shared);
+        let intake = Arc::clone(&intake);
         // Joined by its permit and by the callers that wait for it.
         drop(tokio::spawn(async move {
-            write_jobs(&shared, jobs).await;
+            let written = AssertUnwindSafe(write_jobs(&intake, jobs)).catch_unwind().await;
+            if let Err(panic) = written {
+                events::accept_failed(&panic_text(panic));
+            }
             drop(permit);
         }));
     }
 }
 
 /// Writes the jobs' rows as one batch and tells each caller its part.
-async fn write_jobs<B: Backend>(shared: &Arc<Shared<B>>, jobs: Vec<Job>) {
+async fn write_jobs<B: Backend>(intake: &Arc<Intake<B>>, jobs: Vec<Job>) {
     let mut callers = Vec::with_capacity(jobs.len());
     let mut rows = Vec::new();
     for job in jobs {
@@ -204,8 +180,8 @@ async fn write_jobs<B: Backend>(shared: &Arc<Shared<B>>, jobs: Vec<Job>) {
             rows.extend(job.rows);
         }
     }
-    let patience = Patience::Until(Instant::now() + shared.limits.accept_patience);
-    let written = write(shared, Batch { rows: &rows, ledger: &[] }, patience).await;
+    let patience = Patience::Until(Instant::now() + intake.limits.accept_patience);
+    let written = write(intake, RowBatch { rows: &rows, ledger: &[] }, patience).await;
     let mut receipts = written.map(|written| written.receipts.into_iter());
     for (count, reply, _room) in callers {
         let written = match &mut receipts {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::cloud_event::Attributes;
 use super::identity::{IDENTITY_CHARS_MAX, Identity, IdentityFn, MissingIdentity, Place};
 use super::json::{self, Found, Scalar};
-use crate::types::{Position, Record};
+use crate::types::{Position, Record, panic_text};
 
 /// The identity of a record.
 #[derive(Debug, PartialEq, Eq)]
@@ -180,8 +180,8 @@ fn given_by_function(record: &Record, function: &IdentityFn) -> Result<Option<Co
     match catch_unwind(AssertUnwindSafe(|| function(record).map(|id| Cow::Owned(Vec::from(id))))) {
         Ok(id) => Ok(id),
         Err(panic) => {
-            // What was thrown may panic again when it is dropped.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
+            // Its text may hold anything of the record.
+            drop(panic_text(panic));
             Err("identity function panicked")
         }
     }

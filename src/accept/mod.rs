@@ -1,25 +1,29 @@
 //! Accepting: identity, fan-out, batch, one statement; then hand-over to handlers that are free.
 //!
-//! `identity.rs` is the policy of a topic, `prepare.rs` decides what a record becomes, `acceptor.rs` collects batches, `write.rs` gets a
-//! batch into the store whatever the store and the data do. A record is never dropped: it becomes a message, a quarantine row, or is counted as unwanted.
+//! `rules.rs` says what a topic means, `identity.rs` is its identity policy, `prepare.rs` decides what a record becomes, `acceptor.rs` collects
+//! batches, `write.rs` stores a batch whatever the database and the data do, `hand_over.rs` is the way to handlers that are free. A record is
+//! never dropped: it becomes a message or a quarantine row, or it is counted as unwanted.
 
 mod acceptor;
 mod cloud_event;
+mod hand_over;
 mod identify;
 mod identity;
+mod intake;
 mod json;
 mod prepare;
 mod replay;
+mod rules;
 mod write;
 
 pub(crate) use acceptor::Acceptor;
-#[cfg(feature = "kafka")]
-pub(crate) use acceptor::row;
+pub(crate) use hand_over::{HandOver, Reservations};
 pub use identity::Identity;
-pub(crate) use prepare::TopicRules;
+pub(crate) use intake::Intake;
 pub(crate) use replay::replay_loop;
+pub(crate) use rules::Rules;
 #[cfg(feature = "kafka")]
-pub(crate) use write::{Batch, Patience, Row, write};
+pub(crate) use write::{Patience, Row, RowBatch, write};
 
 /// What became of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]

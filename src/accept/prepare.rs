@@ -7,19 +7,9 @@ use sha2::{Digest, Sha256};
 
 use super::cloud_event::Attributes;
 use super::identify::{Fallback, Identified, Refusal, identify};
-use super::identity::Identity;
+use super::rules::TopicRules;
 use crate::store::seam::{Few, Quarantined};
 use crate::types::{Limits, Record, StoredMessage};
-
-/// What `build()` has settled for a topic that somebody subscribes to.
-#[derive(Debug, Default)]
-pub(crate) struct TopicRules {
-    /// The topic's name, shared by its messages.
-    pub(crate) topic: Arc<str>,
-    pub(crate) identity: Identity,
-    /// A handler wants some CloudEvents types only, so the type must be known.
-    pub(crate) is_type_asked_for: bool,
-}
 
 /// A record after the decision.
 pub(super) enum Prepared {

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Receipt;
-use crate::inbox::Shared;
-use crate::process::{Engine, Slot, Start};
+use super::hand_over::{HandOver, Reservations};
+use super::intake::Intake;
 use crate::store::Backend;
-use crate::store::seam::{AcceptBatch, Accepted, Few, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{
+    AcceptBatch, Accepted, Few, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined,
+};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Record, Result, StoredMessage};
 
@@ -27,16 +29,16 @@ pub(crate) enum Row {
 
 /// A batch, or a part of it with the ledger if it reaches the end.
 #[derive(Clone, Copy)]
-pub(crate) struct Batch<'a> {
+pub(crate) struct RowBatch<'a> {
     pub(crate) rows: &'a [Row],
     pub(crate) ledger: &'a [LedgerEntry],
 }
 
-impl<'a> Batch<'a> {
+impl<'a> RowBatch<'a> {
     /// Parts are written in order, so when the one that reaches the end is there, all are.
-    fn part(&self, part: Range<usize>) -> Batch<'a> {
+    fn part(&self, part: Range<usize>) -> RowBatch<'a> {
         let ledger = if part.end == self.rows.len() { self.ledger } else { &[] };
-        Batch { rows: &self.rows[part], ledger }
+        RowBatch { rows: &self.rows[part], ledger }
     }
 }
 
@@ -75,22 +77,22 @@ enum Trouble {
 
 /// Writes the rows; one receipt each, in order. The ledger moves with the last of them.
 pub(crate) async fn write<B: Backend>(
-    shared: &Arc<Shared<B>>,
-    batch: Batch<'_>,
+    intake: &Arc<Intake<B>>,
+    batch: RowBatch<'_>,
     patience: Patience,
 ) -> Result<Written> {
-    let mut receipts: Vec<Option<Receipt>> = vec![None; batch.rows.len()];
+    let mut receipts: Vec<Receipt> = Vec::with_capacity(batch.rows.len());
     let mut ledger = Vec::new();
     let whole = 0..batch.rows.len();
     let mut parts: Vec<Range<usize>> = vec![whole];
     let mut hand_over = HandOvers::Allowed;
     while let Some(range) = parts.pop() {
         let part = batch.part(range.clone());
-        let written = match write_part(shared, part, patience, &mut hand_over).await {
+        let written = match write_part(intake, part, patience, &mut hand_over).await {
             Ok(written) => written,
             Err(Trouble::GaveUp(error)) => return Err(error),
             Err(Trouble::Refused(error)) if range.len() <= 1 => {
-                quarantine(shared, part, &error, patience, &mut hand_over).await?
+                quarantine(intake, part, &error, patience, &mut hand_over).await?
             }
             Err(Trouble::Refused(_)) => {
                 let middle = range.start + range.len() / 2;
@@ -99,13 +101,16 @@ pub(crate) async fn write<B: Backend>(
                 continue;
             }
         };
-        for (index, receipt) in range.zip(written.receipts) {
-            receipts[index] = Some(receipt);
-        }
+        // The parts come in the order of the batch.
+        debug_assert_eq!((receipts.len(), written.receipts.len()), (range.start, range.len()));
+        receipts.extend(written.receipts);
         // Only the part that reaches the end has any.
         ledger.extend(written.ledger);
     }
-    Ok(Written { receipts: receipts.into_iter().flatten().collect(), ledger })
+    if receipts.len() != batch.rows.len() {
+        return Err(Error::bug(format!("{} rows were written and {} answered", batch.rows.len(), receipts.len())));
+    }
+    Ok(Written { receipts, ledger })
 }
 
 /// Whether deliveries may be inserted as claimed.
@@ -119,23 +124,23 @@ enum HandOvers {
 
 /// Writes a part, again and again while the database is away.
 async fn write_part<B: Backend>(
-    shared: &Arc<Shared<B>>,
-    part: Batch<'_>,
+    intake: &Arc<Intake<B>>,
+    part: RowBatch<'_>,
     patience: Patience,
     hand_overs: &mut HandOvers,
 ) -> Result<Written, Trouble> {
     let rows = part.rows;
-    let mut backoff = Backoff::new(shared.limits.backoff_max);
+    let mut backoff = Backoff::new(intake.limits.backoff_max);
     let mut refusals = 0;
     loop {
-        let engine = match hand_overs {
-            HandOvers::Allowed => shared.engine(),
+        let hand_over = match hand_overs {
+            HandOvers::Allowed => intake.hand_over(),
             HandOvers::InDoubt => None,
         };
-        match try_write(shared, part, engine).await {
+        match try_write(intake, part, hand_over).await {
             Ok((written, known)) => {
                 if *hand_overs == HandOvers::InDoubt {
-                    release_lost_hand_overs(shared, rows, &known).await;
+                    release_lost_hand_overs(intake, rows, &known).await;
                 }
                 return Ok(written);
             }
@@ -145,10 +150,12 @@ async fn write_part<B: Backend>(
                     Kind::Connection | Kind::Passing => {}
                     Kind::Server => refusals += 1,
                     Kind::Data => return Err(Trouble::Refused(error)),
-                    Kind::Configuration | Kind::Schema | Kind::Stopped => return Err(Trouble::GaveUp(error)),
+                    Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Stopped => {
+                        return Err(Trouble::GaveUp(error));
+                    }
                 }
                 events::store_trouble("accept", &error);
-                if refusals >= REFUSALS_MAX && is_blamed_on(shared, rows).await {
+                if refusals >= REFUSALS_MAX && is_blamed_on(intake, rows).await {
                     return Err(Trouble::Refused(error));
                 }
                 if patience.is_over() {
@@ -162,34 +169,33 @@ async fn write_part<B: Backend>(
 
 /// Whether rows that were refused again and again may be to blame. Several: one of them might be, smaller parts will tell. A single one:
 /// the database is asked, because its own trouble (a lock, a full disk) must never cost a record.
-async fn is_blamed_on<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row]) -> bool {
+async fn is_blamed_on<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row]) -> bool {
     match rows {
         [] | [Row::Quarantine(_)] => false,
         [Row::Message { message, payload_hash, .. }] => {
             let message =
                 NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries: Few::new() };
-            shared.store.backend.refuses(&message).await.unwrap_or(false)
+            intake.store.backend.refuses(&message).await.unwrap_or(false)
         }
         _ => true,
     }
 }
 
 /// The seq of each row whose message was there already.
-type Known = Vec<Option<i64>>;
+type KnownSeqs = Vec<Option<i64>>;
 
-/// One try. With an engine, deliveries are handed over as far as slots are free.
+/// One try. With `hand_over`, deliveries are handed over as far as their handlers are free.
 async fn try_write<B: Backend>(
-    shared: &Arc<Shared<B>>,
-    Batch { rows, ledger }: Batch<'_>,
-    engine: Option<Arc<Engine<B>>>,
-) -> Result<(Written, Known)> {
-    // Held from before slots are taken until hand-overs are on the in-flight list: see release_lost_hand_overs and shutdown.
-    let _gate = match &engine {
-        Some(engine) => Some(engine.starting.read().await),
+    intake: &Arc<Intake<B>>,
+    RowBatch { rows, ledger }: RowBatch<'_>,
+    hand_over: Option<Arc<dyn HandOver>>,
+) -> Result<(Written, KnownSeqs)> {
+    let handlers = intake.handlers().await?;
+    let mut reservations = match hand_over {
+        Some(hand_over) => Some(hand_over.begin().await),
         None => None,
     };
-    let (messages, mut slots) = new_messages(shared, rows, engine.as_deref());
-    let is_claimable = |lane: usize| shared.lane(lane).is_some_and(|lane| !lane.is_paused());
+    let messages = new_messages(rows, &handlers, reservations.as_deref_mut());
     let quarantined: Vec<Quarantined> = rows
         .iter()
         .filter_map(|row| match row {
@@ -201,69 +207,75 @@ async fn try_write<B: Backend>(
         messages: &messages,
         quarantined: &quarantined,
         ledger,
-        processor: engine.as_ref().map(|engine| engine.processor),
-        lease: shared.limits.lease,
+        processor: reservations.as_ref().map(|reservations| reservations.processor()),
+        lease: intake.limits.lease,
     };
-    let answers = shared.store.backend.accept(&batch).await?;
-    let mut answered = answers.messages.iter().zip(&messages).zip(slots.drain(..));
-    let mut receipts = Vec::with_capacity(rows.len());
-    let mut known = Vec::with_capacity(rows.len());
-    let mut leaves_work = false;
-    let mut starts = Vec::new();
-    for row in rows {
-        match row {
-            Row::Quarantine(quarantined) => {
-                events::quarantined(&quarantined.record.topic, quarantined.reason);
-                known.push(None);
-                receipts.push(Receipt::Quarantined { reason: quarantined.reason });
-            }
-            Row::Message { message, wanted_by, .. } => {
-                let Some(((answer, new), slots)) = answered.next() else { break };
-                if let (Accepted::New { seq }, true) = (answer, engine.is_some()) {
-                    // A handler that is paused has nothing to claim; when it goes on, the next poll finds what is there.
-                    leaves_work |=
-                        slots.iter().zip(wanted_by).any(|(slot, &lane)| slot.is_none() && is_claimable(lane));
-                    let taken = slots.into_iter().flatten();
-                    starts.extend(taken.map(|slot| Start::handed_over(slot, *seq, Arc::clone(message))));
-                } else {
-                    leaves_work = true;
-                }
-                known.push(known_seq(answer));
-                receipts.push(receipt(answer, message, new.deliveries.len()));
-            }
-        }
+    let answers = intake.store.backend.accept(&batch).await?;
+    if answers.messages.len() != messages.len() {
+        let (sent, answered) = (messages.len(), answers.messages.len());
+        return Err(Error::bug(format!("{sent} messages were accepted and {answered} answered")));
     }
-    if let Some(engine) = &engine {
-        engine.start(starts, answers.sent_at);
+    let (receipts, known) = told(rows, &messages, &answers.messages);
+    let new: Vec<Option<i64>> = answers.messages.iter().map(new_seq).collect();
+    let is_new = new.iter().all(Option::is_some);
+    let is_handing_over = reservations.is_some();
+    if let Some(reservations) = reservations {
+        reservations.start(&messages, &new, answers.sent_at);
     }
-    if leaves_work && let Some(engine) = shared.engine() {
-        engine.wake.notify_one();
+    // Deliveries that were added to known messages, or stored while nobody could take them over, wait to be claimed.
+    if !(is_new && is_handing_over)
+        && let Some(hand_over) = intake.hand_over()
+    {
+        hand_over.wake();
     }
     Ok((Written { receipts, ledger: answers.ledger }, known))
 }
 
-type Slots<B> = Few<Option<Slot<B>>>;
+/// A receipt for each row, and the seqs of messages that were known. Tells each as an event.
+fn told(rows: &[Row], messages: &[NewMessage], answers: &[Accepted]) -> (Vec<Receipt>, KnownSeqs) {
+    let mut answered = answers.iter().zip(messages);
+    let quarantined_for = |reason| (Receipt::Quarantined { reason }, None);
+    let told = rows.iter().filter_map(|row| match row {
+        Row::Quarantine(quarantined) => {
+            events::quarantined(&quarantined.record.topic, quarantined.reason);
+            Some(quarantined_for(quarantined.reason))
+        }
+        Row::Message { message, .. } => {
+            // One answer a message: the caller has counted them.
+            let (answer, new) = answered.next()?;
+            Some((receipt(answer, message, new.deliveries.len()), known_seq(answer)))
+        }
+    });
+    told.unzip()
+}
 
-/// The messages among the rows, and for each delivery the slot that waits for it, if there is one.
-fn new_messages<B: Backend>(
-    shared: &Shared<B>,
+/// The messages among the rows. Deliveries that get a slot are marked as handed over.
+fn new_messages(
     rows: &[Row],
-    engine: Option<&Engine<B>>,
-) -> (Vec<NewMessage>, Vec<Slots<B>>) {
+    handlers: &[HandlerIds],
+    mut reservations: Option<&mut (dyn Reservations + 'static)>,
+) -> Vec<NewMessage> {
     let mut messages = Vec::with_capacity(rows.len());
-    let mut all_slots = Vec::with_capacity(rows.len());
     for row in rows {
         let Row::Message { message, payload_hash, wanted_by } = row else { continue };
-        let lanes = || wanted_by.iter().filter_map(|&position| shared.lane(position));
-        let slots: Slots<B> = lanes().map(|lane| engine.and_then(|engine| engine.take_slot(lane))).collect();
-        let deliveries = lanes()
-            .zip(&slots)
-            .map(|(lane, slot)| NewDelivery { ids: lane.ids.clone(), is_handed_over: slot.is_some() })
+        let mut reserve = |handler| match &mut reservations {
+            Some(reservations) => reservations.reserve(messages.len(), handler),
+            None => false,
+        };
+        let deliveries = wanted_by
+            .iter()
+            .map(|&handler| NewDelivery { ids: handlers[handler].clone(), is_handed_over: reserve(handler) })
             .collect();
         messages.push(NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries });
-        all_slots.push(slots);
     }
-    (messages, all_slots)
+    messages
+}
+
+fn new_seq(answer: &Accepted) -> Option<i64> {
+    match answer {
+        Accepted::New { seq } => Some(*seq),
+        Accepted::Duplicate { .. } | Accepted::Remembered | Accepted::Conflict => None,
+    }
 }
 
 fn known_seq(answer: &Accepted) -> Option<i64> {
@@ -295,36 +307,24 @@ fn receipt(answer: &Accepted, message: &StoredMessage, deliveries: usize) -> Rec
     }
 }
 
-/// An earlier try may have committed hand-overs that nobody started. The gate keeps out batches and claims between their commit and
-/// their place on the in-flight list, so what is locked by us and not on the list is surely lost.
-async fn release_lost_hand_overs<B: Backend>(shared: &Arc<Shared<B>>, rows: &[Row], known: &Known) {
-    let Some(engine) = shared.engine() else { return };
-    let _gate = engine.starting.write().await;
+/// An earlier try may have stored deliveries as claimed by this process that nobody started.
+async fn release_lost_hand_overs<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row], known: &KnownSeqs) {
+    let Some(hand_over) = intake.hand_over() else { return };
     let mut deliveries = Vec::new();
     for (row, seq) in rows.iter().zip(known) {
         let (Row::Message { wanted_by, .. }, Some(message_seq)) = (row, *seq) else { continue };
-        for lane in wanted_by.iter().filter_map(|&position| shared.lane(position)) {
-            let handler_id = lane.ids.current;
-            if !engine.in_flight.holds(crate::store::seam::ClaimId { message_seq, handler_id, attempt: 1 }) {
-                deliveries.push((message_seq, handler_id));
-            }
-        }
+        deliveries.extend(wanted_by.iter().map(|&handler| (message_seq, handler)));
     }
-    if deliveries.is_empty() {
-        return;
-    }
-    match shared.store.backend.release_handed_over(&deliveries, engine.processor).await {
-        Ok(()) => engine.wake.notify_one(),
-        // The lease gives them back then.
-        Err(error) => events::store_trouble("release hand-overs", &error),
+    if !deliveries.is_empty() {
+        hand_over.release_lost(deliveries).await;
     }
 }
 
 /// Quarantines the one row that the database refuses. A record that was to be quarantined anyway and is refused even so is the
 /// database's trouble, not the record's.
 async fn quarantine<B: Backend>(
-    shared: &Arc<Shared<B>>,
-    part: Batch<'_>,
+    intake: &Arc<Intake<B>>,
+    part: RowBatch<'_>,
     error: &Error,
     patience: Patience,
     hand_overs: &mut HandOvers,
@@ -333,7 +333,7 @@ async fn quarantine<B: Backend>(
     let reason = "refused by the database";
     let record = Record::from(&**message);
     let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(error.to_string()) }))];
-    match write_part(shared, Batch { rows: &rows, ledger: part.ledger }, patience, hand_overs).await {
+    match write_part(intake, RowBatch { rows: &rows, ledger: part.ledger }, patience, hand_overs).await {
         Ok(written) => Ok(written),
         Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),
     }

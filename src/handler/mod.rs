@@ -6,16 +6,19 @@
 mod erased;
 mod failure;
 mod key;
+mod layer;
 mod registration;
 mod retry;
+mod subscription;
 
 pub use erased::{Handler, TxHandler, TxHandlerFn};
 pub use failure::Failure;
 pub use key::HandlerKey;
+pub use layer::{Attempt, Next};
 pub use registration::{Registration, Topics, handler, tx_handler};
 pub use retry::RetryPolicy;
 
-#[cfg(feature = "sqlite")]
-pub(crate) use erased::ErasedHandler;
 pub(crate) use erased::{Body, ErasedTxHandler};
 pub(crate) use failure::Wish;
+pub(crate) use layer::LayerFn;
+pub(crate) use subscription::Subscription;

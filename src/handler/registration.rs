@@ -3,11 +3,17 @@
 //! Nothing is checked here but types; `build()` looks at all registrations together and names every problem at once.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 use super::erased::{Body, Handler, TxHandler, TxHandlerFn, erase, erase_tx_fn, erase_tx_type};
+use super::failure::Failure;
 use super::key::HandlerKey;
+use super::layer::{Attempt, LayerFn, Next};
 use super::retry::RetryPolicy;
+use super::subscription::Subscription;
 use crate::store::Backend;
 use crate::types::Payload;
 
@@ -94,11 +100,45 @@ impl<B: Backend> Registration<B> {
         self
     }
 
-    /// Whether a message of this topic and CloudEvents type is for this handler.
-    pub(crate) fn wants(&self, topic: &str, event_type: Option<&[u8]>) -> bool {
-        let type_fits = self.event_types.is_empty()
-            || event_type.is_some_and(|given| self.event_types.iter().any(|wanted| wanted.as_bytes() == given));
-        type_fits && self.topics.iter().any(|wanted| wanted == topic)
+    /// Puts an async function around each run of this handler, outside of the layers it has already. The layer calls
+    /// [`Next::run`](crate::Next::run), or answers in the handler's place. In a transactional handler it runs inside the transaction.
+    ///
+    /// ```
+    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    ///
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+    ///     Ok(())
+    /// }
+    ///
+    /// let registration: Registration<Postgres> = handler(HandlerKey::new("mail.receipt"), send_receipt).layer(|attempt, next| {
+    ///     Box::pin(async move {
+    ///         if attempt.age().is_some_and(|age| age.as_secs() > 3_600) {
+    ///             return Err(Failure::discard("too old to send"));
+    ///         }
+    ///         next.run().await
+    ///     })
+    /// });
+    /// ```
+    pub fn layer(
+        mut self,
+        layer: impl for<'a> Fn(Attempt<'a>, Next<'a>) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
+    ) -> Self {
+        self.wrap(Arc::new(layer));
+        self
+    }
+
+    pub(crate) fn wrap(&mut self, layer: Arc<LayerFn>) {
+        self.body = self.body.clone().layered(&self.key, layer);
+    }
+
+    /// What accepting needs to know of this handler.
+    pub(crate) fn subscription(&self) -> Subscription {
+        Subscription {
+            key: self.key.clone(),
+            former_keys: self.former_keys.clone(),
+            topics: self.topics.clone(),
+            event_types: self.event_types.clone(),
+        }
     }
 }
 

@@ -1,14 +1,15 @@
 //! Builds an inbox and refuses one that could not work, naming every reason at once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::OnceCell;
 
 use super::{Inbox, Shared};
-use crate::accept::{Acceptor, Identity, TopicRules};
-#[cfg(feature = "sqlite")]
-use crate::handler::Body;
-use crate::handler::{HandlerKey, Registration, Topics};
+use crate::accept::{Acceptor, Identity, Intake, Rules};
+use crate::handler::{Attempt, Failure, HandlerKey, LayerFn, Next, Registration, Topics};
 use crate::operate::Retention;
 use crate::process::Redact;
 use crate::store::{Backend, Store};
@@ -28,6 +29,8 @@ pub struct InboxBuilder<B: Backend> {
     identities: Vec<(Topics, Identity)>,
     retention: Option<Retention>,
     redact: Option<Redact>,
+    /// The first is the innermost.
+    layers: Vec<Arc<LayerFn>>,
 }
 
 impl<B: Backend> InboxBuilder<B> {
@@ -39,6 +42,7 @@ impl<B: Backend> InboxBuilder<B> {
             identities: Vec::new(),
             retention: None,
             redact: None,
+            layers: Vec::new(),
         }
     }
 
@@ -87,12 +91,13 @@ impl<B: Backend> InboxBuilder<B> {
         &self.limits
     }
 
-    /// Puts something around every handler.
-    #[cfg(feature = "sqlite")]
-    pub(crate) fn wrap_handlers(mut self, wrap: impl Fn(Body<B::Connection>) -> Body<B::Connection>) -> Self {
-        for registration in &mut self.registrations {
-            registration.body = wrap(registration.body.clone());
-        }
+    /// Puts an async function around each run of every handler, outside of the handlers' own layers and of those given before. See
+    /// [`Registration::layer`].
+    pub fn layer(
+        mut self,
+        layer: impl for<'a> Fn(Attempt<'a>, Next<'a>) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
+    ) -> Self {
+        self.layers.push(Arc::new(layer));
         self
     }
 
@@ -102,31 +107,33 @@ impl<B: Backend> InboxBuilder<B> {
     /// When keys or former keys are not allowed or stand twice, a topic, a limit or the retention cannot be used, there is no handler at
     /// all, or an identity policy cannot work, stands twice or is for a topic that nobody subscribes to.
     /// All problems are named in one error.
-    pub fn build(self) -> Result<Inbox<B>> {
+    pub fn build(mut self) -> Result<Inbox<B>> {
         let mut problems = self.limits.problems();
         if self.registrations.is_empty() {
             problems.push("an inbox has at least one handler: call subscribe".to_owned());
         }
         problems.extend(self.registrations.iter().flat_map(registration_problems));
         problems.extend(colliding_keys(&self.registrations));
-        let topics = topic_rules(&self.registrations);
-        problems.extend(identity_problems(&topics, &self.identities));
+        let subscriptions = self.registrations.iter().map(Registration::subscription).collect();
+        let (rules, cannot_work) = Rules::new(subscriptions, self.identities);
+        problems.extend(cannot_work);
         problems.extend(self.retention.iter().flat_map(Retention::problems));
         if !problems.is_empty() {
             return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
         }
-        let shared = Arc::new(Shared {
-            store: self.store,
-            limits: self.limits,
-            retention: self.retention,
+        for layer in &self.layers {
+            self.registrations.iter_mut().for_each(|registration| registration.wrap(Arc::clone(layer)));
+        }
+        let intake = Arc::new(Intake::new(self.store, self.limits, rules));
+        let shared = Shared {
+            acceptor: Acceptor::start(&intake),
+            intake,
             registrations: self.registrations,
             redact: self.redact,
-            topics: with_identities(topics, self.identities),
-            lanes: tokio::sync::OnceCell::new(),
-            engine: RwLock::new(None),
-        });
-        let acceptor = Arc::new(Acceptor::start(&shared));
-        Ok(Inbox { shared, acceptor })
+            retention: self.retention,
+            lanes: OnceCell::new(),
+        };
+        Ok(Inbox { shared: Arc::new(shared) })
     }
 }
 
@@ -152,52 +159,6 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     }
     if registration.timeout.is_some_and(|timeout| timeout.is_zero() || timeout > DURATION_MAX) {
         problems.push(format!("the timeout of {key} is more than zero and at most 365days"));
-    }
-    problems
-}
-
-/// Every topic somebody subscribes to, with the default identity.
-fn topic_rules<B: Backend>(registrations: &[Registration<B>]) -> HashMap<String, TopicRules> {
-    let mut topics: HashMap<String, TopicRules> = HashMap::new();
-    for registration in registrations {
-        for topic in &registration.topics {
-            let rules = topics.entry(topic.clone()).or_default();
-            rules.topic = topic.as_str().into();
-            rules.is_type_asked_for |= !registration.event_types.is_empty();
-        }
-    }
-    topics
-}
-
-fn with_identities(
-    mut topics: HashMap<String, TopicRules>,
-    identities: Vec<(Topics, Identity)>,
-) -> HashMap<String, TopicRules> {
-    for (given_for, identity) in identities {
-        for topic in given_for.0 {
-            topics.entry(topic).or_default().identity = identity.clone();
-        }
-    }
-    topics
-}
-
-fn identity_problems(topics: &HashMap<String, TopicRules>, identities: &[(Topics, Identity)]) -> Vec<String> {
-    let mut policies: BTreeMap<&str, Vec<&Identity>> = BTreeMap::new();
-    for (given_for, identity) in identities {
-        for topic in &given_for.0 {
-            policies.entry(topic).or_default().push(identity);
-        }
-    }
-    let mut problems = Vec::new();
-    for (topic, policies) in policies {
-        if !topics.contains_key(topic) {
-            problems.push(format!("the identity of {topic:?} is given, but nobody subscribes to it"));
-        }
-        if policies.len() > 1 {
-            problems.push(format!("the identity of {topic:?} is given {} times", policies.len()));
-        }
-        let cannot_work = policies.iter().flat_map(|policy| policy.problems(topic));
-        problems.extend(cannot_work.map(|problem| format!("the identity of {topic:?}: {problem}")));
     }
     problems
 }

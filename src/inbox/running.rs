@@ -1,12 +1,10 @@
 //! A running inbox: the handle to end it with.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::time::timeout;
-
-use super::Shared;
+use crate::accept::Intake;
 #[cfg(feature = "kafka")]
 use crate::kafka::Ingest;
 use crate::process::Loops;
@@ -14,7 +12,7 @@ use crate::store::Backend;
 use crate::types::{DURATION_MAX, Error, Result};
 
 /// How long batches that were being accepted may take to end, when the grace is shorter.
-const GATE_WAIT_MIN: Duration = Duration::from_secs(1);
+const BATCH_WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// How long the last batches and the last commit may take, when the grace is shorter.
 #[cfg(feature = "kafka")]
@@ -23,16 +21,16 @@ const INGEST_WAIT_MIN: Duration = Duration::from_secs(5);
 /// Processing in the background. Dropping it stops at once: handlers are cancelled and their claims given back.
 #[must_use = "processing stops when this is dropped"]
 pub struct Running<B: Backend> {
-    shared: Arc<Shared<B>>,
+    intake: Arc<Intake<B>>,
     loops: Option<Loops<B>>,
     #[cfg(feature = "kafka")]
     ingest: Option<Ingest>,
 }
 
 impl<B: Backend> Running<B> {
-    pub(super) fn new(shared: Arc<Shared<B>>, loops: Loops<B>) -> Self {
+    pub(super) fn new(intake: Arc<Intake<B>>, loops: Loops<B>) -> Self {
         Self {
-            shared,
+            intake,
             loops: Some(loops),
             #[cfg(feature = "kafka")]
             ingest: None,
@@ -45,14 +43,27 @@ impl<B: Backend> Running<B> {
         self
     }
 
-    /// Waits until consuming from Kafka cannot go on, and says why; for ever, as long as it can. Only what a restart or a person can put
-    /// right ends it, such as another process with the same `group.instance.id`. Handlers go on meanwhile: shut down, then end the process.
-    #[cfg(feature = "kafka")]
+    /// Resolves with the error that ended processing or the consumption from Kafka. Stays pending while both are healthy.
+    ///
+    /// Nothing that passes by itself ends either of them: not a database or a broker that is away, not a handler that fails. What does
+    /// is another process with the same `group.instance.id`, the end of the runtime that handlers run on, or a bug. Call
+    /// [`Running::shutdown`], then end the process, so that it is started again.
     pub async fn failure(&mut self) -> Error {
-        match &mut self.ingest {
-            Some(ingest) => ingest.failure().await,
-            None => std::future::pending().await,
+        let engine = self.loops.as_ref().map(Loops::failure);
+        let engine = async {
+            match engine {
+                Some(failure) => failure.await,
+                None => std::future::pending().await,
+            }
+        };
+        #[cfg(feature = "kafka")]
+        if let Some(ingest) = &mut self.ingest {
+            return tokio::select! {
+                error = ingest.failure() => error,
+                error = engine => error,
+            };
         }
+        engine.await
     }
 
     /// Stops: nothing new is read from Kafka, what is stored is committed and the group is left; nothing new is claimed, running handlers have `grace` to end, the rest is cancelled and given back, due at once and with
@@ -73,30 +84,22 @@ impl<B: Backend> Running<B> {
             }
         };
         // Hand-over ends here, before anything else: accept goes on as into an inbox that is not running.
-        loops.engine.stop_bringing_in();
-        self.detach(&loops);
-        // Batches that were already under way have brought in their last deliveries when the gate is free.
+        loops.stop_bringing_in();
+        self.intake.detach();
         let loops_ended = async {
-            drop(timeout(grace.max(GATE_WAIT_MIN), loops.engine.starting.write()).await);
+            loops.brought_in(grace.max(BATCH_WAIT_MIN)).await;
             loops.end(deadline.saturating_duration_since(Instant::now())).await
         };
         let ((), ended) = tokio::join!(ingest_ended, loops_ended);
         ended
-    }
-
-    fn detach(&self, loops: &Loops<B>) {
-        let mut engine = self.shared.engine.write().unwrap_or_else(PoisonError::into_inner);
-        if engine.as_ref().is_some_and(|engine| Arc::ptr_eq(engine, &loops.engine)) {
-            *engine = None;
-        }
     }
 }
 
 impl<B: Backend> Drop for Running<B> {
     fn drop(&mut self) {
         if let Some(loops) = self.loops.take() {
-            loops.engine.stop_bringing_in();
-            self.detach(&loops);
+            loops.stop_bringing_in();
+            self.intake.detach();
             drop(loops);
         }
     }

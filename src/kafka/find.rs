@@ -16,7 +16,7 @@ use super::for_ever::for_ever;
 use super::native;
 use super::position::{self, Committed, Known, Start, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, partitions};
-use crate::inbox::Shared;
+use crate::accept::Intake;
 use crate::store::Backend;
 use crate::store::seam::{LedgerRow, Opening};
 use crate::telemetry::events;
@@ -39,14 +39,14 @@ struct Looked {
 }
 
 pub(super) async fn find<B: Backend>(
-    shared: Arc<Shared<B>>,
+    intake: Arc<Intake<B>>,
     consumer: Arc<BaseConsumer<Context>>,
     asked: Vec<Asked>,
 ) -> Vec<Found> {
     let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
     let group = Arc::clone(&consumer.context().group);
-    let (backend, group) = (&shared.store.backend, &*group);
-    let backoff_max = shared.limits.backoff_max;
+    let (backend, group) = (&intake.store.backend, &*group);
+    let backoff_max = intake.limits.backoff_max;
     let places = places.as_slice();
     let ledger = for_ever(backoff_max, "read the ledger", move || backend.ledger(group, places)).await;
     // Blocking calls: not on the store's thread.

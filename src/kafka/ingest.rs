@@ -23,8 +23,7 @@ use super::for_ever::for_ever;
 use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
 use super::{Kafka, backlog, native, record, retention, settings};
-use crate::accept::{self, Patience};
-use crate::inbox::Shared;
+use crate::accept::{self, Intake, Patience};
 use crate::store::Backend;
 use crate::telemetry::events;
 use crate::types::{Error, Kind, Result};
@@ -53,13 +52,18 @@ pub(crate) struct Ingest {
 
 impl Ingest {
     /// Checks the settings and makes the consumer. Kafka need not be there.
-    pub(crate) fn prepare<B: Backend>(shared: &Arc<Shared<B>>, kafka: &Kafka) -> Result<Prepared<B>> {
+    pub(crate) fn prepare<B: Backend>(
+        intake: &Arc<Intake<B>>,
+        kafka: &Kafka,
+        window: Option<Duration>,
+    ) -> Result<Prepared<B>> {
         let config = settings::config(kafka)?;
         let (tell, told) = channel();
         let context = Context::new(kafka.group.as_str().into(), told);
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
         Ok(Prepared(Work {
-            shared: Arc::clone(shared),
+            intake: Arc::clone(intake),
+            window,
             consumer: Arc::new(consumer),
             config,
             tasks: JoinSet::new(),
@@ -116,7 +120,9 @@ impl Drop for Ingest {
 
 /// What the thread works with.
 struct Work<B: Backend> {
-    shared: Arc<Shared<B>>,
+    intake: Arc<Intake<B>>,
+    /// How long the inbox knows an identity at the least; none when it forgets nothing.
+    window: Option<Duration>,
     consumer: Arc<BaseConsumer<Context>>,
     config: ClientConfig,
     /// Batches and questions under way, on the store's thread. Aborted when the ingest has ended.
@@ -133,7 +139,7 @@ struct Work<B: Backend> {
 impl<B: Backend> Work<B> {
     /// Returns what it ended of, when nobody stopped it.
     fn run(mut self) -> Option<Error> {
-        let topics: Vec<&str> = self.shared.topics.keys().map(String::as_str).collect();
+        let topics: Vec<&str> = self.intake.rules.topics().collect();
         if let Err(error) = self.consumer.subscribe(&topics) {
             return Some(Error::configuration("cannot subscribe to the topics").with_source(error));
         }
@@ -159,18 +165,15 @@ impl<B: Backend> Work<B> {
 
     /// Warns where the inbox forgets sooner than Kafka does.
     fn look_at_retention(&mut self) {
-        let Some(retention) = &self.shared.retention else { return };
-        let topics = self.shared.topics.keys().cloned().collect();
-        let (config, group, window) = (self.config.clone(), self.group().to_owned(), retention.window());
-        let asking = retention::warn_if_shorter(config, group, topics, window);
-        self.tasks.spawn_on(asking, self.shared.store.backend.reactor());
+        let Some(window) = self.window else { return };
+        let topics = self.intake.rules.topics().map(str::to_owned).collect();
+        let asking = retention::warn_if_shorter(self.config.clone(), self.group().to_owned(), topics, window);
+        self.tasks.spawn_on(asking, self.intake.store.backend.reactor());
     }
 
     /// For people who look from outside.
     fn tell_intake(&self) {
-        if let Some(engine) = self.shared.engine() {
-            engine.set_intake(self.is_open);
-        }
+        self.intake.hand_over().inspect(|hand_over| hand_over.note_intake(self.is_open));
     }
 
     fn group(&self) -> &str {
@@ -215,46 +218,46 @@ impl<B: Backend> Work<B> {
         }
         let asked = context.desk().ask(Instant::now());
         if !asked.is_empty() {
-            let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
-            let finding = find(Arc::clone(&shared), Arc::clone(&self.consumer), asked);
+            let (intake, tell) = (Arc::clone(&self.intake), self.tell.clone());
+            let finding = find(Arc::clone(&intake), Arc::clone(&self.consumer), asked);
             let finding = async move { drop(tell.send(Told::Found(finding.await))) };
-            self.tasks.spawn_on(finding, shared.store.backend.reactor());
+            self.tasks.spawn_on(finding, intake.store.backend.reactor());
         }
     }
 
     /// Sets the lanes going that stand still. A lane goes on by itself as long as something waits for it.
     fn start_batches(&mut self) {
         for lane in 0..LANES {
-            let Some(first) = self.consumer.context().desk().next_batch(lane, &self.shared.limits) else { continue };
-            let (shared, context) = (Arc::clone(&self.shared), Arc::clone(self.consumer.context()));
+            let Some(first) = self.consumer.context().desk().next_batch(lane, &self.intake.limits) else { continue };
+            let (intake, context) = (Arc::clone(&self.intake), Arc::clone(self.consumer.context()));
             let tell = self.tell.clone();
             let writing = async move {
                 let mut next = Some(first);
                 while let Some(batch) = next.take() {
                     let Batch { rows, ledger } = batch;
                     let write =
-                        || accept::write(&shared, accept::Batch { rows: &rows, ledger: &ledger }, Patience::ForEver);
-                    let written = for_ever(shared.limits.backoff_max, "accept", write).await;
+                        || accept::write(&intake, accept::RowBatch { rows: &rows, ledger: &ledger }, Patience::ForEver);
+                    let written = for_ever(intake.limits.backoff_max, "accept", write).await;
                     // Before room is made for others. Not left to the thread that reads, which may be reading for a while.
                     drop(rows);
-                    next = context.written(lane, &written.ledger, &shared.limits);
+                    next = context.written(lane, &written.ledger, &intake.limits);
                     drop(tell.send(Told::Written));
                 }
             };
-            self.tasks.spawn_on(writing, self.shared.store.backend.reactor());
+            self.tasks.spawn_on(writing, self.intake.store.backend.reactor());
         }
     }
 
     /// Pauses and resumes partitions, as there is room for their records.
     fn open_or_close(&mut self) {
-        if self.is_open && self.consumer.context().desk().is_full(&self.shared.limits) {
+        if self.is_open && self.consumer.context().desk().is_full(&self.intake.limits) {
             // A batch that has ended has made room by taking the next one.
             self.consumer.context().hear(FULL_WAIT);
             self.start_batches();
         }
         let context = self.consumer.context();
-        let is_full = || context.desk().is_full(&self.shared.limits);
-        let has_room = if self.is_open { !is_full() } else { context.desk().has_room(&self.shared.limits) };
+        let is_full = || context.desk().is_full(&self.intake.limits);
+        let has_room = if self.is_open { !is_full() } else { context.desk().has_room(&self.intake.limits) };
         let is_open = has_room && !context.is_backlogged();
         if is_open != self.is_open {
             self.is_open = is_open;
@@ -293,7 +296,7 @@ impl<B: Backend> Work<B> {
         };
         // A blocking call: not on the store's thread.
         let calling = async { drop(tokio::task::spawn_blocking(calling).await) };
-        self.tasks.spawn_on(calling, self.shared.store.backend.reactor());
+        self.tasks.spawn_on(calling, self.intake.store.backend.reactor());
     }
 
     fn commit(&self, mode: CommitMode) {
@@ -315,7 +318,7 @@ impl<B: Backend> Work<B> {
         let mut count = 0;
         // Once for all of them: it only says from when on a position may be asked for anew.
         let now = Instant::now();
-        while count < self.shared.limits.accept_batch_rows * LANES {
+        while count < self.intake.limits.accept_batch_rows * LANES {
             match self.consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) if self.take_in(&message, now) => return Ok(count + 1),
@@ -339,10 +342,10 @@ impl<B: Backend> Work<B> {
         match expected {
             Expected::Yes => {
                 // Without the desk: a large record takes its time, and the lanes go on meanwhile.
-                let row = accept::row(&self.shared, record::read(message, self.shared.topic(place.0)));
+                let row = self.intake.row(record::read(message, self.intake.rules.shared_name(place.0)));
                 let mut desk = context.desk();
                 desk.take_in(place, message.offset(), row);
-                desk.is_full(&self.shared.limits)
+                desk.is_full(&self.intake.limits)
             }
             Expected::No => false,
             Expected::OutOfPlace => {
@@ -365,14 +368,14 @@ impl<B: Backend> Work<B> {
     }
 
     fn watch_backlog(&mut self) {
-        let limits = &self.shared.limits;
+        let limits = &self.intake.limits;
         if limits.backlog_rows_max.is_none() && limits.backlog_age_max.is_none() {
             return;
         }
-        let (shared, tell) = (Arc::clone(&self.shared), self.tell.clone());
+        let (intake, tell) = (Arc::clone(&self.intake), self.tell.clone());
         let watching = async move {
             loop {
-                if let Some(is_over) = backlog::is_over(&shared).await
+                if let Some(is_over) = backlog::is_over(&intake).await
                     && tell.send(Told::Backlog { is_over }).is_err()
                 {
                     return;
@@ -380,7 +383,7 @@ impl<B: Backend> Work<B> {
                 tokio::time::sleep(BACKLOG_EVERY).await;
             }
         };
-        self.tasks.spawn_on(watching, self.shared.store.backend.reactor());
+        self.tasks.spawn_on(watching, self.intake.store.backend.reactor());
     }
 
     /// What waits is left to the next owner; what is being written gets some time, and is committed.

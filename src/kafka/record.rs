@@ -9,7 +9,7 @@ use rdkafka::message::{BorrowedMessage, Message};
 use super::native;
 use crate::types::Record;
 
-/// `topic` is its name, shared.
+/// `topic` is its name, intake.
 pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Record {
     let mut record = Record::of(topic).position(message.partition(), message.offset());
     record.key = message.key().map(Bytes::copy_from_slice);

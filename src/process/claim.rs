@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use super::engine::{Engine, Start};
-use super::lane::Slot;
+use super::engine::Engine;
+use super::gate::{Purpose, Slot, Start, Starting};
 use super::solo;
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
 use crate::telemetry::events;
-use crate::types::{Backoff, Result, jittered};
+use crate::types::{Backoff, Error, Result, jittered};
 
 /// Claims sent at a time while there is a backlog: the server works on one while the other is being fsynced or read.
 const CLAIMS_MAX: usize = 2;
@@ -49,16 +49,24 @@ struct Part<B: Backend> {
     asks: Vec<Ask>,
 }
 
+/// What was claimed, with a slot each.
+struct Sorted<B: Backend> {
+    starts: Vec<Start<B>>,
+    /// These have to run alone.
+    suspects: Vec<Claimed>,
+    trouble: Option<Error>,
+}
+
 /// What a round of claiming led to.
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) claimed: usize,
-    next: Next,
+    next: NextRound,
 }
 
 /// When another round makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum NextRound {
     /// There may be more, or not everything was looked at.
     AtOnce,
     /// Some handler had no slot to ask with: when it has, there may be more.
@@ -121,41 +129,39 @@ impl<B: Backend> Claimer<B> {
 
     /// Claims once for all free slots and starts what came back.
     pub(super) async fn round(&mut self) -> Result<Round> {
-        // When the settler cannot keep up, claiming more would only make the pile of unsettled work higher.
-        if self.engine.in_flight.unsettled() >= self.engine.limits.settle_queue_rows {
-            return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
-        }
+        let starting = self.engine.begin(Purpose::Claim).await;
         let is_sweep = self.sweep_at.is_none_or(|at| Instant::now() >= at);
-        let first = self.part(is_sweep, 1);
+        let first = self.part(&starting, is_sweep, 1);
         if first.room.is_empty() {
-            return Ok(Round { claimed: 0, next: Next::WhenSlotsAreFree });
+            return Ok(Round { claimed: 0, next: NextRound::WhenSlotsAreFree });
         }
         let mut parts = vec![first];
         while self.is_backlog && parts.len() < CLAIMS_MAX {
-            let part = self.part(is_sweep, self.engine.limits.claim_batch_rows);
+            let part = self.part(&starting, is_sweep, self.engine.limits.claim_batch_rows);
             if part.room.is_empty() {
                 break;
             }
             parts.push(part);
         }
-        self.claim(parts, is_sweep).await
+        self.claim(starting, parts, is_sweep).await
     }
 
     /// Slots of every lane that has at least so many free, and what to ask for with them.
-    fn part(&mut self, is_sweep: bool, slots_min: usize) -> Part<B> {
+    fn part(&mut self, starting: &Starting<B>, is_sweep: bool, slots_min: usize) -> Part<B> {
         let claim_rows = self.engine.limits.claim_batch_rows;
-        let lanes = self.engine.lanes.iter().filter(|lane| lane.free_slots() >= slots_min);
-        let room: Vec<_> = lanes.filter_map(|lane| lane.take_free_slots(claim_rows)).collect();
+        // Another lane first each time: the first one has the first choice of the connections.
+        let (later, first) = self.engine.lanes.split_at(self.round % self.engine.lanes.len());
+        let lanes = first.iter().chain(later).filter(|lane| lane.slots.free() >= slots_min);
+        let room: Vec<_> = lanes.filter_map(|lane| starting.slots(lane, claim_rows).ok()).collect();
         let asks = room.iter().flat_map(|slots| self.asks(slots, is_sweep)).collect();
         // Only for what is asked: counting on without a claim would leave out the same id again and again.
         self.round = self.round.wrapping_add(usize::from(!room.is_empty()));
         Part { room, asks }
     }
 
-    async fn claim(&mut self, parts: Vec<Part<B>>, is_sweep: bool) -> Result<Round> {
+    async fn claim(&mut self, starting: Starting<B>, parts: Vec<Part<B>>, is_sweep: bool) -> Result<Round> {
         let scope = self.scope();
         let engine = Arc::clone(&self.engine);
-        let gate = engine.starting.read().await;
         let statements = parts.iter().map(async |part| {
             let request = engine.claim_request(&part.asks, scope);
             engine.store.backend.claim(&request).await
@@ -164,7 +170,8 @@ impl<B: Backend> Claimer<B> {
         // How much less was found than asked for, by handler id.
         let mut missing: HashMap<i16, i32> = HashMap::new();
         let lanes_asked = parts.first().map_or(0, |part| part.room.len());
-        let (mut claimed, mut suspects, mut trouble) = (0, Vec::new(), None);
+        let mut lease_starts = Instant::now();
+        let (mut claimed, mut starts, mut suspects, mut trouble) = (0, Vec::new(), Vec::new(), None);
         for (part, answer) in parts.into_iter().zip(answers) {
             for ask in &part.asks {
                 *missing.entry(ask.handler_id).or_default() += ask.limit;
@@ -177,16 +184,19 @@ impl<B: Backend> Claimer<B> {
                     }
                     for delivery in &deliveries {
                         *missing.entry(delivery.claim.handler_id).or_default() -= 1;
-                        let floor = self.floors.entry(delivery.claim.handler_id).or_insert(delivery.due_at);
-                        *floor = delivery.due_at.max(*floor);
                     }
+                    self.raise_floors(&deliveries);
                     claimed += deliveries.len();
-                    suspects.append(&mut self.start(part.room, deliveries, sent_at));
+                    lease_starts = lease_starts.min(sent_at);
+                    let mut sorted = self.sort(part.room, deliveries);
+                    starts.append(&mut sorted.starts);
+                    suspects.append(&mut sorted.suspects);
+                    trouble = sorted.trouble.or(trouble);
                 }
                 Err(error) => trouble = Some(error),
             }
         }
-        drop(gate);
+        starting.start(starts, lease_starts);
         self.is_backlog = missing.values().any(|missing| *missing <= 0);
         if !suspects.is_empty() {
             solo::take_turns(self, suspects).await?;
@@ -194,39 +204,50 @@ impl<B: Backend> Claimer<B> {
         if let Some(error) = trouble {
             return Err(error);
         }
-        let next = match self.is_backlog {
-            true => Next::AtOnce,
+        Ok(Round { claimed, next: self.next(is_sweep, lanes_asked) })
+    }
+
+    /// When another round makes sense.
+    fn next(&mut self, is_sweep: bool, lanes_asked: usize) -> NextRound {
+        match self.is_backlog {
+            true => NextRound::AtOnce,
             // What was committed late, or is due again, may stand below the floor.
             false if !is_sweep => {
                 self.sweep_at = None;
-                Next::AtOnce
+                NextRound::AtOnce
             }
-            false if lanes_asked < engine.lanes.len() => Next::WhenSlotsAreFree,
-            false => Next::WhenWoken,
-        };
-        Ok(Round { claimed, next })
+            false if lanes_asked < self.engine.lanes.len() => NextRound::WhenSlotsAreFree,
+            false => NextRound::WhenWoken,
+        }
     }
 
-    /// Starts what was claimed; returns what has to run alone.
-    fn start(&self, mut room: Vec<Slot<B>>, claimed: Vec<Claimed>, lease_starts: Instant) -> Vec<Claimed> {
-        let mut suspects = Vec::new();
-        let mut starts = Vec::with_capacity(claimed.len());
+    fn raise_floors(&mut self, claimed: &[Claimed]) {
+        for delivery in claimed {
+            let floor = self.floors.entry(delivery.claim.handler_id).or_insert(delivery.due_at);
+            *floor = delivery.due_at.max(*floor);
+        }
+    }
+
+    /// Gives each delivery its slot, and sets apart what has to run alone.
+    fn sort(&self, mut room: Vec<Slot<B>>, claimed: Vec<Claimed>) -> Sorted<B> {
+        let mut sorted = Sorted { starts: Vec::with_capacity(claimed.len()), suspects: Vec::new(), trouble: None };
         for delivery in claimed {
             let handler_id = delivery.claim.handler_id;
-            let found = room.iter_mut().find(|slots| slots.lane.ids.all.contains(&handler_id));
-            // Only what was asked for comes back, so there is a lane, and a slot of it.
-            let Some(slots) = found else { continue };
-            self.engine.tell_claimed(&delivery);
-            if delivery.crashes >= self.engine.limits.solo_from() {
-                suspects.push(delivery);
+            let slots = room.iter_mut().find(|slots| slots.lane.ids.all.contains(&handler_id));
+            let Some(slot) = slots.and_then(Slot::split_off) else {
+                // Its claim runs out by itself.
+                let claim = delivery.claim;
+                sorted.trouble =
+                    Some(Error::bug(format!("{claim:?} was claimed and has no slot: more than was asked for")));
                 continue;
-            }
-            if let Some(slot) = slots.split_off() {
-                starts.push(Start { claimed: delivery, slot });
+            };
+            self.engine.tell_claimed(&delivery);
+            match delivery.crashes >= self.engine.limits.solo_from() {
+                true => sorted.suspects.push(delivery),
+                false => sorted.starts.push(Start { claimed: delivery, slot }),
             }
         }
-        self.engine.start(starts, lease_starts);
-        suspects
+        sorted
     }
 
     /// How many deliveries of each of the lane's ids to ask for: the free slots, shared out, beginning with another id each round.
@@ -261,18 +282,20 @@ impl<B: Backend> Claimer<B> {
     /// Waits until another round makes sense.
     async fn pause(&self, round: &Round) {
         let engine = &self.engine;
-        let has_slots = engine.lanes.iter().any(|lane| lane.free_slots() > 0);
-        if !(round.next == Next::AtOnce && has_slots) {
+        let has_slots = engine.lanes.iter().any(|lane| lane.slots.free() > 0);
+        if !(round.next == NextRound::AtOnce && has_slots) {
             tokio::select! {
                 () = engine.wake.notified() => {}
-                () = engine.freed.notified(), if round.next != Next::WhenWoken => {}
+                () = engine.freed.notified(), if round.next != NextRound::WhenWoken => {}
+                // Perhaps by another inbox on the same store.
+                () = engine.store.permits.returned.notified(), if round.next != NextRound::WhenWoken => {}
                 () = tokio::time::sleep(jittered(engine.limits.poll)) => return,
                 () = engine.stopping() => return,
             }
         }
         // Let slots come together while handlers are returning one by one.
         let collected_by = tokio::time::Instant::now() + COLLECT;
-        while !engine.lanes.iter().any(|lane| lane.free_slots() * 4 >= lane.concurrency) {
+        while !engine.lanes.iter().any(|lane| lane.slots.free() * 4 >= lane.concurrency) {
             tokio::select! {
                 () = engine.freed.notified() => {}
                 () = tokio::time::sleep_until(collected_by) => return,

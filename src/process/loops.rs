@@ -4,9 +4,12 @@
 //! bounded: a database that is away does not keep a process from exiting, the claims it could not give back run out by themselves.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
@@ -18,17 +21,18 @@ use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
 use super::settle::settle_loop;
 use super::upkeep::{alive_for, handler_ids, note_paused, upkeep_loop};
+use crate::accept::HandOver;
 use crate::operate::Retention;
 use crate::store::seam::Enrolment;
 use crate::store::{Backend, Store};
-use crate::types::{Error, Kind, Limits, Result};
+use crate::types::{Error, Kind, Limits, Result, panic_text};
 
 /// How long outcomes may take to be written after the handlers have ended, beyond the grace.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Who decides when work is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum ClaimMode {
     /// The claim loop, all the time.
     InBackground,
     /// The caller, by [`Loops::rounds`].
@@ -44,7 +48,7 @@ pub(crate) enum Extent {
 
 /// An engine at work.
 pub(crate) struct Loops<B: Backend> {
-    pub(crate) engine: Arc<Engine<B>>,
+    engine: Arc<Engine<B>>,
     /// The loops that end when no more work is wanted: joined before what they brought in is given back.
     bringing_in: JoinSet<()>,
     /// The loops that go on until everything is settled.
@@ -56,7 +60,7 @@ impl<B: Backend> Loops<B> {
         store: Store<B>,
         limits: Limits,
         lanes: Arc<[Arc<Lane<B>>]>,
-        work: Work,
+        mode: ClaimMode,
         retention: Option<Retention>,
     ) -> Result<Self> {
         let name: Arc<str> = processor_name().into();
@@ -66,28 +70,75 @@ impl<B: Backend> Loops<B> {
         // Before anything can be handed over.
         note_paused(&lanes, &paused);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor));
-        let (mut bringing_in, mut settling) = (JoinSet::new(), JoinSet::new());
-        let reactor = engine.store.backend.reactor().clone();
-        settling.spawn_on(settle_loop(Arc::clone(&engine)), &reactor);
-        settling.spawn_on(renew_loop(Arc::clone(&engine)), &reactor);
-        settling.spawn_on(watch_loop(Arc::clone(&engine)), &reactor);
-        bringing_in.spawn_on(upkeep_loop(Arc::clone(&engine), name), &reactor);
-        match work {
-            Work::InBackground => {
-                bringing_in.spawn_on(claim_loop(Arc::clone(&engine)), &reactor);
+        let mut loops = Self { engine, bringing_in: JoinSet::new(), settling: JoinSet::new() };
+        let engine = &loops.engine;
+        for (name, settling) in [
+            ("settle", settle_loop(Arc::clone(engine)).boxed()),
+            ("renew", renew_loop(Arc::clone(engine)).boxed()),
+            ("watch", watch_loop(Arc::clone(engine)).boxed()),
+        ] {
+            let reactor = engine.store.backend.reactor();
+            loops.settling.spawn_on(supervised(Arc::clone(engine), name, Phase::Closed, settling), reactor);
+        }
+        loops.bring_in("upkeep", |engine| upkeep_loop(engine, name));
+        match mode {
+            ClaimMode::InBackground => {
+                loops.bring_in("claim", claim_loop);
                 if let Some(retention) = retention {
-                    bringing_in.spawn_on(retain_loop(Arc::clone(&engine), retention), &reactor);
+                    loops.bring_in("retention", |engine| retain_loop(engine, retention));
                 }
             }
-            Work::OnDemand => {}
+            ClaimMode::OnDemand => {}
         }
-        Ok(Self { engine, bringing_in, settling })
+        Ok(loops)
     }
 
-    /// Has something else done by the engine's side, until no more work is wanted. It ends by itself then.
-    pub(crate) fn bring_in(&mut self, work: impl Future<Output = ()> + Send + 'static) {
-        let reactor = self.engine.store.backend.reactor().clone();
-        self.bringing_in.spawn_on(work, &reactor);
+    fn bring_in<L>(&mut self, name: &'static str, work: impl FnOnce(Arc<Engine<B>>) -> L)
+    where
+        L: Future<Output = ()> + Send + 'static,
+    {
+        let work = supervised(Arc::clone(&self.engine), name, Phase::Stopping, work(Arc::clone(&self.engine)));
+        self.bringing_in.spawn_on(work, self.engine.store.backend.reactor());
+    }
+
+    /// Spawns a loop that stops together with the claim loop: it is given a future to end by.
+    pub(crate) fn spawn_beside<L>(&mut self, name: &'static str, work: impl FnOnce(BoxFuture<'static, ()>) -> L)
+    where
+        L: Future<Output = ()> + Send + 'static,
+    {
+        self.bring_in(name, |engine| work(async move { engine.stopping().await }.boxed()));
+    }
+
+    /// Where accept hands deliveries over to.
+    pub(crate) fn hand_over(&self) -> Arc<dyn HandOver> {
+        Arc::clone(&self.engine) as _
+    }
+
+    /// Stops what runs when the answer is dropped.
+    pub(crate) fn stop_on_drop(&self) -> StopOnDrop<B> {
+        StopOnDrop(Arc::clone(&self.engine))
+    }
+
+    /// As if the process were gone: nothing new is started, what runs is dropped, and nothing of it is written.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn abandon_all(&self) {
+        self.engine.abandon_all();
+    }
+
+    /// Nothing new is claimed or handed over from here on.
+    pub(crate) fn stop_bringing_in(&self) {
+        self.engine.stop_bringing_in();
+    }
+
+    /// Waits until batches that were already being accepted have brought in their last deliveries, at most for `wait_max`.
+    pub(crate) async fn brought_in(&self, wait_max: Duration) {
+        drop(tokio::time::timeout(wait_max, self.engine.nothing_starting()).await);
+    }
+
+    /// Waits until a loop of this engine has ended that must not, and tells which. Stays pending while all is well.
+    pub(crate) fn failure(&self) -> impl Future<Output = Error> + Send + use<B> {
+        let engine = Arc::clone(&self.engine);
+        async move { engine.failure().await }
     }
 
     /// Claims for all slots, runs what came back and waits until it is settled; once, or until nothing is due. Returns how many
@@ -160,6 +211,29 @@ impl<B: Backend> Drop for Loops<B> {
         };
         // The engine holds the store and the store its reactor, so this runs.
         drop(self.engine.store.backend.reactor().spawn(ending.end(Duration::ZERO)));
+    }
+}
+
+/// Runs a loop that may end only when the engine has reached `until`. Any other end is a failure of the engine.
+async fn supervised<B: Backend>(
+    engine: Arc<Engine<B>>,
+    name: &'static str,
+    until: Phase,
+    work: impl Future<Output = ()> + Send,
+) {
+    match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(()) if engine.phase() >= until || engine.has_failed() => {}
+        Ok(()) => engine.fail(name, "it returned"),
+        Err(panic) => engine.fail(name, &format!("it panicked: {}", panic_text(panic))),
+    }
+}
+
+/// Stops what a caller asked for when it goes away before the end.
+pub(crate) struct StopOnDrop<B: Backend>(Arc<Engine<B>>);
+
+impl<B: Backend> Drop for StopOnDrop<B> {
+    fn drop(&mut self) {
+        self.0.stop_now();
     }
 }
 

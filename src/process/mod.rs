@@ -1,15 +1,18 @@
 //! Processing: claim what is due, run each handler on its own, settle the outcome.
 //!
-//! One file a verb; `engine.rs` holds what they share, `loops.rs` starts and ends them. The loops live on the store's thread and
+//! One file a verb; `engine.rs` holds what they share, `gate.rs` is where every run begins, `loops.rs` starts and ends the loops. The loops live on the store's thread and
 //! never end because of the database; handlers run on the user's runtime and can neither stop a loop nor each other.
 
 mod claim;
 mod decide;
 mod engine;
+mod gate;
+mod hand_over;
 mod in_flight;
 mod lane;
 mod leash;
 mod loops;
+mod observe;
 mod outcomes;
 mod renew;
 mod retain;
@@ -19,6 +22,5 @@ mod solo;
 mod transact;
 mod upkeep;
 
-pub(crate) use engine::{Engine, Start};
-pub(crate) use lane::{Lane, Redact, Slot};
-pub(crate) use loops::{Extent, Loops, Work};
+pub(crate) use lane::{Lane, Redact};
+pub(crate) use loops::{ClaimMode, Extent, Loops};

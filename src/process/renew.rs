@@ -22,6 +22,8 @@ pub(super) async fn renew_loop<B: Backend>(engine: Arc<Engine<B>>) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(jittered(pause)) => {}
+            // Outcomes may not be written any more: what is held has to become free for others.
+            _ = engine.failure() => return,
             () = engine.reached(Phase::Closed) => return,
         }
         // After a failure there is not much time left; try again soon.

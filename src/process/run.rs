@@ -3,7 +3,6 @@
 //! A panic, a timeout or a stop from outside ends the run like any other answer; nothing a handler does ends the task without one.
 //! The slot is free as soon as the handler has returned; the claim is held until the outcome is written.
 
-use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -13,14 +12,15 @@ use futures_util::FutureExt;
 
 use super::decide::{Answer, Circumstances, StopReason, decide};
 use super::engine::Engine;
-use super::lane::{Lane, Slot};
+use super::gate::Slot;
+use super::lane::Lane;
 use super::leash::Leash;
 use super::transact::{self, TxEnd};
-use crate::handler::{Body, Failure, HandlerKey};
+use crate::handler::{Body, Failure};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
-use crate::telemetry::{counts, counts::Clock, events};
-use crate::types::{Outcome, PoisonReason};
+use crate::telemetry::events;
+use crate::types::{Outcome, PoisonReason, panic_text};
 
 /// A delivery about to run. A value, not yet a future: it is moved a few times before it is one.
 pub(super) struct Run<B: Backend> {
@@ -74,7 +74,7 @@ async fn outcome<B: Backend>(
     };
     let attempt = claimed.claim.attempt.unsigned_abs();
     let answer = match &lane.body {
-        Body::Plain(handler) => watch(&lane.key, handler.run(message, attempt), lane.timeout, leash).await,
+        Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, leash).await,
         Body::Transactional(handler) => {
             let handler = Arc::clone(handler);
             // Boxed, so that its size is not that of every other run as well.
@@ -106,7 +106,6 @@ async fn outcome<B: Backend>(
 
 /// Waits for the handler, its timeout or a word from outside, whichever is first.
 pub(super) async fn watch(
-    key: &HandlerKey,
     handler: impl Future<Output = Result<(), Failure>> + Unpin,
     timeout: Option<Duration>,
     leash: &Leash,
@@ -118,7 +117,6 @@ pub(super) async fn watch(
         }
     };
     let mut handler = AssertUnwindSafe(handler).catch_unwind();
-    let clock = Clock::start();
     let answer = tokio::select! {
         // In this order: an answer that is there counts, even if time is up as well.
         biased;
@@ -129,22 +127,11 @@ pub(super) async fn watch(
         reason = leash.pulled() => Answer::Stopped(reason),
         () = late => Answer::TimedOut(timeout.unwrap_or_default()),
     };
-    counts::took(key.as_str(), clock);
     // Dropping what is left of the handler runs its code too; the answer stands.
     if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(handler))) {
         panic_text(panic);
     }
     answer
-}
-
-fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    let text = match panic.downcast_ref::<&str>() {
-        Some(text) => (*text).to_owned(),
-        None => panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "(no message)".to_owned()),
-    };
-    // A panic payload may panic again when it is dropped; one such is enough.
-    let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(panic)));
-    text
 }
 
 /// Takes the claim off the list unless its outcome went to the settler, who then does it. A run that ends without an answer has lost the
@@ -170,7 +157,7 @@ impl<B: Backend> Held<B> {
 impl<B: Backend> Drop for Held<B> {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.engine.stop_bringing_in();
+            self.engine.fail("run", "the runtime that handlers run on has ended");
         }
         if !self.is_passed_on {
             self.engine.in_flight.remove(self.claim);

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::claim::Claimer;
-use super::engine::{Engine, Start};
-use super::lane::Slot;
+use super::engine::Engine;
+use super::gate::{Purpose, Start};
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Settlement};
 use crate::telemetry::events;
@@ -32,9 +32,9 @@ pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: V
     let given_back: Vec<Settlement> =
         waiting.iter().map(|delivery| Settlement { claim: delivery.claim, outcome: Outcome::Released }).collect();
     settle(&engine, &waiting, &given_back).await?;
-    engine.set_solo(true);
+    let closed = engine.close_for_others();
     let turns = turns(&engine, &handler_ids).await;
-    engine.set_solo(false);
+    drop(closed);
     claimer.spare_suspects_for(started_at.elapsed());
     turns
 }
@@ -51,25 +51,22 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Resu
         if !engine.is_running() || Instant::now() >= until {
             break;
         }
-        if let Some(lane) = engine.lane_of(handler_id)
-            && let Some(slot) = lane.take_slot()
-        {
-            turn(engine, handler_id, slot).await?;
-        }
+        turn(engine, handler_id).await?;
     }
     Ok(())
 }
 
 /// Claims the oldest delivery of the handler, which is a suspect as long as there is one, and waits until it has ended.
-async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, slot: Slot<B>) -> Result<()> {
+async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16) -> Result<()> {
+    let starting = engine.begin(Purpose::Solo).await;
+    let lane = engine.lane_of(handler_id)?;
+    let Ok(slot) = starting.slots(lane, 1) else { return Ok(()) };
     let asks = [Ask { handler_id, limit: 1, floor: None }];
-    let gate = engine.starting.read().await;
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.tell_claimed(claimed));
     let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = claimed.claim;
-    engine.start(vec![Start { claimed, slot }], claims.sent_at);
-    drop(gate);
+    starting.start(vec![Start { claimed, slot }], claims.sent_at);
     tokio::select! {
         () = engine.in_flight.gone(claim) => {}
         // It has had its time alone; the others go on beside it.

@@ -34,21 +34,15 @@ pub(super) async fn run<B: Backend>(
     message: Arc<StoredMessage>,
     leash: Arc<Leash>,
 ) -> TxEnd {
-    let _permit = tokio::select! {
-        // In this order: what was stopped while it waited does not begin.
-        biased;
-        reason = leash.pulled() => return TxEnd::Answer(Answer::Stopped(reason)),
-        permit = engine.transactions.acquire() => permit,
-    };
     let (answer, answered) = oneshot::channel();
-    let (key, timeout, stored) = (lane.key.clone(), lane.timeout, Arc::clone(&message));
+    let (timeout, stored) = (lane.timeout, Arc::clone(&message));
     let work: TxWork<B::Connection> = Box::new(move |conn| {
         async move {
             if let Some(reason) = leash.reason() {
                 let _ = answer.send(Answer::Stopped(reason));
                 return WorkEnd::RollBack;
             }
-            let handled = watch(&key, handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, &leash).await;
+            let handled = watch(handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, &leash).await;
             let end = match &handled {
                 Answer::Finished(Ok(())) => WorkEnd::Commit,
                 Answer::Finished(Err(_)) => WorkEnd::RollBack,

@@ -9,6 +9,7 @@ mod errors;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod identity_hash;
 pub(crate) mod operating;
+pub(crate) mod permits;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub(crate) mod purging;
@@ -31,6 +32,7 @@ pub use postgres::{Postgres, PostgresOptions};
 pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 
 use crate::types::{Error, Result};
+use permits::Permits;
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
 pub trait Backend: seam::Seam + operating::Operating + purging::Purging {}
@@ -38,9 +40,15 @@ pub trait Backend: seam::Seam + operating::Operating + purging::Purging {}
 /// A connected store. Cheap to clone; clones share the connections.
 pub struct Store<B: Backend> {
     pub(crate) backend: Arc<B>,
+    /// For the connections that transactional handlers hold.
+    pub(crate) permits: Arc<Permits>,
 }
 
 impl<B: Backend> Store<B> {
+    fn new(backend: B) -> Self {
+        Self { permits: Permits::new(backend.transactions_max()), backend: Arc::new(backend) }
+    }
+
     /// Brings the schema to what this build knows. Safe to call from many processes at once; does nothing when there is
     /// nothing to do.
     ///
@@ -56,7 +64,7 @@ impl<B: Backend> Store<B> {
 
 impl<B: Backend> Clone for Store<B> {
     fn clone(&self) -> Self {
-        Self { backend: Arc::clone(&self.backend) }
+        Self { backend: Arc::clone(&self.backend), permits: Arc::clone(&self.permits) }
     }
 }
 

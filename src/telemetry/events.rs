@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, info_span, warn};
 
 use super::counts::{self, Count};
 use crate::types::{Error, Outcome, PoisonReason, Purged, StoredMessage, sanitize};
@@ -311,7 +311,24 @@ pub(crate) fn purged(purged: &Purged) {
     }
 }
 
+/// The span of one run of a handler.
+pub(crate) fn run_span(message_id: &str, handler: &str, attempt: u32) -> tracing::Span {
+    info_span!(target: "wharf::process", "run", message_id = %Shown(message_id), handler, attempt)
+}
+
 // our own trouble
+
+/// A loop or task of the engine has ended that must not.
+pub(crate) fn engine_failed(what: &'static str, why: &str) {
+    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", what)) }, "engine", 1);
+    error!(target: "wharf::process", what, why = %Shown(why), "engine failed");
+}
+
+/// A batch was being accepted and its task panicked: its callers have an error, the records were stored or not.
+pub(crate) fn accept_failed(why: &str) {
+    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", "accept")) }, "engine", 1);
+    error!(target: "wharf::accept", why = %Shown(why), "accept failed");
+}
 
 pub(crate) fn store_trouble(doing: &'static str, error: &Error) {
     counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "store", 1);

@@ -1,16 +1,14 @@
 //! Lets the process "die" at a chosen point of a delivery.
 //!
-//! The handler is wrapped: at the point it strikes the switch and never returns. Whoever drains sees the strike and abandons every claim as a
+//! A layer around the handler: at the point it strikes the switch and never returns. Whoever drains sees the strike and abandons every claim as a
 //! killed process would: nothing is settled, nothing given back.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
-use crate::handler::{Body, ErasedHandler, ErasedTxHandler, Failure};
-use crate::types::StoredMessage;
+use crate::handler::{Failure, Next};
 
 /// Where in a delivery the process dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +41,15 @@ impl CrashSwitch {
         self.0.struck.notified().await;
     }
 
-    pub(super) fn guard<C: Send + 'static>(&self, body: Body<C>) -> Body<C> {
-        match body {
-            Body::Plain(inner) => Body::Plain(Arc::new(Guarded { inner, switch: self.clone() })),
-            Body::Transactional(inner) => Body::Transactional(Arc::new(Guarded { inner, switch: self.clone() })),
-        }
+    /// A layer that crashes at the point.
+    pub(super) fn layer<'a>(&self, next: Next<'a>) -> BoxFuture<'a, Result<(), Failure>> {
+        let switch = self.clone();
+        Box::pin(async move {
+            switch.pass(CrashPoint::BeforeHandler).await;
+            let answer = next.run().await;
+            switch.pass(CrashPoint::AfterHandler).await;
+            answer
+        })
     }
 
     /// Dies here, if this is where. Once.
@@ -61,39 +63,5 @@ impl CrashSwitch {
 
     fn armed(&self) -> std::sync::MutexGuard<'_, Option<CrashPoint>> {
         self.0.armed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct Guarded<H: ?Sized> {
-    switch: CrashSwitch,
-    inner: Arc<H>,
-}
-
-impl ErasedHandler for Guarded<dyn ErasedHandler> {
-    fn run(&self, message: Arc<StoredMessage>, attempt: u32) -> BoxFuture<'_, Result<(), Failure>> {
-        async move {
-            self.switch.pass(CrashPoint::BeforeHandler).await;
-            let answer = self.inner.run(message, attempt).await;
-            self.switch.pass(CrashPoint::AfterHandler).await;
-            answer
-        }
-        .boxed()
-    }
-}
-
-impl<C: Send + 'static> ErasedTxHandler<C> for Guarded<dyn ErasedTxHandler<C>> {
-    fn run<'c>(
-        &'c self,
-        message: Arc<StoredMessage>,
-        attempt: u32,
-        conn: &'c mut C,
-    ) -> BoxFuture<'c, Result<(), Failure>> {
-        async move {
-            self.switch.pass(CrashPoint::BeforeHandler).await;
-            let answer = self.inner.run(message, attempt, conn).await;
-            self.switch.pass(CrashPoint::AfterHandler).await;
-            answer
-        }
-        .boxed()
     }
 }

@@ -42,7 +42,7 @@ use crate::accept::Receipt;
 use crate::handler::{HandlerKey, Registration};
 use crate::inbox::{Inbox, InboxBuilder};
 use crate::store::{Sqlite, Store};
-use crate::types::{Record, Result};
+use crate::types::{Error, Record, Result};
 
 /// An inbox in memory that does nothing by itself.
 #[derive(Debug)]
@@ -62,7 +62,8 @@ impl TestInbox {
         let store = Store::<Sqlite>::in_memory().await?;
         store.migrate().await?;
         let switch = CrashSwitch::default();
-        let builder = configure(Inbox::builder(store.clone())).wrap_handlers(|body| switch.guard(body));
+        let crash = switch.clone();
+        let builder = configure(Inbox::builder(store.clone())).layer(move |_, next| crash.layer(next));
         let lease = builder.get_limits().lease;
         Ok(Self { inbox: builder.build()?, store, lease, switch })
     }
@@ -177,7 +178,7 @@ where
         let after_death = effect().await;
         inbox.advance_past_lease().await?;
         let ran = inbox.drain().await?;
-        Ok::<_, crate::Error>((inbox, after_death, ran))
+        Ok::<_, Error>((inbox, after_death, ran))
     };
     let (inbox, after_death, ran) = match proven.await {
         Ok(proven) => proven,

@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     Data,
     /// The inbox is stopping or has stopped.
     Stopped,
+    /// Something that must hold does not: a mistake in Wharf itself.
+    Bug,
 }
 
 impl Error {
@@ -46,6 +48,11 @@ impl Error {
 
     pub(crate) fn stopped(context: impl Into<String>) -> Self {
         Self::new(Kind::Stopped, context)
+    }
+
+    /// Something that must hold does not. `context` names it.
+    pub(crate) fn bug(context: impl Into<String>) -> Self {
+        Self::new(Kind::Bug, context)
     }
 
     pub(crate) fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -85,6 +92,11 @@ impl Error {
     /// True when the inbox was stopping or had stopped.
     pub fn is_stopped(&self) -> bool {
         self.kind == Kind::Stopped
+    }
+
+    /// True when Wharf itself is wrong: something that must always hold did not. Please report it.
+    pub fn is_bug(&self) -> bool {
+        self.kind == Kind::Bug
     }
 }
 

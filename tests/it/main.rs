@@ -9,6 +9,7 @@ mod clock;
 mod commit_in_doubt;
 mod concurrent_accept;
 mod conformance;
+mod connection_shares;
 mod connections;
 mod counts;
 mod crash;

@@ -1,5 +1,6 @@
 //! The tree's own rules, checked on its files: what a review would have to say again and again is said here once.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -105,6 +106,56 @@ fn no_function_is_longer_than_a_screen() {
         }
     }
     assert!(long.is_empty(), "{long:?}");
+}
+
+/// The folders of `src` and what each may import, from ARCHITECTURE.md: a line each, `folder -> folder, folder`.
+fn allowed_edges() -> Vec<(String, BTreeSet<String>)> {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).unwrap();
+    let section = page.split("\n## Folders import one way\n").nth(1).expect("the section on folders");
+    let block = section.split("```").nth(1).expect("a block with the edges");
+    let lines = block.lines().skip(1).filter(|line| !line.trim().is_empty());
+    let names =
+        |text: &str| text.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    lines
+        .map(|line| {
+            let (folder, below) = line.split_once("->").unwrap_or((line, ""));
+            (folder.trim().to_owned(), names(below))
+        })
+        .collect()
+}
+
+/// What a file imports of the crate: the names that follow `crate::`.
+fn imports(source: &Source) -> BTreeSet<String> {
+    let code: String = source.code().lines().map(|line| format!("{}\n", without_comment(line))).collect();
+    let name = |rest: &str| rest.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+    code.split("crate::").skip(1).map(name).collect()
+}
+
+#[test]
+fn folders_import_only_what_the_architecture_allows() {
+    let allowed = allowed_edges();
+    let folder_of = |path: &str| path["src/".len()..].split('/').next().unwrap().trim_end_matches(".rs").to_owned();
+    let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in sources(&["src"]) {
+        let folder = folder_of(&source.path);
+        if folder == "lib" || folder == "bin" {
+            continue;
+        }
+        let mut imported = imports(&source);
+        imported.remove(&folder);
+        imported.remove("VERSION");
+        used.entry(folder).or_default().append(&mut imported);
+    }
+    let listed: BTreeMap<String, BTreeSet<String>> = allowed.iter().cloned().collect();
+    assert_eq!(used, listed, "left: what the code imports; right: what ARCHITECTURE.md lists");
+    let mut above = BTreeSet::new();
+    for (folder, below) in &allowed {
+        assert!(
+            below.is_subset(&above),
+            "{folder} imports a folder that is listed after it: that is how a cycle begins"
+        );
+        above.insert(folder.clone());
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use deadpool::Runtime;
-use deadpool::managed::QueueMode;
+use deadpool::managed::{PoolError, QueueMode, TimeoutType};
 use diesel::{ConnectionError, ConnectionResult};
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod};
@@ -33,7 +33,7 @@ pub struct PostgresOptions {
     /// Connections in the pool. Default: 10. One is enough to work; transactional handlers hold one each while they run, and two
     /// are kept free of them where there are three or more. One more connection is opened for renewing claims.
     pub pool_size: usize,
-    /// How long to wait for a new connection. Default: 10 s.
+    /// How long to wait for a connection, be it a new one or one of the pool that is in use. Default: 10 s.
     pub connect_timeout: Duration,
     /// How long any statement may run, transactional handlers' included; through a pooler, set it on the role instead.
     /// Default: 60 s.
@@ -138,6 +138,7 @@ impl Connector {
             .runtime(Runtime::Tokio1)
             // The one that was used last: its server process has everything at hand.
             .queue_mode(QueueMode::Lifo)
+            .wait_timeout(Some(self.open_timeout))
             .build()
             .map_err(|error| Error::configuration("cannot make the connection pool").with_source(error))
     }
@@ -145,8 +146,17 @@ impl Connector {
 
 /// Takes a connection out of the pool.
 pub(super) async fn get(pool: &Pool<AsyncPgConnection>, target: &str) -> Result<Object<AsyncPgConnection>> {
-    let cannot = |error| Error::new(Kind::Connection, format!("cannot connect to {target}")).with_source(cause(&error));
-    pool.get().await.map_err(cannot)
+    pool.get().await.map_err(|error| match error {
+        PoolError::Timeout(TimeoutType::Wait) => {
+            let size = pool.status().max_size;
+            let context = format!(
+                "no connection to {target} became free in time: all {size} are in use, one by each transactional handler that runs; \
+                 raise pool_size"
+            );
+            Error::new(Kind::Connection, context)
+        }
+        error => Error::new(Kind::Connection, format!("cannot connect to {target}")).with_source(cause(&error)),
+    })
 }
 
 /// What is at the bottom of it: the pool and the drivers each repeat what is below them.

@@ -84,7 +84,7 @@ impl Store<Postgres> {
             reactor,
         };
         drop(backend.conn().await?);
-        Ok(Self { backend: Arc::new(backend) })
+        Ok(Self::new(backend))
     }
 }
 

@@ -115,7 +115,7 @@ impl Store<Sqlite> {
             Place::Memory => None,
         };
         let (writer, noted) = (Arc::new(writer), Arc::new(Noted::new()));
-        Ok(Self { backend: Arc::new(Sqlite { writer, noted, reader, place, options, reactor }) })
+        Ok(Self::new(Sqlite { writer, noted, reader, place, options, reactor }))
     }
 }
 

@@ -84,6 +84,6 @@ fn is_refusal(error: &DieselError) -> bool {
             let message = error.to_string();
             !OWN_TROUBLE.iter().any(|trouble| message.starts_with(trouble))
         }
-        Kind::Configuration | Kind::Schema | Kind::Connection | Kind::Passing | Kind::Stopped => false,
+        Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Connection | Kind::Passing | Kind::Stopped => false,
     }
 }

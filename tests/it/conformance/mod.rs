@@ -20,6 +20,7 @@ macro_rules! every_store {
             handler_errors "../handler_errors.rs"
             hostile "../hostile.rs"
             identity "../identity.rs"
+            layers "../layers.rs"
             operate "../operate.rs"
             operate_steps "../operate_steps.rs"
             outcomes "../outcomes.rs"

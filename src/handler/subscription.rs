@@ -1,0 +1,22 @@
+//! Subscriptions: which messages a handler wants, and under which keys its deliveries are stored. No code, no connection type.
+
+use super::key::HandlerKey;
+
+/// What accepting needs to know of a handler.
+#[derive(Debug, Clone)]
+pub(crate) struct Subscription {
+    pub(crate) key: HandlerKey,
+    pub(crate) former_keys: Vec<String>,
+    pub(crate) topics: Vec<String>,
+    /// CloudEvents types; none means all.
+    pub(crate) event_types: Vec<String>,
+}
+
+impl Subscription {
+    /// Whether a message of this topic and CloudEvents type is for this handler.
+    pub(crate) fn wants(&self, topic: &str, event_type: Option<&[u8]>) -> bool {
+        let type_fits = self.event_types.is_empty()
+            || event_type.is_some_and(|given| self.event_types.iter().any(|wanted| wanted.as_bytes() == given));
+        type_fits && self.topics.iter().any(|wanted| wanted == topic)
+    }
+}

@@ -1,0 +1,14 @@
+//! What a panic said, for errors and events.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The text of a panic. Drops the panic safely: its value may panic again when it is dropped.
+pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    let text = match panic.downcast_ref::<&str>() {
+        Some(text) => (*text).to_owned(),
+        None => panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "(no message)".to_owned()),
+    };
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
+    text
+}
