@@ -7,7 +7,7 @@ mod builder;
 mod running;
 
 use std::fmt;
-#[cfg(feature = "sqlite")]
+#[cfg(feature = "testing")]
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::accept::{Acceptor, Intake, Receipt, replay_loop};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
-use crate::operate::{Manifest, ManifestHandler, Retention};
+use crate::operate::{Manifest, Retention};
 use crate::process::{ClaimMode, Extent, Lane, Loops, Redact};
 use crate::store::seam::HandlerIds;
 use crate::store::{Backend, Store};
@@ -39,6 +39,7 @@ struct Shared<B: Backend> {
     registrations: Vec<Registration<B>>,
     redact: Option<Redact>,
     retention: Option<Retention>,
+    manifest: Manifest,
     /// The handlers at work, in the order of registration. Empty until the first use.
     lanes: OnceCell<Arc<[Arc<Lane<B>>]>>,
 }
@@ -70,13 +71,10 @@ impl<B: Backend> Inbox<B> {
         self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect()).await
     }
 
-    /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored.
+    /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored. Without a
+    /// database: [`InboxBuilder::manifest`].
     pub fn manifest(&self) -> Manifest {
-        let entry = |registration: &Registration<B>| ManifestHandler {
-            key: registration.key.as_str().to_owned(),
-            formerly: registration.former_keys.clone(),
-        };
-        Manifest { handlers: self.shared.registrations.iter().map(entry).collect() }
+        self.shared.manifest.clone()
     }
 
     /// Starts processing in the background, until [`Running::shutdown`].
@@ -131,7 +129,7 @@ impl<B: Backend> Inbox<B> {
     }
 
     /// As [`Inbox::drain`], but when `death` comes every claim is abandoned, as if the process were gone.
-    #[cfg(feature = "sqlite")]
+    #[cfg(feature = "testing")]
     pub(crate) async fn drain_dying(&self, death: impl Future<Output = ()>) -> Result<usize> {
         let loops = self.open(ClaimMode::OnDemand).await?;
         let ran = tokio::select! {

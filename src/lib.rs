@@ -46,7 +46,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! From Kafka: `inbox.start_from(Kafka::new(brokers, group))` in place of `start()`. In your own tests: `wharf::testing` (feature `sqlite`).
+//! From Kafka: `inbox.start_from(Kafka::new(brokers, group))` in place of `start()`. In your own tests: `wharf::testing` (feature `testing`).
 //!
 //! # What is guaranteed
 //!
@@ -79,6 +79,7 @@
 //! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
 //! | `kafka` | yes | [`Kafka`] and [`Inbox::start_from`]: records out of Kafka; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
 //! | `metrics` | no | a count of what becomes of each record and each delivery, for any recorder of the `metrics` facade |
+//! | `testing` | no | `wharf::testing`, the kit for your own tests, on SQLite in memory or on your PostgreSQL |
 //! | `cli` | no | the binary `wharf`, which looks at an inbox and acts on it from a shell; not for embedding |
 //!
 //! `ARCHITECTURE.md` has the map of the code, the states of a delivery, and what happens when something dies where.
@@ -98,7 +99,7 @@ mod store;
 mod telemetry;
 mod types;
 
-#[cfg(feature = "sqlite")]
+#[cfg(feature = "testing")]
 pub mod testing;
 
 // An inbox, and what goes in.

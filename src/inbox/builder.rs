@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use super::{Inbox, Shared};
 use crate::accept::{Acceptor, Identity, Intake, Rules};
 use crate::handler::{Attempt, Failure, HandlerKey, LayerFn, Next, Registration, Topics};
-use crate::operate::Retention;
+use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::Redact;
 use crate::store::{Backend, Store};
 use crate::types::{DURATION_MAX, Error, Limits, Result};
@@ -22,7 +22,8 @@ const CONCURRENCY_MAX: usize = 100_000;
 
 /// An inbox in the making. See [`Inbox::builder`].
 pub struct InboxBuilder<B: Backend> {
-    store: Store<B>,
+    /// None where only the keys are asked for.
+    store: Option<Store<B>>,
     limits: Limits,
     registrations: Vec<Registration<B>>,
     /// Policies as they were given: a topic may stand twice until `build()`.
@@ -35,8 +36,29 @@ pub struct InboxBuilder<B: Backend> {
 
 impl<B: Backend> InboxBuilder<B> {
     pub(super) fn new(store: Store<B>) -> Self {
+        Self { store: Some(store), ..Self::without_store() }
+    }
+
+    /// Begins an inbox that cannot be built, for [`InboxBuilder::manifest`]: the keys of a service's handlers, without a database.
+    ///
+    /// ```
+    /// use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw, handler};
+    ///
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+    ///     Ok(())
+    /// }
+    ///
+    /// // Shared by `main`, by tests, and by the check in CI.
+    /// fn handlers(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    ///     inbox.subscribe("orders", handler(HandlerKey::new("mail.receipt"), send_receipt).formerly("receipts"))
+    /// }
+    ///
+    /// let manifest = handlers(InboxBuilder::without_store()).manifest();
+    /// assert_eq!(manifest.handlers[0].key, "mail.receipt");
+    /// ```
+    pub fn without_store() -> Self {
         Self {
-            store,
+            store: None,
             limits: Limits::default(),
             registrations: Vec::new(),
             identities: Vec::new(),
@@ -86,7 +108,7 @@ impl<B: Backend> InboxBuilder<B> {
         self
     }
 
-    #[cfg(feature = "sqlite")]
+    #[cfg(feature = "testing")]
     pub(crate) fn get_limits(&self) -> &Limits {
         &self.limits
     }
@@ -101,6 +123,15 @@ impl<B: Backend> InboxBuilder<B> {
         self
     }
 
+    /// The keys of the handlers so far: what a deploy of this build would mean for what is stored. See [`Manifest::plan`].
+    pub fn manifest(&self) -> Manifest {
+        let entry = |registration: &Registration<B>| ManifestHandler {
+            key: registration.key.as_str().to_owned(),
+            formerly: registration.former_keys.clone(),
+        };
+        Manifest { handlers: self.registrations.iter().map(entry).collect() }
+    }
+
     /// Checks everything and makes the inbox. Touches no database.
     ///
     /// # Errors
@@ -108,6 +139,7 @@ impl<B: Backend> InboxBuilder<B> {
     /// all, or an identity policy cannot work, stands twice or is for a topic that nobody subscribes to.
     /// All problems are named in one error.
     pub fn build(mut self) -> Result<Inbox<B>> {
+        let manifest = self.manifest();
         let mut problems = self.limits.problems();
         if self.registrations.is_empty() {
             problems.push("an inbox has at least one handler: call subscribe".to_owned());
@@ -118,14 +150,18 @@ impl<B: Backend> InboxBuilder<B> {
         let (rules, cannot_work) = Rules::new(subscriptions, self.identities);
         problems.extend(cannot_work);
         problems.extend(self.retention.iter().flat_map(Retention::problems));
-        if !problems.is_empty() {
-            return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
+        if self.store.is_none() {
+            problems.push("it has no store: begin with Inbox::builder(store)".to_owned());
         }
+        let Some(store) = self.store.filter(|_| problems.is_empty()) else {
+            return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
+        };
         for layer in &self.layers {
             self.registrations.iter_mut().for_each(|registration| registration.wrap(Arc::clone(layer)));
         }
-        let intake = Arc::new(Intake::new(self.store, self.limits, rules));
+        let intake = Arc::new(Intake::new(store, self.limits, rules));
         let shared = Shared {
+            manifest,
             acceptor: Acceptor::start(&intake),
             intake,
             registrations: self.registrations,

@@ -104,7 +104,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// As if the process were gone: nothing new is started, what runs is dropped, and nothing of it is written.
-    #[cfg(feature = "sqlite")]
+    #[cfg(feature = "testing")]
     pub(super) fn abandon_all(&self) {
         self.stop_bringing_in();
         self.in_flight.stop_all(StopReason::ClaimLost);

@@ -120,7 +120,7 @@ impl<B: Backend> Loops<B> {
     }
 
     /// As if the process were gone: nothing new is started, what runs is dropped, and nothing of it is written.
-    #[cfg(feature = "sqlite")]
+    #[cfg(feature = "testing")]
     pub(crate) fn abandon_all(&self) {
         self.engine.abandon_all();
     }

@@ -20,6 +20,8 @@ pub(crate) mod seam;
 mod sqlite;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod statement;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 mod version;
 mod written;
 
@@ -36,6 +38,13 @@ use permits::Permits;
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
 pub trait Backend: seam::Seam + operating::Operating + purging::Purging {}
+
+/// A database that the kit for tests works on. Implemented by Wharf's own backends only.
+#[cfg(feature = "testing")]
+pub trait TestBackend: Backend + testing::Testing {}
+
+#[cfg(feature = "testing")]
+impl<B: Backend + testing::Testing> TestBackend for B {}
 
 /// A connected store. Cheap to clone; clones share the connections.
 pub struct Store<B: Backend> {

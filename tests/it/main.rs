@@ -37,6 +37,7 @@ mod scene;
 mod shutdown;
 mod support;
 mod testing_kit;
+mod testing_kit_postgres;
 mod tidy;
 mod unknown_keys;
 mod walkthrough;

@@ -82,6 +82,13 @@ impl Connector {
         Ok(Self { config, tls, settings, open_timeout: options.connect_timeout })
     }
 
+    /// One more start-up setting.
+    #[cfg(feature = "testing")]
+    pub(super) fn add_setting(&mut self, setting: &str) {
+        let options = [self.config.get_options().unwrap_or(""), setting].join(" ");
+        self.config.options(options.trim());
+    }
+
     /// Who is connected to, without any secret.
     pub(super) fn target(&self) -> String {
         let host = match self.config.get_hosts().first() {

@@ -14,6 +14,8 @@ mod purge;
 mod quarantine;
 mod register;
 mod statement;
+#[cfg(feature = "testing")]
+mod testing;
 mod time;
 mod tls;
 mod transact;
@@ -72,7 +74,10 @@ impl Store<Postgres> {
         if options.pool_size == 0 {
             return Err(Error::configuration("pool_size is at least 1"));
         }
-        let connector = Connector::new(url, &options)?;
+        Self::open(Connector::new(url, &options)?, &options).await
+    }
+
+    async fn open(connector: Connector, options: &PostgresOptions) -> Result<Self> {
         let reactor = Reactor::start()?;
         let backend = Postgres {
             pool: connector.pool(options.pool_size, reactor.handle())?,

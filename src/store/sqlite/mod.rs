@@ -20,6 +20,7 @@ mod purge;
 mod quarantine;
 mod register;
 mod statement;
+#[cfg(feature = "testing")]
 mod testing;
 mod transact;
 mod upkeep;

@@ -1,4 +1,4 @@
-//! What only tests ask of a store: to move its clock, and how a delivery stands.
+//! What only tests ask of a store, for SQLite: the clock is a row of the database, and a database in memory leaves nothing behind.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::Sqlite;
 use super::clock::micros;
 use super::errors::database;
 use super::statement::statement;
-use crate::types::Result;
-use crate::types::{Delivery, State};
+use crate::store::testing::{DeliveryRow, Testing, delivery};
+use crate::types::{Delivery, Result};
 
 statement! {
     MoveClock("UPDATE inbox_clock SET offset_us = offset_us + ?1") {
@@ -33,8 +33,8 @@ statement! {
     }
 }
 
-impl Sqlite {
-    pub(crate) async fn move_clock(&self, by: Duration) -> Result<()> {
+impl Testing for Sqlite {
+    async fn move_clock(&self, by: Duration) -> Result<()> {
         let act = move |conn: &mut SqliteConnection| {
             let moved = MoveClock { by: micros(by) }.execute(conn);
             moved.map(drop).map_err(database("cannot move the clock"))
@@ -42,33 +42,18 @@ impl Sqlite {
         self.write(act).await
     }
 
-    pub(crate) async fn delivery(&self, message_id: &str, handler_key: &str) -> Result<Option<Delivery>> {
-        let (message_id, handler_key) = (message_id.to_owned(), handler_key.to_owned());
-        self.read(move |conn| find(conn, Some(&message_id), &handler_key)).await
+    async fn find_delivery(&self, of: Option<(&str, &str)>) -> Result<Option<Delivery>> {
+        let (message_id, handler_key) = of.unzip();
+        let (message_id, handler_key) = (message_id.map(str::to_owned), handler_key.unwrap_or_default().to_owned());
+        let find = move |conn: &mut SqliteConnection| {
+            let find = Find { message_id: message_id.as_deref(), handler_key: &handler_key };
+            let rows = find.load::<DeliveryRow>(conn).map_err(database("cannot look at a delivery"))?;
+            rows.into_iter().next().map(delivery).transpose()
+        };
+        self.read(find).await
     }
 
-    pub(crate) async fn any_delivery(&self) -> Result<Option<Delivery>> {
-        self.read(|conn| find(conn, None, "")).await
+    async fn remove(&self) -> Result<()> {
+        Ok(())
     }
-}
-
-fn find(conn: &mut SqliteConnection, message_id: Option<&str>, handler_key: &str) -> Result<Option<Delivery>> {
-    type Row = (String, i32, i32, i32, i64, Option<String>, Option<String>);
-    let rows = Find { message_id, handler_key }.load::<Row>(conn).map_err(database("cannot look at a delivery"))?;
-    let delivery = |(state, attempts, errors, crashes, due_in_us, reason, last_error): Row| Delivery {
-        state: match state.as_str() {
-            "running" => State::Running,
-            "done" => State::Done,
-            "discarded" => State::Discarded,
-            "poisoned" => State::Poisoned,
-            _ => State::Pending,
-        },
-        attempts: attempts.unsigned_abs(),
-        errors: errors.unsigned_abs(),
-        crashes: crashes.unsigned_abs(),
-        due_in: Duration::from_micros(due_in_us.unsigned_abs()),
-        reason,
-        last_error,
-    };
-    Ok(rows.into_iter().next().map(delivery))
 }

@@ -1,0 +1,138 @@
+//! What only tests ask of a store, for PostgreSQL: a schema of their own, and time that has passed.
+//!
+//! The server's clock cannot be moved, so everything that is stored is moved into the past instead, which is the same to every statement.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use diesel::sql_types::{BigInt, Integer, Nullable, Text};
+use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
+
+use super::connect::{Connector, PostgresOptions};
+use super::errors::database;
+use super::process::millis;
+use super::statement::{only_row, statement};
+use super::{Postgres, act};
+use crate::store::Store;
+use crate::store::testing::{DeliveryRow, Testing, delivery};
+use crate::types::{Delivery, Error, Result};
+
+/// Schemas of tests begin with this, then the second they were made in.
+const PREFIX: &str = "wharf_test_";
+/// What is older was left behind by a test that was killed.
+const LEFT_BEHIND_SECS: u64 = 3_600;
+
+statement! {
+    MoveClock("
+        WITH past AS MATERIALIZED (SELECT $1 * interval '1 millisecond' AS passed),
+        delivery AS (UPDATE inbox_delivery SET due_at = due_at - passed, locked_until = locked_until - passed,
+                                               finished_at = finished_at - passed FROM past),
+        message AS (UPDATE inbox_message SET received_at = received_at - passed, recorded_at = recorded_at - passed FROM past),
+        handler AS (UPDATE inbox_handler SET paused_at = paused_at - passed, unknown_since = unknown_since - passed FROM past),
+        quarantine AS (UPDATE inbox_quarantine SET quarantined_at = quarantined_at - passed,
+                                                   replay_asked_at = replay_asked_at - passed FROM past),
+        processor AS (UPDATE inbox_processor SET started_at = started_at - passed, seen_at = seen_at - passed,
+                                                 alive_until = alive_until - passed FROM past),
+        identity AS (UPDATE inbox_identity SET purged_at = purged_at - passed, forget_at = forget_at - passed FROM past),
+        lease AS (UPDATE inbox_lease SET held_until = held_until - passed FROM past),
+        audit AS (UPDATE inbox_audit SET acted_at = acted_at - passed FROM past)
+        UPDATE inbox_history SET finished_at = finished_at - passed FROM past") {
+        by_ms: i64 => BigInt,
+    }
+}
+
+statement! {
+    /// Without a message, any delivery.
+    Find<'a>("
+        SELECT state, attempts, errors, crashes,
+               CASE WHEN state = 'pending' AND due_at > now() THEN (extract(epoch FROM due_at - now()) * 1e6)::bigint ELSE 0 END,
+               reason, last_error
+        FROM inbox_status WHERE ($1 IS NULL OR (message_id = $1 AND handler_key = $2)) LIMIT 1")
+    -> (Text, Integer, Integer, Integer, BigInt, Nullable<Text>, Nullable<Text>) {
+        message_id: Option<&'a str> => Nullable<Text>,
+        handler_key: &'a str => Text,
+    }
+}
+
+statement! {
+    Schema("SELECT current_schema()") -> (Nullable<Text>) {}
+}
+
+statement! {
+    LeftBehind<'a>("
+        SELECT nspname::text FROM pg_namespace
+        WHERE starts_with(nspname, $1) AND split_part(nspname, '_', 3) < $2 AND split_part(nspname, '_', 3) ~ '^[0-9]{10}$'
+        LIMIT 100")
+    -> (Text) {
+        prefix: &'a str => Text,
+        older_than: &'a str => Text,
+    }
+}
+
+impl Store<Postgres> {
+    /// Connects to a schema made for one test. The user's own tables are found behind it, in `public`.
+    pub(crate) async fn connect_for_test(url: &str) -> Result<Self> {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let schema = format!("{PREFIX}{since_1970:010}_{:016x}", rand::random::<u64>());
+        let mut connector = Connector::new(url, &PostgresOptions::default())?;
+        connector.add_setting(&format!("-c search_path={schema},public"));
+        let store = Self::open(connector, &PostgresOptions::default()).await?;
+        let mut conn = store.backend.conn().await?;
+        remove_left_behind(&mut conn, since_1970).await;
+        let made = conn.batch_execute(&format!("CREATE SCHEMA {schema}")).await;
+        made.map_err(database("cannot make a schema for the test"))?;
+        let current = Schema {}.load::<(Option<String>,)>(&mut conn).await.and_then(only_row);
+        let (current,) = current.map_err(database("cannot look at the schema of the test"))?;
+        drop(conn);
+        if current.as_deref() == Some(&schema) {
+            return Ok(store);
+        }
+        store.backend.drop_schema(&schema).await?;
+        Err(Error::configuration(
+            "a test needs a connection to the server itself, not to a pooler that ignores search_path",
+        ))
+    }
+}
+
+/// Removes what killed tests have left. What cannot be removed now stays for the next time.
+async fn remove_left_behind(conn: &mut AsyncPgConnection, now_secs: u64) {
+    let older_than = format!("{:010}", now_secs.saturating_sub(LEFT_BEHIND_SECS));
+    let find = LeftBehind { prefix: PREFIX, older_than: &older_than };
+    for (schema,) in find.load::<(String,)>(conn).await.unwrap_or_default() {
+        let _ = conn.batch_execute(&format!("DROP SCHEMA IF EXISTS \"{schema}\" CASCADE")).await;
+    }
+}
+
+impl Postgres {
+    async fn drop_schema(&self, schema: &str) -> Result<()> {
+        let drop = format!("BEGIN; SET LOCAL lock_timeout = '5s'; DROP SCHEMA IF EXISTS \"{schema}\" CASCADE; COMMIT");
+        act!(self, conn => async { conn.batch_execute(&drop).await.map_err(database("cannot remove the schema of the test")) })
+    }
+}
+
+impl Testing for Postgres {
+    async fn move_clock(&self, by: Duration) -> Result<()> {
+        let moved = MoveClock { by_ms: millis(by) };
+        act!(self, conn => async { moved.execute(&mut conn).await.map(drop).map_err(database("cannot move the clock")) })
+    }
+
+    async fn find_delivery(&self, of: Option<(&str, &str)>) -> Result<Option<Delivery>> {
+        let (message_id, handler_key) = of.unzip();
+        let find = Find { message_id, handler_key: handler_key.unwrap_or_default() };
+        let rows = act!(self, conn => async {
+            find.load::<DeliveryRow>(&mut conn).await.map_err(database("cannot look at a delivery"))
+        });
+        rows?.into_iter().next().map(delivery).transpose()
+    }
+
+    async fn remove(&self) -> Result<()> {
+        let current = act!(self, conn => async {
+            let schema = Schema {}.load::<(Option<String>,)>(&mut conn).await.and_then(only_row);
+            schema.map_err(database("cannot look at the schema of the test"))
+        });
+        match current? {
+            // Never anything but what was made for a test.
+            (Some(schema),) if schema.starts_with(PREFIX) => self.drop_schema(&schema).await,
+            _ => Ok(()),
+        }
+    }
+}

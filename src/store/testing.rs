@@ -1,0 +1,40 @@
+//! What only tests ask of a store: to move its clock, how a delivery stands, and to leave nothing behind.
+//!
+//! Internal and unstable, like `seam.rs`.
+
+// Public in a private module: the bound of a public trait, but nobody outside can name it.
+#![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::types::{Delivery, Error, Result, State};
+
+pub trait Testing: Send + Sync {
+    /// Moves the clock forward for everything that is stored.
+    fn move_clock(&self, by: Duration) -> impl Future<Output = Result<()>> + Send;
+
+    /// The delivery of a message to a handler, by their names; without names, any delivery.
+    fn find_delivery(&self, of: Option<(&str, &str)>) -> impl Future<Output = Result<Option<Delivery>>> + Send;
+
+    /// Removes everything that was made for the test.
+    fn remove(&self) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// A delivery as both stores find it: state, attempts, errors, crashes, microseconds until it is due, reason, last error.
+pub(super) type DeliveryRow = (String, i32, i32, i32, i64, Option<String>, Option<String>);
+
+pub(super) fn delivery(row: DeliveryRow) -> Result<Delivery> {
+    let (state, attempts, errors, crashes, due_in_us, reason, last_error) = row;
+    let states = [State::Pending, State::Running, State::Done, State::Discarded, State::Poisoned];
+    let found = states.into_iter().find(|known| known.as_str() == state);
+    Ok(Delivery {
+        state: found.ok_or_else(|| Error::bug(format!("a delivery is in the unknown state {state:?}")))?,
+        attempts: attempts.unsigned_abs(),
+        errors: errors.unsigned_abs(),
+        crashes: crashes.unsigned_abs(),
+        due_in: Duration::from_micros(due_in_us.unsigned_abs()),
+        reason,
+        last_error,
+    })
+}
