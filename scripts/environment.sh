@@ -1,6 +1,6 @@
 # Where the test set-up keeps what it fetches, and the versions it fetches. Sourced by the scripts beside it.
 #
-# tests/it/support/cache.rs looks in the same folder: change both or neither.
+# tests/support/src/cache.rs looks in the same folder: change both or neither.
 #
 # shellcheck shell=bash
 # shellcheck disable=SC2034  # used by who sources this

@@ -2,9 +2,9 @@
 
 use tokio_postgres::Client;
 
-use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database, on_each_connection};
-use crate::support::postgres::Cluster;
-use crate::{Scale, tidy_up};
+use crate::{Scale, fresh_database, tidy_up};
+use support::bench::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, on_each_connection};
+use support::postgres::Cluster;
 
 const INSERT: &str = "
     WITH message AS (

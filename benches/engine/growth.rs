@@ -1,8 +1,8 @@
 //! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
 
-use crate::common::{done_with, fresh_database, memory_mib};
-use crate::support::postgres::{Cluster, connect};
-use crate::{Scale, ours, tidy_up};
+use crate::{Scale, fresh_database, ours, tidy_up};
+use support::bench::{done_with, memory_mib};
+use support::postgres::{Cluster, connect};
 
 /// Milliseconds per claimed delivery, on the server.
 #[derive(Debug, Clone, Copy, Default)]

@@ -16,16 +16,14 @@
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
 
 mod bare_sql;
-#[path = "../common/mod.rs"]
-mod common;
 mod growth;
 mod ours;
 mod report;
-#[path = "../../tests/it/support/mod.rs"]
-mod support;
 
-use common::{Pair, argument, is_asked_for, on_a_disk, start_postgres};
 use report::Report;
+use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, start_postgres};
+use support::postgres::{Cluster, connect};
+use wharf::{Postgres, Store};
 
 /// How much is done.
 #[derive(Debug, Clone, Copy)]
@@ -75,8 +73,15 @@ async fn run(scale: Scale) {
 
 /// What a prefilled table looks like in production: vacuumed, analysed, written out.
 pub async fn tidy_up(url: &str) {
-    let client = support::postgres::connect(url).await;
+    let client = connect(url).await;
     // Each on its own: VACUUM cannot be part of a transaction.
     client.batch_execute("VACUUM ANALYZE").await.unwrap();
     client.batch_execute("CHECKPOINT").await.unwrap();
+}
+
+/// A fresh database with the inbox's schema, for one measurement.
+pub async fn fresh_database(cluster: &Cluster) -> String {
+    let url = empty_database(cluster).await;
+    Store::<Postgres>::connect(&url).await.unwrap().migrate().await.unwrap();
+    url
 }

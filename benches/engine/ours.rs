@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
 
-use crate::common::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database};
-use crate::support::postgres::{Cluster, connect};
-use crate::{Scale, tidy_up};
+use crate::{Scale, fresh_database, tidy_up};
+use support::bench::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, done_with};
+use support::postgres::{Cluster, connect};
 
 /// Runs of the handler, to know without asking the database, which would slow down what is measured.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);

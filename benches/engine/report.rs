@@ -1,8 +1,8 @@
 //! The figures: a table for people, JSON for machines.
 
 use crate::Scale;
-use crate::common::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Pairs, write_json};
 use crate::growth::{Growth, Memory};
+use support::bench::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Pairs, write_json};
 
 #[derive(Debug)]
 pub struct Report {

@@ -2,8 +2,8 @@
 
 use tokio_postgres::Client;
 
-use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database, on_each_connection};
-use crate::{Scale, Servers};
+use crate::{Scale, Servers, fresh_database};
+use support::bench::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, on_each_connection};
 
 const INSERT: &str = "
     WITH message AS (

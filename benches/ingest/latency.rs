@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use wharf::{Failure, HandlerKey, Identity, Kafka as Source, Message, Raw, handler};
 
-use crate::common::{done_with, fresh_database};
-use crate::support::kafka_admin::unique_name;
-use crate::{PARTITIONS, Scale, Servers, throughput};
+use crate::{PARTITIONS, Scale, Servers, fresh_database, throughput};
+use support::bench::done_with;
+use support::kafka_admin::unique_name;
 
 const PER_SECOND: usize = 1_000;
 /// Until the consumer has joined and everything is warm.

@@ -15,19 +15,16 @@
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
 
 mod bare_sql;
-#[path = "../common/mod.rs"]
-mod common;
 mod latency;
 mod memory;
 mod report;
-#[path = "../../tests/it/support/mod.rs"]
-mod support;
 mod throughput;
 
-use common::{Pair, argument, is_asked_for, on_a_disk, start_postgres};
 use report::Report;
+use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, start_postgres};
 use support::kafka::Kafka;
 use support::postgres::Cluster;
+use wharf::{Postgres, Store};
 
 pub const PARTITIONS: i32 = 8;
 
@@ -87,4 +84,11 @@ async fn run(scale: Scale) {
     report.memory = memory::measure(&servers, scale).await;
     report.print();
     report.write();
+}
+
+/// A fresh database with the inbox's schema, for one measurement.
+pub async fn fresh_database(cluster: &Cluster) -> String {
+    let url = empty_database(cluster).await;
+    Store::<Postgres>::connect(&url).await.unwrap().migrate().await.unwrap();
+    url
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use wharf::{Failure, HandlerKey, Identity, Inbox, Kafka as Source, Message, Postgres, Raw, Store, handler};
 
-use crate::common::{fresh_database, memory_mib};
-use crate::support::kafka_admin::unique_name;
-use crate::support::kafka_records::TestRecord;
-use crate::support::postgres::connect;
-use crate::{Scale, Servers};
+use crate::{Scale, Servers, fresh_database};
+use support::bench::memory_mib;
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
+use support::postgres::connect;
 
 const RECORD_BYTES: usize = 1 << 20;
 /// Long after the queues are full.

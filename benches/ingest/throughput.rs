@@ -7,11 +7,11 @@ use wharf::{
     Failure, HandlerKey, Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Message, Postgres, Raw, Store, handler,
 };
 
-use crate::common::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with, fresh_database};
-use crate::support::kafka_admin::unique_name;
-use crate::support::kafka_records::TestRecord;
-use crate::support::postgres::connect;
-use crate::{PARTITIONS, Scale, Servers};
+use crate::{PARTITIONS, Scale, Servers, fresh_database};
+use support::bench::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with};
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
+use support::postgres::connect;
 
 const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("bench.b"), HandlerKey::new("bench.c")];
 

@@ -1,7 +1,7 @@
 //! A database full of messages that were done two days ago.
 
 use crate::Scale;
-use crate::support::postgres::{Cluster, connect};
+use support::postgres::{Cluster, connect};
 
 /// One delivery each, as they are after a handler was done with them.
 const FILL: &str = r"

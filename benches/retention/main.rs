@@ -15,15 +15,11 @@
 
 mod accepting;
 mod filled;
-#[path = "../common/machine.rs"]
-mod machine;
-#[path = "../../tests/it/support/mod.rs"]
-mod support;
 
 use std::time::{Duration, Instant};
 
 use accepting::{Accepting, Latencies};
-use machine::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
+use support::bench::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
 use wharf::{Postgres, Purged, Retention, Store};
 
 /// How much is done.

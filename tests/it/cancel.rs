@@ -7,7 +7,7 @@ use wharf::{Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, Ret
 
 use crate::effect::{self, Connection, effects};
 use crate::scene::{Runs, Scene, key, quick, record, records};
-use crate::support::events::Events;
+use support::events::Events;
 
 /// An inbox with two connections and two handlers, one of them transactional.
 struct Cramped {

@@ -6,7 +6,7 @@ use wharf::{Inbox, Limits, Postgres, Receipt, Running, Store};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records};
-use crate::support::proxy::{Fault, Proxy};
+use support::proxy::{Fault, Proxy};
 
 const ROUNDS: usize = 50;
 

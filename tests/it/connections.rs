@@ -6,12 +6,12 @@ use wharf::{Error, Failure, Inbox, InboxBuilder, Limits, Postgres, Receipt, Retr
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records, within};
-use crate::support::database::TestDatabase;
-use crate::support::pgbouncer::PgBouncer;
-use crate::support::ports::free_port;
-use crate::support::postgres::{Cluster, ClusterOptions, ServerTls};
-use crate::support::tls::Certificates;
 use crate::worker::{Worker, accept, order};
+use support::database::TestDatabase;
+use support::pgbouncer::PgBouncer;
+use support::ports::free_port;
+use support::postgres::{Cluster, ClusterOptions, ServerTls};
+use support::tls::Certificates;
 
 /// Only encrypted connections are let in.
 const TLS_ONLY: &str = "hostssl all all 127.0.0.1/32 trust\n";

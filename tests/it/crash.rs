@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::scene::{Scene, records};
 use super::worker::{HANDLERS, Worker, accept, order};
-use crate::support::child::Child;
+use support::child::Child;
 
 const CRASHED: &str =
     "SELECT concat_ws('|', message_id, handler_key, reason, crashes, errors) FROM inbox_poisoned ORDER BY 1";

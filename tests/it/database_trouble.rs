@@ -10,8 +10,8 @@ use wharf::{
 use crate::effect;
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, key, quick, records, within};
-use crate::support::pgbouncer::PgBouncer;
-use crate::support::postgres::connect;
+use support::pgbouncer::PgBouncer;
+use support::postgres::connect;
 
 const MESSAGES: usize = 300;
 

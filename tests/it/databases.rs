@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use wharf::{Backend, Postgres, Sqlite, Store};
 
 use crate::scene::store_url;
-use crate::support::database::TestDatabase;
-use crate::support::sqlite::{SqliteFile, connect, execute};
+use support::database::TestDatabase;
+use support::sqlite::{SqliteFile, connect, execute};
 
 /// A database of one test. Its SQL is PostgreSQL's; a few acts that each database says in its own way have a method.
 pub trait Database: Sized {
@@ -111,7 +111,7 @@ impl Database for TestDatabase {
     }
 
     async fn run_log(url: &str) -> tokio_postgres::Client {
-        crate::support::postgres::connect(url).await
+        support::postgres::connect(url).await
     }
 
     async fn create() -> Self {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use wharf::{Postgres, Store};
 
 use crate::scene::Scene;
-use crate::support::database::TestDatabase;
-use crate::support::postgres::Cluster;
 use crate::worker::{Worker, accept, order};
+use support::database::TestDatabase;
+use support::postgres::Cluster;
 
 async fn codes(store: &Store<Postgres>) -> Vec<&'static str> {
     store.operate().doctor().await.unwrap().symptoms.iter().map(|symptom| symptom.code).collect()

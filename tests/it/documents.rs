@@ -8,7 +8,7 @@ use std::process::Command;
 use wharf::{Failure, RetryPolicy};
 
 use crate::scene::{Runs, Scene, record};
-use crate::support::postgres_binaries::program;
+use support::postgres_binaries::program;
 
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use wharf::{Failure, Inbox, Limits, Message, Raw, Record, RetryPolicy, Store, handler};
 
 use crate::scene::{Runs, Scene, key, quick, within};
-use crate::support::events::{Event, Events};
-use crate::support::postgres::{Cluster, connect};
+use support::events::{Event, Events};
+use support::postgres::{Cluster, connect};
 
 /// What the engine says of a delivery, apart from how it started.
 const DECISIONS: [&str; 7] = ["done", "retried", "snoozed", "discarded", "poisoned", "released", "claim lost"];

@@ -8,8 +8,8 @@ use wharf::{Failure, Inbox, Limits, Message, Raw, Store, handler};
 
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, key, quick, record, records, within};
-use crate::support::proxy::Proxy;
 use crate::worker::{Worker, accept, order};
+use support::proxy::Proxy;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use wharf::{Inbox, Limits, Postgres, Receipt, Store};
 
 use crate::scene::{Runs, Scene, quick, record, records};
-use crate::support::proxy::{Fault, Proxy};
+use support::proxy::{Fault, Proxy};
 
 struct Stage {
     scene: Scene,

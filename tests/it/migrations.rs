@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use wharf::{Inbox, Postgres, Store};
 
 use crate::scene::{Runs, Scene, quick, record};
-use crate::support::database::TestDatabase;
+use support::database::TestDatabase;
 
 fn inbox(store: &Store<Postgres>) -> Inbox<Postgres> {
     Inbox::builder(store.clone()).limits(quick()).subscribe("orders", Runs::new().handler("stock")).build().unwrap()

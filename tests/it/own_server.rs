@@ -6,7 +6,7 @@ use tokio_postgres::NoTls;
 use wharf::{Inbox, InboxBuilder, Postgres, Store};
 
 use crate::scene::{quick, within};
-use crate::support::postgres::{Cluster, ClusterOptions};
+use support::postgres::{Cluster, ClusterOptions};
 
 pub struct OwnServer {
     pub cluster: Cluster,

@@ -12,10 +12,10 @@ use std::time::Duration;
 use wharf::{Failure, Limits, Message, Raw, handler};
 
 use crate::scene::{Scene, key, quick, record, records};
-use crate::support::postgres::connect;
 use big::{Big, Statistics};
 use drive::{STATEMENTS, every_statement};
 use explained::reads_by_index;
+use support::postgres::connect;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_reads_a_whole_table_by_stale_statistics_and_custom_plans() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use wharf::{Backfill, DeliveryFilter, Failure, Inbox, Postgres, QuarantineFilter, Receipt, Record, Retention, Store};
 
 use crate::scene::{Runs, Scene, quick, record};
-use crate::support::postgres_binaries::program;
+use support::postgres_binaries::program;
 
 /// A scene with its roles, named after its database: roles belong to the server.
 async fn with_roles() -> Scene {
@@ -36,7 +36,7 @@ async fn store_of(scene: &Scene, role: &str) -> Store<Postgres> {
 
 /// Asserts that a role may do none of these.
 async fn refuses(scene: &Scene, role: &str, statements: &[&str]) {
-    let client = crate::support::postgres::connect(&url_of(scene, role)).await;
+    let client = support::postgres::connect(&url_of(scene, role)).await;
     for sql in statements {
         let error = client.batch_execute(sql).await.expect_err(sql);
         let code = error.code().map(|code| code.code().to_owned());

@@ -14,9 +14,9 @@ use wharf::{
 };
 
 pub use crate::databases::{Database, RunLog};
-use crate::support::database::TestDatabase;
-use crate::support::database_server::Server;
-use crate::support::pgbouncer::PgBouncer;
+use support::database::TestDatabase;
+use support::database_server::Server;
+use support::pgbouncer::PgBouncer;
 
 pub type Scene = Stage<Data>;
 /// The database of the scene.

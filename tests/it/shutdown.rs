@@ -7,8 +7,8 @@ use tokio::sync::watch;
 use wharf::{Inbox, Limits, Postgres, Running, Store};
 
 use crate::scene::{PATIENCE, Runs, Scene, quick, record, records, within};
-use crate::support::proxy::Proxy;
 use crate::worker::{Worker, accept, order};
+use support::proxy::Proxy;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 

@@ -199,6 +199,15 @@ fn no_statement_is_prepared_at_every_call() {
     refuse_lines(code, |line| without_comment(line).contains("sql_query("));
 }
 
+// Code that several programs share is a crate, `tests/support`: included by its path it would be compiled once for each of them. Only
+// the tests that run on every store are included by path, because they are to be compiled once for each store.
+#[test]
+fn no_file_is_included_by_its_path() {
+    let sources = sources(&["src", "tests/support", "benches", "examples"]);
+    let texts = sources.iter().map(|source| (source.path.as_str(), source.text.as_str()));
+    refuse_lines(texts, |line| line.trim_start().starts_with("#[path"));
+}
+
 #[test]
 fn nothing_is_left_for_later_in_a_comment() {
     let sources = sources(&["src", "tests", "benches", "examples"]);

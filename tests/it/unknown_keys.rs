@@ -6,7 +6,7 @@ use std::time::Duration;
 use wharf::{Inbox, InboxBuilder, Limits, Message, Raw, Receipt, handler};
 
 use super::scene::{Database, Db, Runs, Scene, key, quick, record, records};
-use crate::support::events::Events;
+use support::events::Events;
 
 const NO_GRACE: Duration = Duration::ZERO;
 const AN_HOUR: Duration = Duration::from_secs(3_600);

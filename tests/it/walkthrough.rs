@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::scene::within;
-use crate::support::database::TestDatabase;
+use support::database::TestDatabase;
 
 const STATES: &str = "SELECT concat_ws(' ', message_id, handler_key, state) FROM inbox_status ORDER BY 1";
 

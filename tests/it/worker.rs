@@ -13,8 +13,8 @@ use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandle
 
 use super::effect;
 use super::scene::{Data, Database, Db, RunLog, Scene, WORKER, key, quick};
-use crate::support::child::{Child, Role, parameter, say};
-use crate::support::events::Events;
+use support::child::{Child, Role, parameter, say};
+use support::events::Events;
 
 pub const ROLE: (&str, Role) = (WORKER, work);
 

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use wharf::{Failure, Limits, Message, Raw, Registration, handler};
 
 use super::scene::{Db, Runs, Scene, key, quick, record, records};
-use crate::support::events::Events;
+use support::events::Events;
 
 /// Deliveries that were not run exactly once.
 pub(super) const NOT_ONCE: &str = "SELECT count(*) FROM inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR status <> 2";

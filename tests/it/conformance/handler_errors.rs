@@ -8,7 +8,7 @@ use proptest::test_runner::TestRunner;
 use wharf::{Failure, Message, Raw, RetryPolicy, handler};
 
 use super::scene::{Runs, Scene, key, record};
-use crate::support::events::Events;
+use support::events::Events;
 
 fn hostile_texts() -> Vec<String> {
     vec![

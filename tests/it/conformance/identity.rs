@@ -5,7 +5,7 @@ use std::time::Duration;
 use wharf::{Identity, Inbox, InboxBuilder, Receipt, Record};
 
 use super::scene::{Db, Runs, Scene};
-use crate::support::events::Events;
+use support::events::Events;
 
 const ACCEPTED: Receipt = Receipt::Accepted { deliveries: 1 };
 const DUPLICATE: Receipt = Receipt::Duplicate { added: 0 };

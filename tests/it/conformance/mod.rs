@@ -64,7 +64,7 @@ pub mod sqlite {
         pub use crate::scene::*;
 
         pub type Scene = Stage<Data>;
-        pub type Data = crate::support::sqlite::SqliteFile;
+        pub type Data = support::sqlite::SqliteFile;
         pub type Db = wharf::Sqlite;
         pub type Connection = wharf::AsyncSqliteConnection;
         pub const WORKER: &str = "sqlite worker";

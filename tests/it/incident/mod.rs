@@ -9,8 +9,8 @@ use std::time::Duration;
 use wharf::{Failure, Identity, Inbox, Postgres, Record, Registration};
 
 use crate::scene::{Runs, Scene, records};
-use crate::support::child::Child;
 use crate::worker::{Worker, accept, order};
+use support::child::Child;
 
 /// Deliveries that the bad deploy has poisoned.
 pub const POISONED: usize = 10_000;

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{Incident, JUNK, MENDABLE, POISONED};
-use crate::support::postgres_binaries::program;
+use support::postgres_binaries::program;
 
 struct Psql(String);
 

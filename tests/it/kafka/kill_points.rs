@@ -7,8 +7,8 @@
 use super::reader::Reader;
 use super::stage::Stage;
 use crate::scene::within;
-use crate::support::child::Child;
-use crate::support::proxy::{Fault, Proxy};
+use support::child::Child;
+use support::proxy::{Fault, Proxy};
 
 const ROUNDS: usize = 4;
 const RECORDS: usize = 20;

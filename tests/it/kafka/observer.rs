@@ -15,7 +15,7 @@ use rdkafka::topic_partition_list::Offset;
 use tokio::task::JoinHandle;
 use tokio_postgres::NoTls;
 
-use crate::support::kafka::Kafka;
+use support::kafka::Kafka;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);

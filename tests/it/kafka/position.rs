@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::stage::{Stage, range};
 use crate::scene::{Runs, within};
-use crate::support::events::Events;
+use support::events::Events;
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -124,7 +124,7 @@ async fn a_topic_that_was_made_anew_stops_its_partition_until_a_person_has_put_i
     stage.produce(0, 2).await;
     let runs = Runs::new();
     let running = stage.start(&runs).await;
-    let stopped = |event: &crate::support::events::Event| {
+    let stopped = |event: &support::events::Event| {
         event.message.starts_with("partition stopped") && event.has("topic", &stage.topic)
     };
     let event = events.wait_for(stopped).await;

@@ -8,10 +8,10 @@ use wharf::{Inbox, Kafka as Source, Limits, Postgres, Running, Store};
 use super::observer::{Observer, Watched};
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, quick, within};
-use crate::support::kafka::Kafka;
-use crate::support::kafka_admin::unique_name;
-use crate::support::kafka_records::TestRecord;
-use crate::support::proxy::Proxy;
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
+use support::proxy::Proxy;
 
 // F23
 #[tokio::test(flavor = "multi_thread")]

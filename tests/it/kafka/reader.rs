@@ -13,7 +13,7 @@ use wharf::{Failure, Identity, Inbox, Kafka, Limits, Message, Raw, Store, handle
 
 use super::stage::Stage;
 use crate::scene::{key, quick};
-use crate::support::child::{Child, Role, parameter, say};
+use support::child::{Child, Role, parameter, say};
 
 pub const ROLE: (&str, Role) = ("reader", read);
 

@@ -6,8 +6,8 @@ use wharf::{Identity, Retention};
 
 use super::stage::{Stage, end};
 use crate::scene::{Database, Runs, quick, within};
-use crate::support::events::{Event, Events};
-use crate::support::kafka_admin::unique_name;
+use support::events::{Event, Events};
+use support::kafka_admin::unique_name;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -64,7 +64,7 @@ async fn a_topic_that_keeps_records_for_longer_than_the_inbox_knows_them_is_warn
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_nobody_can_be_asked_about_is_no_more_than_a_note() {
-    let stage = Stage::about(crate::support::kafka::Kafka::shared().await.clone(), unique_name("missing")).await;
+    let stage = Stage::about(support::kafka::Kafka::shared().await.clone(), unique_name("missing")).await;
     let events = Events::capture();
     let inbox = stage.build(stage.scene.inbox().retention(DAY), &Runs::new());
     let running = within(inbox.start_from(stage.source())).await.unwrap();

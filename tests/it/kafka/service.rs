@@ -7,11 +7,11 @@ use tokio::task::JoinHandle;
 use tokio_postgres::NoTls;
 
 use crate::scene::{PATIENCE, Scene, within};
-use crate::support::child::Child;
-use crate::support::kafka::Kafka;
-use crate::support::kafka_admin::unique_name;
-use crate::support::kafka_records::TestRecord;
-use crate::support::postgres::{Cluster, ClusterOptions, connect};
+use support::child::Child;
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
+use support::postgres::{Cluster, ClusterOptions, connect};
 
 const PARTITIONS: i32 = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(250);

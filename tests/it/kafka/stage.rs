@@ -5,9 +5,9 @@ use std::time::Duration;
 use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Running};
 
 use super::super::scene::{Db, Runs, Scene, quick, within};
-use crate::support::kafka::Kafka;
-use crate::support::kafka_admin::unique_name;
-use crate::support::kafka_records::TestRecord;
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
 
 pub struct Stage {
     pub scene: Scene,

@@ -2,7 +2,7 @@
 
 use super::reader::{Reader, times_said};
 use super::stage::Stage;
-use crate::support::child::Child;
+use support::child::Child;
 
 // F08
 #[tokio::test(flavor = "multi_thread")]

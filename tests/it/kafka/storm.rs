@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::reader::Reader;
 use super::stage::Stage;
 use crate::scene::within;
-use crate::support::child::Child;
+use support::child::Child;
 
 const PARTITIONS: i32 = 8;
 const MEMBERS: usize = 3;

@@ -3,8 +3,8 @@
 use super::reader::Reader;
 use super::stage::Stage;
 use crate::scene::{Runs, within};
-use crate::support::events::Events;
-use crate::support::postgres::connect;
+use support::events::Events;
+use support::postgres::connect;
 
 const WAITING: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
                        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%inbox_message%'";

@@ -4,7 +4,7 @@ use wharf::{Audit, Finding, Kafka as Source, PartitionAudit};
 
 use super::stage::{Stage, end};
 use crate::scene::{Runs, within};
-use crate::support::mock_kafka::{MockBrokers, MockKafka};
+use support::mock_kafka::{MockBrokers, MockKafka};
 
 /// A stage with five records of each of its partitions stored, and nothing running.
 async fn stored(partitions: i32) -> Stage {

@@ -2,9 +2,9 @@
 
 use super::stage::{Stage, end, range};
 use crate::scene::Runs;
-use crate::support::events::{Event, Events};
-use crate::support::kafka::Kafka;
-use crate::support::kafka_records::TestRecord;
+use support::events::{Event, Events};
+use support::kafka::Kafka;
+use support::kafka_records::TestRecord;
 
 // Invariants 2 and 9. The broker gives out what it has; its checksum tells librdkafka that it is not what was written.
 #[tokio::test(flavor = "multi_thread")]

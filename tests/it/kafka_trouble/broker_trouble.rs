@@ -9,10 +9,10 @@ use wharf::{Kafka as Source, Postgres, Running};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};
-use crate::support::events::{Event, Events};
-use crate::support::kafka::Kafka;
-use crate::support::kafka_admin::unique_name;
-use crate::support::mock_kafka::{MockBrokers, MockKafka};
+use support::events::{Event, Events};
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::mock_kafka::{MockBrokers, MockKafka};
 
 /// Between two looks at what is committed: what is waited for is the mock cluster's doing.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::ingester::Ingester;
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};
-use crate::support::kafka::Kafka;
-use crate::support::kafka_admin::unique_name;
-use crate::support::mock_kafka::{MockBrokers, MockKafka};
-use crate::support::proxy::Proxy;
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::mock_kafka::{MockBrokers, MockKafka};
+use support::proxy::Proxy;
 
 // F11: one broker for the three, because each costs seconds.
 #[tokio::test(flavor = "multi_thread")]

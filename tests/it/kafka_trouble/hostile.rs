@@ -6,7 +6,7 @@ use wharf::{Failure, Identity, Limits, Message, Raw, handler};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, key, quick, within};
-use crate::support::kafka_records::{TestHeader, TestRecord};
+use support::kafka_records::{TestHeader, TestRecord};
 
 /// Key, headers as the store encodes them, payload.
 type Bytes = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
@@ -180,7 +180,7 @@ async fn batches_of_every_codec_are_read() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_from_the_end_of_time_is_a_record() {
     const NEVER_TOO_ODD: &str = "9223372036854775807";
-    let stage = Stage::about(crate::support::kafka::Kafka::shared().await.clone(), unique_topic()).await;
+    let stage = Stage::about(support::kafka::Kafka::shared().await.clone(), unique_topic()).await;
     let settings = [("message.timestamp.after.max.ms", NEVER_TOO_ODD), ("retention.ms", "-1")];
     stage.kafka.create_topic(&stage.topic, 1, &settings).await;
     let stamps = [-1, -5, 0, 1, 253_402_300_800_000, i64::MAX / 2_000, i64::MAX - 1, i64::MIN + 1];
@@ -202,5 +202,5 @@ async fn a_record_from_the_end_of_time_is_a_record() {
 }
 
 fn unique_topic() -> String {
-    crate::support::kafka_admin::unique_name("topic")
+    support::kafka_admin::unique_name("topic")
 }

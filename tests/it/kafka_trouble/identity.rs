@@ -5,8 +5,8 @@ use wharf::Identity;
 
 use super::stage::{Stage, end};
 use crate::scene::{Runs, quick};
-use crate::support::events::Events;
-use crate::support::kafka_records::TestRecord;
+use support::events::Events;
+use support::kafka_records::TestRecord;
 
 const STRUCTURED: (&str, &str) = ("content-type", "application/cloudevents+json; charset=utf-8");
 

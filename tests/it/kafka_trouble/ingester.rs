@@ -10,8 +10,8 @@ use wharf::{Failure, Identity, Inbox, Kafka as Source, Message, Raw, Store, hand
 
 use super::stage::Stage;
 use crate::scene::{key, quick};
-use crate::support::child::{Child, Role, parameter, say};
-use crate::support::events::{Event, Events};
+use support::child::{Child, Role, parameter, say};
+use support::events::{Event, Events};
 
 pub const ROLE: (&str, Role) = ("ingester", work);
 

@@ -4,10 +4,10 @@ use wharf::{Identity, Kafka as Source};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};
-use crate::support::events::{Event, Events};
-use crate::support::kafka::Kafka;
-use crate::support::kafka_admin::unique_name;
-use crate::support::kafka_records::TestRecord;
+use support::events::{Event, Events};
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
 
 /// Topics and partitions are found soon, not within five minutes.
 fn watchful(stage: &Stage) -> Source {

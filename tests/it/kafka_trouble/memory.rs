@@ -4,9 +4,9 @@ use std::fs;
 
 use super::ingester::{Ingester, await_event};
 use super::stage::Stage;
-use crate::support::child::Child;
-use crate::support::kafka_records::TestRecord;
-use crate::support::proxy::Proxy;
+use support::child::Child;
+use support::kafka_records::TestRecord;
+use support::proxy::Proxy;
 
 const PARTITIONS: i32 = 64;
 const RECORDS: usize = 320;

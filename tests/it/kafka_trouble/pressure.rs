@@ -7,9 +7,9 @@ use wharf::{Identity, Limits};
 use super::ingester::{Ingester, await_event, said};
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, quick};
-use crate::support::folder::ServiceFolder;
-use crate::support::kafka_records::TestRecord;
-use crate::support::proxy::Proxy;
+use support::folder::ServiceFolder;
+use support::kafka_records::TestRecord;
+use support::proxy::Proxy;
 
 // F05
 #[tokio::test(flavor = "multi_thread")]

@@ -7,9 +7,9 @@ use wharf::{Error, Kafka as Source};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};
-use crate::support::events::{Event, Events};
-use crate::support::kafka::{Kafka, KafkaOptions, KafkaTls, SCRAM_PASSWORD, SCRAM_USER};
-use crate::support::tls::Certificates;
+use support::events::{Event, Events};
+use support::kafka::{Kafka, KafkaOptions, KafkaTls, SCRAM_PASSWORD, SCRAM_USER};
+use support::tls::Certificates;
 
 const WRONG_PASSWORD: &str = "hunter2-is-not-the-password";
 

@@ -9,7 +9,7 @@ use wharf::{Inbox, Limits, Postgres, Store};
 
 use super::explained::{Plan, plans};
 use crate::scene::{Runs, record, within};
-use crate::support::postgres::{Cluster, connect};
+use support::postgres::{Cluster, connect};
 
 /// No autovacuum: the tests decide what the planner knows.
 const SETTINGS: [(&str, &str); 10] = [

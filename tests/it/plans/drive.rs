@@ -12,8 +12,8 @@ use wharf::{
 
 use super::big::Big;
 use crate::scene::{Runs, key, record};
-use crate::support::postgres::connect;
-use crate::support::proxy::{Fault, Proxy};
+use support::postgres::connect;
+use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
 pub const STATEMENTS: [(&str, &str); 27] = [

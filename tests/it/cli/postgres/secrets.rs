@@ -1,7 +1,7 @@
 //! F63: a password or a SASL secret is in nothing that is printed, whatever goes wrong, and is refused where others could see it.
 
 use crate::cli::program::{Program, finish};
-use crate::support::database_server::Server;
+use support::database_server::Server;
 
 const SECRET: &str = "canary-hunter2";
 

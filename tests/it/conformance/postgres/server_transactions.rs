@@ -17,7 +17,7 @@ async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
         let url = url.clone();
         Box::pin(async move {
             if message.attempt() == 1 {
-                let other = crate::support::postgres::connect(&url).await;
+                let other = support::postgres::connect(&url).await;
                 other.batch_execute("UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL").await?;
             }
             Ok(())

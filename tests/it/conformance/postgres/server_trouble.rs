@@ -8,8 +8,8 @@ use wharf::{Inbox, Limits, Receipt, Record};
 
 use super::refused::{ACCEPTED, stock_inbox};
 use super::scene::{Db, Runs, Scene, quick, record, within};
-use crate::support::events::Events;
-use crate::support::proxy::Proxy;
+use support::events::Events;
+use support::proxy::Proxy;
 
 /// Refuses every other row of the quarantine, in words that diesel does not know and in words that it does.
 const REFUSED_AT_FIRST: [&str; 2] = [

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use wharf::{Inbox, Receipt, Sqlite, SqliteOptions, Store};
 
 use super::scene::{Runs, Scene, quick, record, records};
-use crate::support::sqlite::SqliteFile;
+use support::sqlite::SqliteFile;
 
 async fn refusal(path: &std::path::Path) -> String {
     let error = Store::<Sqlite>::open(path).await.unwrap_err();
@@ -177,7 +177,7 @@ async fn several_that_write_at_once_lose_nothing() {
     }
     let path = scene.database.path();
     let shell = tokio::task::spawn_blocking(move || {
-        let mut shell = crate::support::sqlite::connect(&path);
+        let mut shell = support::sqlite::connect(&path);
         for _ in 0..50 {
             shell.batch_execute("UPDATE inbox_handler SET registered_at = registered_at + 1").unwrap();
         }

@@ -15,7 +15,7 @@ use wharf::{
 use super::effect::{self, Connection, effects};
 use super::scene::{Db, Runs, Scene, key, quick, record, records, within};
 use super::transactional::{once_more, outcome_of, scene};
-use crate::support::events::Events;
+use support::events::Events;
 
 /// Deliveries that were not run exactly once.
 const NOT_ONCE: &str = "inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR crashes <> 0 OR status <> 2";

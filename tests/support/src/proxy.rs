@@ -13,12 +13,12 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 
-use super::ports::free_port;
-use super::proxy_connection;
-use super::proxy_fault::{Faults, Target};
-use super::url::with_port;
+use crate::ports::free_port;
+use crate::proxy_connection;
+use crate::proxy_fault::{Faults, Target};
+use crate::url::with_port;
 
-pub use super::proxy_fault::{Fault, FaultHandle};
+pub use crate::proxy_fault::{Fault, FaultHandle};
 
 /// Between two tries to listen on our port again. Nobody else is given it, but the kernel may need a moment.
 const LISTEN_RETRY: Duration = Duration::from_millis(10);

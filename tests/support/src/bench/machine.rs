@@ -1,6 +1,6 @@
 //! What every bench needs: its arguments, a server on a disk, and where its figures go.
 
-use crate::support::postgres::Cluster;
+use crate::postgres::Cluster;
 
 /// Starts the program again unless it was told where the servers' folders are: they are in memory when there is room, which is right
 /// for tests, but durable writes are measured on a disk.

@@ -4,9 +4,9 @@
 //! in the order given; only those whose header names are no UTF-8, which its Rust interface has no way to say, go over a
 //! connection of ours.
 
-use super::kafka::Kafka;
-use super::kafka_producer::{Producing, idempotent_config, producer_config};
-use super::kafka_wire;
+use crate::kafka::Kafka;
+use crate::kafka_producer::{Producing, idempotent_config, producer_config};
+use crate::kafka_wire;
 
 /// A record as bytes: `None` and empty are different things.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use super::folder::ServiceFolder;
-use super::process::{run_to_end, service_tool};
+use crate::folder::ServiceFolder;
+use crate::process::{run_to_end, service_tool};
 
 /// A folder with `initdb` and `postgres`, to test another version than the newest installed.
 const FOLDER_VARIABLE: &str = "WHARF_TEST_PG_BIN";

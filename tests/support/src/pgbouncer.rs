@@ -14,12 +14,12 @@ use nix::unistd::Pid;
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 
-use super::cache;
-use super::folder::ServiceFolder;
-use super::ports::free_port;
-use super::postgres_binaries::SUPERUSER;
-use super::process::{PROCESS_DEADLINE, PROCESS_POLL, service_server, spawn_bound};
-use super::url::{with_database, with_port};
+use crate::cache;
+use crate::folder::ServiceFolder;
+use crate::ports::free_port;
+use crate::postgres_binaries::SUPERUSER;
+use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, service_server, spawn_bound};
+use crate::url::{with_database, with_port};
 
 /// Another program than the one the set-up script builds.
 const PROGRAM_VARIABLE: &str = "WHARF_TEST_PGBOUNCER";

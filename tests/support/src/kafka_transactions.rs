@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::kafka::Kafka;
-use super::kafka_admin::KAFKA_DEADLINE;
-use super::kafka_producer::{Producing, idempotent_config};
-use super::kafka_records::TestRecord;
+use crate::kafka::Kafka;
+use crate::kafka_admin::KAFKA_DEADLINE;
+use crate::kafka_producer::{Producing, idempotent_config};
+use crate::kafka_records::TestRecord;
 
 /// A producer with a transactional id, which fenced off all others of that id when it was made.
 pub struct TransactionalProducer {

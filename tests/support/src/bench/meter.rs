@@ -9,8 +9,8 @@ use std::ops::Sub;
 use std::time::Instant;
 
 use super::median;
-use crate::support::kafka::Kafka;
-use crate::support::postgres::{Cluster, connect};
+use crate::kafka::Kafka;
+use crate::postgres::{Cluster, connect};
 
 /// What one measurement came to.
 #[derive(Debug, Clone, Copy, Default)]
@@ -119,7 +119,7 @@ fn seconds(pid: &str, fields: usize) -> f64 {
 }
 
 /// With `--statements`: what the server was asked in this database, the dearest first.
-pub async fn print_statements(url: &str, what: &str) {
+pub(crate) async fn print_statements(url: &str, what: &str) {
     if !super::is_asked_for("--statements") {
         return;
     }

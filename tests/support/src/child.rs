@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
-use super::process::{PROCESS_DEADLINE, PROCESS_POLL, bound_command, send_signal, spawn_bound};
+use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, bound_command, send_signal, spawn_bound};
 
 /// Names the role, and tells a child from a normal run of the tests.
 const ROLE_VARIABLE: &str = "WHARF_CHILD";

@@ -10,9 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
-use super::proxy::{Place, Shared};
-use super::proxy_fault::Armed;
-use super::proxy_protocol::{Conversation, Step};
+use crate::proxy::{Place, Shared};
+use crate::proxy_fault::Armed;
+use crate::proxy_protocol::{Conversation, Step};
 
 const READ_BYTES: usize = 64 * 1024;
 
@@ -32,7 +32,7 @@ impl From<io::Error> for End {
 }
 
 /// Serves one client to the end. The place is given up when the client's socket is gone.
-pub async fn serve(shared: Arc<Shared>, place: Place, mut client: TcpStream) {
+pub(crate) async fn serve(shared: Arc<Shared>, place: Place, mut client: TcpStream) {
     let end = tokio::select! {
         end = pump_both(&shared, &mut client) => end,
         () = place.until_reset() => End::Reset,

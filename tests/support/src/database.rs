@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use tokio_postgres::Client;
 use tokio_postgres::types::FromSqlOwned;
 
-use super::database_server::Server;
-use super::postgres::connect;
-use super::url::with_database;
+use crate::database_server::Server;
+use crate::postgres::connect;
+use crate::url::with_database;
 
 /// A database of one test, gone when dropped.
 #[derive(Debug)]

@@ -5,17 +5,17 @@
 
 use std::path::Path;
 
-use super::folder::ServiceFolder;
-use super::kafka::{KafkaOptions, KafkaTls};
-use super::kafka_binaries::NODE_ID;
-use super::ports::free_port;
+use crate::folder::ServiceFolder;
+use crate::kafka::{KafkaOptions, KafkaTls};
+use crate::kafka_binaries::NODE_ID;
+use crate::ports::free_port;
 
 /// Records up to 32 MiB, and a little for what surrounds them.
 const MESSAGE_BYTES_MAX: usize = (32 << 20) + (64 << 10);
 
 /// Where a broker listens; the same over restarts.
 #[derive(Clone, Copy, Debug)]
-pub struct KafkaPorts {
+pub(crate) struct KafkaPorts {
     pub plain: u16,
     pub controller: u16,
     pub tls: Option<u16>,
@@ -23,7 +23,7 @@ pub struct KafkaPorts {
 }
 
 impl KafkaPorts {
-    pub fn choose(options: &KafkaOptions) -> KafkaPorts {
+    pub(crate) fn choose(options: &KafkaOptions) -> KafkaPorts {
         KafkaPorts {
             plain: free_port(),
             controller: free_port(),
@@ -34,7 +34,12 @@ impl KafkaPorts {
 }
 
 /// The content of the file. The server takes the last of two values, so the test's own come last.
-pub fn server_properties(options: &KafkaOptions, ports: KafkaPorts, data: &Path, folder: &ServiceFolder) -> String {
+pub(crate) fn server_properties(
+    options: &KafkaOptions,
+    ports: KafkaPorts,
+    data: &Path,
+    folder: &ServiceFolder,
+) -> String {
     let mut settings = common_settings(ports, data);
     settings.extend(listener_settings(ports));
     if let Some(tls) = &options.tls {

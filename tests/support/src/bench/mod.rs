@@ -1,6 +1,7 @@
-//! What the benches beside bare SQL stand on: the same scale, servers on a disk, a meter, pairs of the baseline and ours, figures as JSON.
+//! What the benches share: servers on a disk, a meter, pairs of baseline and Wharf measured in turns, figures as JSON.
 //!
 //! Nothing here does what is measured.
+#![allow(clippy::print_stdout, reason = "a bench reports on its standard output")]
 
 mod connections;
 mod machine;
@@ -14,7 +15,7 @@ pub use pairs::{Pair, Pairs};
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::postgres::{Cluster, connect};
+use crate::postgres::{Cluster, connect};
 
 /// Rows in one statement, on both sides.
 pub const BATCH_ROWS: usize = 500;
@@ -22,14 +23,12 @@ pub const BATCH_ROWS: usize = 500;
 pub const CONNECTIONS: usize = 2;
 pub const PAYLOAD_BYTES: usize = 512;
 
-/// A fresh database with the inbox's schema, for one measurement.
-pub async fn fresh_database(cluster: &Cluster) -> String {
+/// A fresh and empty database for one measurement.
+pub async fn empty_database(cluster: &Cluster) -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let name = format!("bench_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
     cluster.execute(&format!("CREATE DATABASE {name}")).await;
     let url = cluster.url(&name);
-    let store = wharf::Store::<wharf::Postgres>::connect(&url).await.unwrap();
-    store.migrate().await.unwrap();
     connect(&url).await.batch_execute("CREATE EXTENSION pg_stat_statements").await.unwrap();
     url
 }

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
-use super::process::{remove_when_we_are_gone, service_account};
+use crate::process::{remove_when_we_are_gone, service_account};
 
 const IN_MEMORY: &str = "/dev/shm";
 

@@ -4,7 +4,7 @@ use tokio_postgres::Client;
 
 use super::CONNECTIONS;
 use super::meter::{Measured, Meter};
-use crate::support::postgres::connect;
+use crate::postgres::connect;
 
 /// Shares the numbers below `messages` out to the connections, runs `work` on each at once, and returns what it took. `meter` is asked
 /// for when everybody is connected.

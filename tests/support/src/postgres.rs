@@ -3,7 +3,7 @@
 //! It listens on a free port of 127.0.0.1 and on a socket in its own folder, and keeps the port over restarts. It runs
 //! with `fsync` on: what the tests kill is as durable as in production. Its process and folder are gone after drop.
 //!
-//! Most tests want a [`super::database::TestDatabase`] on the shared cluster instead; a cluster of its own is for
+//! Most tests want a [`crate::database::TestDatabase`] on the shared cluster instead; a cluster of its own is for
 //! tests that stop, kill or configure the server.
 
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio_postgres::NoTls;
 
-use super::folder::ServiceFolder;
-use super::ports::free_port;
-use super::postgres_binaries::{SUPERUSER, make_data_folder, program};
-use super::process::{
+use crate::folder::ServiceFolder;
+use crate::ports::free_port;
+use crate::postgres_binaries::{SUPERUSER, make_data_folder, program};
+use crate::process::{
     PROCESS_DEADLINE, PROCESS_POLL, run_to_end, send_signal, service_server, service_tool, spawn_bound, wait_for_end,
 };
 

@@ -19,11 +19,11 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::sync::OnceCell;
 
-use super::folder::ServiceFolder;
-use super::kafka_binaries::{broker_command, cluster_id, make_data_folder};
-use super::kafka_settings::{KafkaPorts, server_properties};
-use super::postgres::ServerTls;
-use super::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, spawn_bound, wait_for_end};
+use crate::folder::ServiceFolder;
+use crate::kafka_binaries::{broker_command, cluster_id, make_data_folder};
+use crate::kafka_settings::{KafkaPorts, server_properties};
+use crate::postgres::ServerTls;
+use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, spawn_bound, wait_for_end};
 
 /// The user of the SCRAM listener, and its password.
 pub const SCRAM_USER: &str = "wharf";

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::proxy_fault::{Armed, Fault, Faults};
+use crate::proxy_fault::{Armed, Fault, Faults};
 
 const SSL_REQUEST: u32 = 80_877_103;
 const GSS_ENCRYPTION_REQUEST: u32 = 80_877_104;
@@ -13,7 +13,7 @@ const CANCEL_REQUEST: u32 = 80_877_102;
 
 /// What is known of one session. Fed with both directions.
 #[derive(Debug, Default)]
-pub struct Conversation {
+pub(crate) struct Conversation {
     phase: Phase,
     /// The SQL of each prepared statement, by its name.
     prepared: HashMap<String, String>,
@@ -45,7 +45,7 @@ struct LostReply {
 
 /// What to do with bytes that came in.
 #[derive(Debug)]
-pub enum Step {
+pub(crate) enum Step {
     /// Pass these on; they are whole messages.
     Forward(Vec<u8>),
     /// Pass these on, then reset both sides: the fault has done its work.
@@ -54,7 +54,7 @@ pub enum Step {
 
 impl Conversation {
     /// Takes the whole messages out of what the client sent.
-    pub fn client_sent(&mut self, buffer: &mut Vec<u8>, faults: &Faults) -> Step {
+    pub(crate) fn client_sent(&mut self, buffer: &mut Vec<u8>, faults: &Faults) -> Step {
         let mut forward = Vec::new();
         while let Some(message) = self.next_client_message(buffer) {
             if self.phase == Phase::Messages
@@ -73,7 +73,7 @@ impl Conversation {
     }
 
     /// Takes the whole messages out of what the server sent.
-    pub fn server_sent(&mut self, buffer: &mut Vec<u8>) -> Step {
+    pub(crate) fn server_sent(&mut self, buffer: &mut Vec<u8>) -> Step {
         let mut forward = Vec::new();
         while let Some(message) = self.next_server_message(buffer) {
             let is_lost = self.losing.as_ref().is_some_and(|losing| self.answers + 1 >= losing.answer);
@@ -91,7 +91,7 @@ impl Conversation {
     }
 
     /// The session is over: the fault of a reply that never came has done its work as well.
-    pub fn into_pending_fault(self) -> Option<Armed> {
+    pub(crate) fn into_pending_fault(self) -> Option<Armed> {
         self.losing.map(|losing| losing.fault)
     }
 

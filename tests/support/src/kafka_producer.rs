@@ -9,16 +9,16 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
 
-use super::kafka::Kafka;
-use super::kafka_admin::KAFKA_DEADLINE;
-use super::kafka_records::TestRecord;
+use crate::kafka::Kafka;
+use crate::kafka_admin::KAFKA_DEADLINE;
+use crate::kafka_records::TestRecord;
 
 /// One wait for the broker, between two looks at the clock.
 const POLL: Duration = Duration::from_millis(10);
 
 /// Keeps the order, and sends records up to the size the broker takes. Idempotence, for which a producer is made to wait
 /// up to a second at its start, is left to those who write in numbers.
-pub fn producer_config(kafka: &Kafka) -> ClientConfig {
+pub(crate) fn producer_config(kafka: &Kafka) -> ClientConfig {
     let mut config = kafka.client_config();
     config
         .set("max.in.flight.requests.per.connection", "1")
@@ -29,14 +29,14 @@ pub fn producer_config(kafka: &Kafka) -> ClientConfig {
 }
 
 /// As [`producer_config`], with requests on their way at the same time that still keep the order and repeat nothing.
-pub fn idempotent_config(kafka: &Kafka) -> ClientConfig {
+pub(crate) fn idempotent_config(kafka: &Kafka) -> ClientConfig {
     let mut config = producer_config(kafka);
     config.set("enable.idempotence", "true").set("max.in.flight.requests.per.connection", "5");
     config
 }
 
 /// A producer in use. Its methods block their thread.
-pub struct Producing {
+pub(crate) struct Producing {
     producer: BaseProducer<Acknowledgements>,
 }
 
@@ -54,12 +54,12 @@ struct State {
 }
 
 impl Producing {
-    pub fn create(config: &ClientConfig) -> Producing {
+    pub(crate) fn create(config: &ClientConfig) -> Producing {
         Producing { producer: config.create_with_context(Acknowledgements::default()).expect("a producer") }
     }
 
     /// Queues a record, and waits for a place in the queue if there is none.
-    pub fn send(&self, topic: &str, partition: i32, record: &TestRecord) {
+    pub(crate) fn send(&self, topic: &str, partition: i32, record: &TestRecord) {
         let deadline = Instant::now() + KAFKA_DEADLINE;
         let mut queued = self.producer.send(to_base_record(topic, partition, record));
         while let Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), again)) = queued {
@@ -74,7 +74,7 @@ impl Producing {
 
     /// Waits until all that was sent is on the broker. Returns the lowest offset: that of the first record, if all went
     /// to one partition.
-    pub fn finish(&self) -> i64 {
+    pub(crate) fn finish(&self) -> i64 {
         let deadline = Instant::now() + KAFKA_DEADLINE;
         while self.producer.in_flight_count() > 0 {
             assert!(Instant::now() < deadline, "the broker acknowledges no more records");
@@ -85,19 +85,19 @@ impl Producing {
         state.first_offset.expect("at least one record was sent")
     }
 
-    pub fn init_transactions(&self) {
+    pub(crate) fn init_transactions(&self) {
         self.producer.init_transactions(KAFKA_DEADLINE).expect("transactions can begin");
     }
 
-    pub fn begin_transaction(&self) {
+    pub(crate) fn begin_transaction(&self) {
         self.producer.begin_transaction().expect("a transaction begins");
     }
 
-    pub fn commit_transaction(&self) {
+    pub(crate) fn commit_transaction(&self) {
         self.producer.commit_transaction(KAFKA_DEADLINE).expect("the transaction is committed");
     }
 
-    pub fn abort_transaction(&self) {
+    pub(crate) fn abort_transaction(&self) {
         self.producer.abort_transaction(KAFKA_DEADLINE).expect("the transaction is aborted");
     }
 }

@@ -10,10 +10,10 @@ use std::sync::LazyLock;
 use nix::sys::signal::Signal;
 use rand::distr::{Alphanumeric, SampleString};
 
-use super::cache;
-use super::folder::ServiceFolder;
-use super::kafka::{SCRAM_PASSWORD, SCRAM_USER};
-use super::process::{run_to_end, service_server, service_tool};
+use crate::cache;
+use crate::folder::ServiceFolder;
+use crate::kafka::{SCRAM_PASSWORD, SCRAM_USER};
+use crate::process::{run_to_end, service_server, service_tool};
 
 /// A folder with Kafka's `libs`, to test another version than the one the set-up script fetches.
 const FOLDER_VARIABLE: &str = "WHARF_TEST_KAFKA";
@@ -22,7 +22,7 @@ const FOLDER_VARIABLE: &str = "WHARF_TEST_KAFKA";
 const ENVIRONMENT: &str = include_str!("../../../scripts/environment.sh");
 
 /// The only broker's, which the data folder is marked with.
-pub const NODE_ID: u16 = 1;
+pub(crate) const NODE_ID: u16 = 1;
 
 /// A broker is small and short-lived: what the better compiler and collector gain, their threads cost.
 const JVM_OPTIONS: [&str; 6] = [
@@ -35,8 +35,8 @@ const JVM_OPTIONS: [&str; 6] = [
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
 ];
 
-/// A broker for [`super::process::spawn_bound`], which lives in `folder` and reads its settings from a file there.
-pub fn broker_command(folder: &Path, settings: &Path) -> Command {
+/// A broker for [`crate::process::spawn_bound`], which lives in `folder` and reads its settings from a file there.
+pub(crate) fn broker_command(folder: &Path, settings: &Path) -> Command {
     // SIGKILL: after our end nobody needs its data.
     let mut command = service_server(java(), folder, Signal::SIGKILL);
     add_java_arguments(&mut command, folder);
@@ -45,14 +45,14 @@ pub fn broker_command(folder: &Path, settings: &Path) -> Command {
 }
 
 /// What the brokers of this process say who they are, so that none of another process is taken for ours.
-pub fn cluster_id() -> &'static str {
+pub(crate) fn cluster_id() -> &'static str {
     // Kafka wants 16 bytes in base64: 22 characters, of which the last says but two bits.
     static ID: LazyLock<String> = LazyLock::new(|| Alphanumeric.sample_string(&mut rand::rng(), 21) + "A");
     &ID
 }
 
 /// Fills `target` with a formatted, never used data folder.
-pub fn make_data_folder(target: &Path, within: &Path) {
+pub(crate) fn make_data_folder(target: &Path, within: &Path) {
     static TEMPLATE: LazyLock<ServiceFolder> = LazyLock::new(format_data_folder);
     let mut copy = service_tool(Path::new("cp"), within);
     copy.args(["-a", "--reflink=auto"]).arg(TEMPLATE.path().join("data")).arg(target);
@@ -122,13 +122,4 @@ fn java() -> &'static Path {
         java
     });
     &JAVA
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_compose_file_has_the_kafka_of_the_tests() {
-        let compose = include_str!("../../../docker-compose.yml");
-        assert!(compose.contains(&format!("image: apache/kafka:{}\n", super::version())));
-    }
 }

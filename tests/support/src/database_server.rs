@@ -12,8 +12,8 @@ use futures_util::future::join_all;
 use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio_postgres::Client;
 
-use super::folder;
-use super::postgres::{Cluster, ClusterOptions, connect};
+use crate::folder;
+use crate::postgres::{Cluster, ClusterOptions, connect};
 
 /// How many databases are made at the same time. More gain nothing on the machines the tests run on.
 const CREATORS: usize = 2;

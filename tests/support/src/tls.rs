@@ -7,14 +7,14 @@ use rcgen::{
     date_time_ymd,
 };
 
-use super::folder::ServiceFolder;
-use super::postgres::ServerTls;
+use crate::folder::ServiceFolder;
+use crate::postgres::ServerTls;
 
 /// The names a client of the tests' servers may dial.
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// Everything TLS tests need. The servers' certificates are for [`super::postgres::ClusterOptions::tls`] and
-/// [`super::kafka::KafkaTls`].
+/// Everything TLS tests need. The servers' certificates are for [`crate::postgres::ClusterOptions::tls`] and
+/// [`crate::kafka::KafkaTls`].
 #[derive(Debug)]
 pub struct Certificates {
     /// The authority a client is told to trust, as a file and as text.

@@ -1,7 +1,7 @@
 //! librdkafka's mock cluster: brokers in this process, there at once, that fail as they are told.
 //!
 //! For faults a real broker cannot be made to have. It keeps 5 MiB a partition and knows no transactions worth
-//! trusting: what we claim about Kafka is shown on [`super::kafka::Kafka`].
+//! trusting: what we claim about Kafka is shown on [`crate::kafka::Kafka`].
 
 use std::sync::mpsc;
 use std::time::Duration;

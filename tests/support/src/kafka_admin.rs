@@ -16,8 +16,8 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Message;
 use rdkafka::topic_partition_list::Offset;
 
-use super::kafka::Kafka;
-use super::process::PROCESS_POLL;
+use crate::kafka::Kafka;
+use crate::process::PROCESS_POLL;
 
 /// How long an operation may take. Far above what a loaded machine needs.
 pub const KAFKA_DEADLINE: Duration = Duration::from_secs(120);

@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::SystemTime;
 
-use super::kafka_admin::KAFKA_DEADLINE;
-use super::kafka_records::{TestHeader, TestRecord};
+use crate::kafka_admin::KAFKA_DEADLINE;
+use crate::kafka_records::{TestHeader, TestRecord};
 
 const PRODUCE: i16 = 0;
 const PRODUCE_VERSION: i16 = 3;
@@ -21,7 +21,7 @@ const ACKNOWLEDGED_BY_ALL: i16 = -1;
 
 /// Writes the records as one batch to the first of `brokers`, which must lead the partition. Returns the offset of the
 /// first.
-pub fn produce(brokers: &str, topic: &str, partition: i32, records: &[TestRecord]) -> i64 {
+pub(crate) fn produce(brokers: &str, topic: &str, partition: i32, records: &[TestRecord]) -> i64 {
     let broker = brokers.split(',').next().expect("split yields at least one part");
     let mut stream = TcpStream::connect(broker).unwrap_or_else(|error| panic!("cannot reach {broker}: {error}"));
     stream.set_read_timeout(Some(KAFKA_DEADLINE)).expect("a timeout");
