@@ -64,7 +64,7 @@ async fn cut_short<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(moment, future).await.ok()
 }
 
-// F35
+// A future dropped at any await point must not return a connection with an open transaction to the pool.
 #[tokio::test(flavor = "multi_thread")]
 async fn accepts_that_are_cut_short_leave_nothing_open() {
     let cramped = Cramped::new().await;
@@ -76,7 +76,6 @@ async fn accepts_that_are_cut_short_leave_nothing_open() {
     cramped.assert_well().await;
 }
 
-// F35
 #[tokio::test(flavor = "multi_thread")]
 async fn rounds_that_are_cut_short_leave_nothing_open() {
     let cramped = Cramped::new().await;
@@ -90,7 +89,6 @@ async fn rounds_that_are_cut_short_leave_nothing_open() {
     cramped.assert_well().await;
 }
 
-// F35
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_that_are_aborted_leave_nothing_open() {
     let cramped = Cramped::new().await;
@@ -106,7 +104,6 @@ async fn tasks_that_are_aborted_leave_nothing_open() {
     cramped.assert_well().await;
 }
 
-// F35
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_that_is_dropped_while_it_runs_leaves_nothing_open() {
     let cramped = Cramped::new().await;
@@ -119,7 +116,6 @@ async fn an_inbox_that_is_dropped_while_it_runs_leaves_nothing_open() {
     cramped.assert_well().await;
 }
 
-// F35
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_that_is_cut_short_leaves_nothing_open() {
     let cramped = Cramped::new().await;
@@ -131,7 +127,7 @@ async fn a_shutdown_that_is_cut_short_leaves_nothing_open() {
     cramped.assert_well().await;
 }
 
-// F35: a serverless function that runs out of time is no crash of the message.
+// A serverless function that runs out of time is not a crash of its messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
     let scene = Scene::new().await;
@@ -159,7 +155,7 @@ async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
     assert_eq!(scene.database.query_texts(counters).await, ["done 0 0"]);
 }
 
-// F36
+// A statement nobody waits for any more must not keep its locks, or its connection busy, on the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_whose_handler_timed_out_is_ended_on_the_server() {
     async fn sleeping(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -178,7 +174,6 @@ async fn a_statement_whose_handler_timed_out_is_ended_on_the_server() {
     assert_nobody_sleeps(&scene).await;
 }
 
-// F36
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_whose_handler_was_stopped_is_ended_on_the_server() {
     async fn sleeping(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -199,7 +194,6 @@ async fn a_statement_whose_handler_was_stopped_is_ended_on_the_server() {
     assert_eq!(inbox.drain().await.unwrap(), 1);
 }
 
-// F36
 #[test]
 fn a_statement_whose_runtime_has_ended_is_ended_on_the_server() {
     async fn sleeping(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -235,7 +229,7 @@ fn sleepers(scene: &Scene) -> String {
     format!("FROM pg_stat_activity WHERE datname = '{}' AND wait_event = 'PgSleep'", scene.database.name())
 }
 
-// F38: on a runtime of two threads, both of which are blocked for longer than two leases.
+// A timeout cannot stop blocking code. Here it blocks both threads of the runtime for longer than two leases.
 #[test]
 fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
     let outside = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

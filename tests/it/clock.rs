@@ -13,7 +13,6 @@ fn libfaketime() -> PathBuf {
     found.expect("libfaketime is needed: run scripts/setup, or install the package faketime")
 }
 
-// F46
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_with_wrong_clocks_steal_nothing_and_lose_nothing() {
     let scene = Scene::new().await;

@@ -46,7 +46,6 @@ impl Stage {
     }
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_took_effect_is_recognised_when_its_answer_is_lost() {
     let stage = Stage::set().await;
@@ -61,7 +60,6 @@ async fn a_commit_that_took_effect_is_recognised_when_its_answer_is_lost() {
     stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_never_arrived_is_run_again() {
     let stage = Stage::set().await;
@@ -76,7 +74,6 @@ async fn a_commit_that_never_arrived_is_run_again() {
     stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_lost_commits_and_lost_answers_leave_one_effect_each() {
     let stage = Stage::set().await;
@@ -93,7 +90,6 @@ async fn under_load_lost_commits_and_lost_answers_leave_one_effect_each() {
     stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn the_question_waits_until_the_database_can_answer() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
@@ -113,7 +109,7 @@ async fn the_question_waits_until_the_database_can_answer() {
     }
 }
 
-// F21: the claim is fenced in the same transaction, so the doubt of one process cannot become the second effect of another.
+// The claim is fenced in the same transaction, so one process in doubt cannot cause a second effect in another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_doubt_that_outlives_the_lease_leaves_one_effect() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
@@ -137,7 +133,7 @@ async fn a_doubt_that_outlives_the_lease_leaves_one_effect() {
     }
 }
 
-// F21: the answer to a settlement is lost, too.
+// The answer to a settlement can be lost as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
     let scene = Scene::new().await;

@@ -25,7 +25,7 @@ fn records_of(acceptor: usize) -> Vec<Record> {
     records
 }
 
-// F18
+// Two statements that insert the same identities in different orders would deadlock: batches are sorted by identity.
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_never_deadlock() {
     let scene = Scene::new().await;

@@ -44,19 +44,17 @@ async fn a_killed_transactional_handler_leaves_one_effect() {
     assert_eq!(scene.database.query_texts("SELECT message_id FROM effect").await, ["a"]);
 }
 
-// F26
+// The attempt is counted before the handler runs. Otherwise a message that kills its process would do so for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_aborts_the_process_is_poisoned_after_three_deaths() {
     killer_is_poisoned("abort").await;
 }
 
-// F26
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_exits_the_process_is_poisoned_after_three_deaths() {
     killer_is_poisoned("exit").await;
 }
 
-// F26
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_overflows_the_stack_is_poisoned_after_three_deaths() {
     killer_is_poisoned("overflow").await;
@@ -76,7 +74,6 @@ async fn killer_is_poisoned(way: &str) {
     assert_eq!(scene.database.query_one_i64(done).await, 20);
 }
 
-// F26
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_is_forgiven_once_the_delivery_has_an_outcome() {
     let scene = Scene::new().await;
@@ -94,7 +91,7 @@ async fn a_crash_is_forgiven_once_the_delivery_has_an_outcome() {
     assert_eq!(scene.database.query_texts(counters).await, ["done again 0 0"]);
 }
 
-// F27
+// A crash is not held against the deliveries that ran beside the one that caused it: suspects run again alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
     let scene = Scene::new().await;
@@ -110,7 +107,6 @@ async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
     assert_eq!(scene.database.query_one_i64(done).await, 1_000);
 }
 
-// F27
 #[tokio::test(flavor = "multi_thread")]
 async fn two_killers_of_two_handlers_are_both_found_out() {
     let scene = Scene::new().await;
@@ -125,7 +121,7 @@ async fn two_killers_of_two_handlers_are_both_found_out() {
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|mail|crashed|3|0", "killer|stock|crashed|3|0"]);
 }
 
-// Invariant 6
+// At least once: at most the deliveries under way at a kill run again.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
     const MESSAGES: i64 = 2_000;

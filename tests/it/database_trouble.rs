@@ -214,7 +214,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     assert!(scene.database.query_one_i64(others_once).await >= 15);
 }
 
-// F53
+// Nothing holds a connection while it waits for another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_connection_is_enough() {
     let scene = Scene::new().await;
@@ -243,7 +243,6 @@ async fn one_connection_is_enough() {
     assert_eq!(scene.database.query_one_i64(once).await, 6);
 }
 
-// F53
 #[tokio::test(flavor = "multi_thread")]
 async fn one_connection_is_enough_to_drain() {
     let scene = Scene::new().await;

@@ -180,7 +180,6 @@ struct Card {
     number: u32,
 }
 
-// Invariant 10
 #[tokio::test(flavor = "multi_thread")]
 async fn no_event_and_no_error_shows_a_payload_a_key_a_header_or_a_password() {
     let events = Events::capture();

@@ -13,7 +13,7 @@ use support::proxy::Proxy;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 
-// F28
+// A slow handler that is alive must not be taken for a dead one and run a second time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_takes_three_leases_runs_once() {
     let scene = Scene::new().await;
@@ -41,7 +41,6 @@ async fn a_handler_that_takes_three_leases_runs_once() {
     assert_eq!(scene.database.query_one_i64(once).await, 30);
 }
 
-// F28
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_starts() {
     let scene = Scene::new().await;
@@ -80,7 +79,6 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
     assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
 }
 
-// F28
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_charged() {
     let scene = Scene::new().await;
@@ -113,7 +111,7 @@ async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_char
     assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
 }
 
-// F29
+// A worker that was stopped past its lease must not overwrite what the new owner of the delivery did.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_worker_changes_nothing_and_says_so() {
     let scene = Scene::new().await;
@@ -123,7 +121,7 @@ async fn a_stale_worker_changes_nothing_and_says_so() {
     assert_eq!(scene.states().await, ["a stock done"]);
 }
 
-// F30
+// Nor may it commit what its handler wrote.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_transactional_worker_leaves_no_second_effect() {
     let scene = Scene::new().await;
@@ -154,7 +152,7 @@ async fn finish_behind_the_back_of_a_frozen(worker: Worker, scene: &Scene) -> (V
     (before, scene.database.query_texts(delivery).await)
 }
 
-// F50
+// After an outage of the database nobody could renew: that alone is no reason to run everything again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run_again() {
     let server = OwnServer::start().await;

@@ -50,7 +50,6 @@ fn is_stored(receipt: &Receipt) -> bool {
     matches!(receipt, Receipt::Accepted { deliveries: 2 } | Receipt::Duplicate { added: 0 })
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn an_accept_whose_reply_or_request_is_lost_is_stored_once_and_handled_at_once() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
@@ -69,7 +68,6 @@ async fn an_accept_whose_reply_or_request_is_lost_is_stored_once_and_handled_at_
     }
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn replies_lost_again_and_again_under_load_change_nothing() {
     let stage = Stage::set().await;
@@ -89,7 +87,6 @@ async fn replies_lost_again_and_again_under_load_change_nothing() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_lost_with_quarantined_records_in_the_batch_keeps_each_once() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
@@ -111,7 +108,7 @@ async fn a_commit_lost_with_quarantined_records_in_the_batch_keeps_each_once() {
     }
 }
 
-// F21: the first statement has committed what was handed over, the second is lost.
+// The first statement has committed what was handed over; the second is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_step_for_known_records_lost_on_the_way_harms_neither_old_nor_new() {
     for (fault, statement) in [
@@ -135,7 +132,6 @@ async fn the_step_for_known_records_lost_on_the_way_harms_neither_old_nor_new() 
     }
 }
 
-// F21
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_that_only_accepts_rides_out_lost_replies_too() {
     let stage = Stage::set().await;

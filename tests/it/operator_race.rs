@@ -13,7 +13,6 @@ const MESSAGES: usize = 200;
 /// How often each delivery gives up before it is done.
 const LIVES: u32 = 4;
 
-// F54
 #[tokio::test(flavor = "multi_thread")]
 async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
     let scene = Scene::new().await;
@@ -67,7 +66,6 @@ async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
     assert_eq!(scene.database.query_one_i64(audited).await, replayed);
 }
 
-// F54
 #[tokio::test(flavor = "multi_thread")]
 async fn people_who_replay_discard_and_pause_by_filters_against_live_load_disturb_no_running_attempt() {
     let scene = Scene::new().await;

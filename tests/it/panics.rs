@@ -41,21 +41,18 @@ impl Drop for PanicsInDrop {
     }
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_with_text_is_a_failed_attempt() {
     let bad = handler(key("bad"), async |_: Message<Raw>| -> Result<(), Failure> { panic!("number {}", 7) });
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: number 7");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_without_text_is_a_failed_attempt() {
     let bad = handler(key("bad"), async |_: Message<Raw>| -> Result<(), Failure> { std::panic::panic_any(7_u64) });
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: (no message)");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_whose_value_panics_when_dropped_is_a_failed_attempt() {
     let bad =
@@ -63,14 +60,12 @@ async fn a_panic_whose_value_panics_when_dropped_is_a_failed_attempt() {
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: (no message)");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_before_the_future_is_made_is_a_failed_attempt() {
     let bad = handler(key("bad"), |_: Message<Raw>| -> std::future::Ready<Result<(), Failure>> { panic!("early") });
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: early");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_drop_of_a_local_is_a_failed_attempt() {
     let bad = handler(key("bad"), async |_: Message<Raw>| -> Result<(), Failure> {
@@ -81,7 +76,6 @@ async fn a_panic_in_the_drop_of_a_local_is_a_failed_attempt() {
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: in drop");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_drop_of_a_timed_out_future_is_a_failed_attempt() {
     let bad = handler(key("bad"), async |_: Message<Raw>| -> Result<(), Failure> {
@@ -92,7 +86,6 @@ async fn a_panic_in_the_drop_of_a_timed_out_future_is_a_failed_attempt() {
     assert!(outcome_of(bad).await.starts_with("poisoned|retries exhausted|2|0|"));
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_drop_of_a_timed_out_transactional_future_is_a_failed_attempt() {
     let bad = effect::writing(&Runs::new(), "bad", |_| {
@@ -105,7 +98,6 @@ async fn a_panic_in_the_drop_of_a_timed_out_transactional_future_is_a_failed_att
     assert!(outcome_of(bad).await.starts_with("poisoned|retries exhausted|2|0|"));
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_drop_of_a_stopped_future_is_not_charged() {
     let scene = Scene::new().await;
@@ -129,7 +121,6 @@ async fn a_panic_in_the_drop_of_a_stopped_future_is_not_charged() {
     assert_eq!(scene.database.query_texts(counters).await, ["pending|0|0"]);
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_display_of_an_error_is_a_failed_attempt() {
     #[derive(Debug)]
@@ -144,7 +135,6 @@ async fn a_panic_in_the_display_of_an_error_is_a_failed_attempt() {
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: words fail me");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_deserialize_is_a_failed_attempt() {
     struct Unreadable;
@@ -157,7 +147,6 @@ async fn a_panic_in_deserialize_is_a_failed_attempt() {
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: cannot read");
 }
 
-// F37
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_retry_policy_is_an_outcome() {
     let bad = handler(key("bad"), async |_: Message<Raw>| Err::<(), Failure>(Failure::retry("no")));

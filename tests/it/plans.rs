@@ -88,7 +88,7 @@ async fn the_deliveries_of_a_message_are_found_by_its_id() {
     }
 }
 
-// F47
+// A transaction left open anywhere keeps vacuum from removing dead rows. Claims must not get slower by it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_does_not_walk_over_what_was_finished_before_while_vacuum_can_remove_nothing() {
     let big = Big::almost_empty("pinned").await;

@@ -17,7 +17,6 @@ fn endless_lease() -> Limits {
     Limits { lease: Duration::from_secs(600), ..quick() }
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
     let scene = Scene::new().await;
@@ -45,7 +44,6 @@ async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
     assert_eq!(runs.count(), 20);
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
     let scene = Scene::new().await;
@@ -67,7 +65,6 @@ async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
     assert_eq!(scene.database.query_one_i64(locked).await, 0);
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_of_deploys_charges_nothing() {
     let scene = Scene::new().await;
@@ -88,7 +85,6 @@ async fn any_number_of_deploys_charges_nothing() {
     assert_eq!(scene.database.query_one_i64(done).await, 5);
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_is_asked_to_end_leaves_its_work_to_the_next() {
     let scene = Scene::new().await;
@@ -106,7 +102,6 @@ async fn a_process_that_is_asked_to_end_leaves_its_work_to_the_next() {
     assert_eq!(scene.states().await, ["a stock done"]);
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
     let scene = Scene::new().await;
@@ -127,7 +122,6 @@ async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
     assert_eq!(scene.database.query_one_i64(free).await, 10 - done);
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_with_the_database_gone_ends_with_an_error() {
     let (scene, proxy, inbox, runs) = behind_a_proxy().await;
@@ -142,7 +136,6 @@ async fn shutdown_with_the_database_gone_ends_with_an_error() {
     assert_eq!(scene.database.query_texts(COUNTERS).await, ["running errors 0 crashes 0"]);
 }
 
-// F39
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_with_a_database_that_does_not_answer_ends_with_an_error() {
     let (_scene, proxy, inbox, runs) = behind_a_proxy().await;

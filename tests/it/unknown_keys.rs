@@ -39,7 +39,6 @@ async fn reported(events: &Events, b: &'static str) {
     events.wait_for(|event| event.message == "unknown key" && event.has("handler", b)).await;
 }
 
-// F40
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_process_leaves_what_it_does_not_know_untouched_and_reports_it() {
     let scene = Scene::new().await;
@@ -62,7 +61,7 @@ async fn an_old_process_leaves_what_it_does_not_know_untouched_and_reports_it() 
     assert_eq!(newer.drain().await.unwrap(), 30);
 }
 
-// F40: even with no grace at all, because somebody alive knows it.
+// Even with no grace at all, because a live process knows the key.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
     let scene = Scene::new().await;
@@ -95,7 +94,6 @@ async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
     }
 }
 
-// F40
 #[tokio::test(flavor = "multi_thread")]
 async fn rolls_and_rollbacks_under_load_poison_nothing() {
     let scene = Scene::new().await;
@@ -122,7 +120,6 @@ async fn rolls_and_rollbacks_under_load_poison_nothing() {
     assert_eq!(scene.count("inbox_delivery WHERE crashes > 0 OR errors > 0").await, 0);
 }
 
-// F40
 #[tokio::test(flavor = "multi_thread")]
 async fn without_grace_an_unknown_key_is_poisoned_at_once_and_can_be_replayed() {
     let scene = Scene::new().await;
@@ -148,7 +145,6 @@ async fn without_grace_an_unknown_key_is_poisoned_at_once_and_can_be_replayed() 
     assert_eq!(newer.drain().await.unwrap(), 10);
 }
 
-// F40
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_of_an_unknown_key_is_poisoned_to_the_last_delivery() {
     let scene = Scene::new().await;
@@ -164,7 +160,7 @@ async fn a_backlog_of_an_unknown_key_is_poisoned_to_the_last_delivery() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F40: instead of waiting an hour, the hour is moved into the past.
+// Instead of waiting an hour, the test moves the hour into the past.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_key_is_poisoned_after_the_grace_and_not_before() {
     let scene = Scene::new().await;
@@ -190,7 +186,6 @@ async fn an_unknown_key_is_poisoned_after_the_grace_and_not_before() {
     assert_eq!(scene.count("inbox_poisoned WHERE reason = 'unknown key'").await, 10);
 }
 
-// F40
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_knows_the_key_and_comes_back_in_time_saves_it() {
     let scene = Scene::new().await;
@@ -217,7 +212,7 @@ async fn a_process_that_knows_the_key_and_comes_back_in_time_saves_it() {
     second.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F40: without background work, too, a process says that it is alive while it runs.
+// Without background work, too, a process reports that it is alive while it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
     let scene = Scene::new().await;
@@ -253,8 +248,8 @@ async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F42: what an old process accepts is delivered to the handlers it knows. The new handler gets what a new process accepts, and
-// what is redelivered to one; nothing twice.
+// What an old process accepts is delivered to the handlers that it knows. The new handler gets what a new process accepts
+// and what is redelivered to one, and nothing twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_added_while_old_processes_accept_gets_what_is_redelivered() {
     let scene = Scene::new().await;

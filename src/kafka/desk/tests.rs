@@ -167,7 +167,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    // F02: whatever order batches end in, what may be committed was stored, without a hole, by this very assignment.
+    // Whatever order batches end in, everything below a committed offset was stored, without a hole, under this assignment.
     #[test]
     fn what_may_be_committed_is_a_prefix_of_what_is_stored(steps in prop::collection::vec(step(), 1..200)) {
         let mut desk = desk(&[0, 1, 2, 3]);

@@ -1,4 +1,5 @@
-//! F64: whatever records, errors and people wrote, no command prints anything that acts on a terminal. `Program` checks every output.
+//! Whatever records, errors and people contain, no command prints a control sequence that a terminal would act on.
+//! `Program` checks every output.
 
 use wharf::{Failure, Record};
 

@@ -19,7 +19,7 @@ fn duplicate(added: usize) -> Receipt {
     Receipt::Duplicate { added }
 }
 
-// F20
+// Identities are per source: one producer cannot suppress the messages of another by using its ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_id_from_two_sources_is_two_messages() {
     let scene = Scene::new().await;
@@ -41,7 +41,6 @@ async fn the_same_id_from_two_sources_is_two_messages() {
     assert_eq!(runs.ids(), ["a", "a", "a", "a"]);
 }
 
-// F19
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_copies_in_one_batch_are_one_message() {
     let scene = Scene::new().await;
@@ -114,7 +113,8 @@ async fn copies_in_one_batch_that_different_handlers_want_reach_them_all() {
     assert_eq!(scene.states().await, ["a mail done", "a stock done"]);
 }
 
-// F17
+// The number of bound parameters is constant, so PostgreSQL's limit on them (32,767 through this driver) does not bound
+// a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_any_size_is_one_statement() {
     let scene = Scene::new().await;
@@ -161,7 +161,7 @@ async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
     assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
 }
 
-// F20
+// A producer that reuses an id for something else is noticed, instead of having its record dropped as a duplicate.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_under_a_known_identity_is_quarantined_once() {
     let scene = Scene::new().await;
@@ -181,7 +181,6 @@ async fn another_payload_under_a_known_identity_is_quarantined_once() {
     assert_eq!(inbox.drain().await.unwrap(), 1);
 }
 
-// F20
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_payloads_under_one_id_in_one_batch_the_first_is_the_message() {
     let scene = Scene::new().await;

@@ -32,7 +32,7 @@ pub(super) async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
     runs
 }
 
-// F43
+// No delivery is claimed by two processors.
 #[tokio::test(flavor = "multi_thread")]
 pub(super) async fn four_processors_run_each_of_20000_deliveries_once() {
     let scene = Scene::new().await;
@@ -74,7 +74,7 @@ pub(super) fn stuck(name: &'static str) -> Registration<Db> {
     handler(key(name), async |_: Message<Raw>| std::future::pending::<Result<(), Failure>>().await)
 }
 
-// Invariant 9
+// Nothing waits for a slow or failing handler but its own deliveries.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_is_done_while_another_hangs_and_a_third_fails() {
     let scene = Scene::new().await;
@@ -126,7 +126,7 @@ async fn a_paused_handler_is_given_nothing_until_it_is_resumed() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F46
+// Only the database's clock decides what is due.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_never_runs_before_it_is_due_by_the_databases_clock() {
     let scene = Arc::new(Scene::new().await);
@@ -201,7 +201,7 @@ async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// The other half of F26: what counts as a death.
+// Only the lock of a dead process counts as a crash. A live process can be late.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_is_a_crash() {
     let scene = Scene::new().await;

@@ -8,7 +8,7 @@ use wharf::{Failure, RetryPolicy};
 
 use super::scene::{Database, Runs, Scene, record, records};
 
-// F51
+// Ids are 64 bits wide everywhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_are_handled_wherever_the_sequence_stands() {
     let scene = Scene::new().await;
@@ -31,7 +31,7 @@ async fn messages_are_handled_wherever_the_sequence_stands() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F44
+// Delays have a random part, so that deliveries which failed together do not all retry at the same instant.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_failed_together_does_not_come_back_together() {
     let scene = Scene::new().await;
@@ -53,7 +53,7 @@ async fn what_failed_together_does_not_come_back_together() {
     assert!(parts.iter().all(|count| (125..=450).contains(count)), "{parts:?}");
 }
 
-// F45
+// The default retry policy outlasts an outage of hours, so that an outage does not poison the backlog.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_most_of_a_day_poisons_nothing_by_default() {
     /// How much faster time runs here.
@@ -108,26 +108,23 @@ async fn with_counters(set: &str, end: &str) {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F52
+// No counter overflows: the arithmetic saturates.
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_beyond_all_counting_end_poisoned() {
     with_counters("errors = 2147483646", "poisoned").await;
     with_counters("errors = 2147483647", "poisoned").await;
 }
 
-// F52
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_near_the_end_of_counting_are_like_any_other() {
     with_counters("attempts = 2147483637", "poisoned").await;
 }
 
-// F52
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_beyond_all_counting_hold_up_nobody_else() {
     with_counters("attempts = 2147483647", "pending").await;
 }
 
-// F52
 #[tokio::test(flavor = "multi_thread")]
 async fn crashes_beyond_all_counting_end_poisoned() {
     let dead = "crashes = 2147483647, locked_by = 999, locked_until = now() - interval '1 second'";

@@ -53,7 +53,7 @@ async fn assert_kept_text_is_harmless(scene: &Scene) {
     scene.count(&format!("({shown} inbox_poisoned UNION ALL {shown} inbox_status) t WHERE v <> ''")).await;
 }
 
-// F14
+// If a NUL or other odd text in an error kept its outcome from being recorded, the delivery would be retried for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_is_recorded_whatever_the_error_says() {
     let texts = hostile_texts();
@@ -71,7 +71,6 @@ async fn an_outcome_is_recorded_whatever_the_error_says() {
     }
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retried_error_is_recorded_whatever_it_says() {
     let texts = hostile_texts();
@@ -85,7 +84,6 @@ async fn a_retried_error_is_recorded_whatever_it_says() {
     assert_kept_text_is_harmless(&scene).await;
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_is_recorded_for_errors_of_any_characters() {
     let mut runner = TestRunner::deterministic();
@@ -98,7 +96,6 @@ async fn an_outcome_is_recorded_for_errors_of_any_characters() {
     assert_kept_text_is_harmless(&scene).await;
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
     let scene = Scene::new().await;
@@ -120,7 +117,7 @@ async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
     assert_eq!(scene.count("inbox_delivery WHERE status = 3 AND message_seq IS NOT NULL").await, 1);
 }
 
-// F55
+// An error may quote personal data. What the redactor removes must appear nowhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_redactor_takes_out_of_an_error_is_neither_kept_nor_logged() {
     const CARD: &str = "4111111111111111";
@@ -146,7 +143,6 @@ async fn what_the_redactor_takes_out_of_an_error_is_neither_kept_nor_logged() {
     assert_eq!(events.matching(|event| format!("{event:?}").contains(CARD)), []);
 }
 
-// F55
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redactor_that_panics_hides_everything() {
     let (scene, runs) = (Scene::new().await, Runs::new());

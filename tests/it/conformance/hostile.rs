@@ -92,7 +92,8 @@ async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static 
     scene
 }
 
-// F14, F24
+// PostgreSQL refuses NUL and invalid UTF-8 in text. An id that is missing, too long or not text costs one record, never
+// its batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_identity_that_is_not_1_to_200_characters_of_text_is_quarantined_alone() {
     let id = |bytes: Vec<u8>| Record::new("orders").id(bytes).payload("p");
@@ -124,7 +125,6 @@ async fn an_identity_that_is_not_1_to_200_characters_of_text_is_quarantined_alon
     .await;
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_of_any_kind_are_kept() {
     let many = (0..10_000u32).fold(record("many"), |record, n| record.header(n.to_string(), n.to_be_bytes().to_vec()));
@@ -143,7 +143,7 @@ async fn headers_of_any_kind_are_kept() {
     assert_eq!(scene.database.headers_of("many").await, names);
 }
 
-// F16
+// Memory is bounded by limits on what one record may hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_above_a_limit_is_quarantined_whole() {
     let limits = Limits { payload_bytes_max: 1_000_000, headers_bytes_max: 1_000, ..quick() };
@@ -227,7 +227,7 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         .prop_map(|(id, source, key, headers, payload)| Seen { id, source, key, headers, payload })
 }
 
-// F14: the same bytes whether they come from memory (handed over) or from the database (claimed).
+// The bytes are the same whether they come from memory (handed over) or from the database (claimed).
 #[tokio::test(flavor = "multi_thread")]
 async fn records_of_any_bytes_reach_the_handler_byte_for_byte() {
     let mut runner = TestRunner::deterministic();
@@ -253,7 +253,6 @@ async fn records_of_any_bytes_reach_the_handler_byte_for_byte() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn the_views_for_people_show_records_of_any_bytes() {
     let scene = Scene::new().await;

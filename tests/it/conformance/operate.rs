@@ -130,7 +130,7 @@ async fn a_discarded_delivery_is_done_and_can_be_replayed_by_its_message() {
     assert_eq!(scene.count("inbox_history").await, 3);
 }
 
-// F54
+// An operator action must not change a delivery while a process runs it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_running_is_neither_replayed_nor_discarded() {
     let (scene, runs) = (Scene::new().await, Runs::new());

@@ -33,7 +33,6 @@ async fn a_handler_that_answers_ok_is_done() {
     assert_eq!(scene.database.query_one_i64(open).await, 0);
 }
 
-// F52
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_is_retried_in_the_upper_half_of_the_doubled_delay() {
     let scene = Scene::new().await;
@@ -178,7 +177,7 @@ fn typed(runs: &Runs, scene: &Scene) -> InboxBuilder<Db> {
     scene.inbox().subscribe("orders", handler(key("typed"), decoded)).subscribe("orders", runs.handler("raw"))
 }
 
-// Invariant 9
+// One bad record for one handler holds up neither its other records nor other handlers.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_undecodable_payload_is_poisoned_for_the_typed_handler_only() {
     let scene = Scene::new().await;

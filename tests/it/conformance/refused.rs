@@ -24,7 +24,6 @@ pub(super) async fn stock_inbox(scene: &Scene, runs: &Runs) -> Inbox<Db> {
     scene.another_inbox().await.subscribe("orders", runs.handler("stock").concurrency(1_000)).build().unwrap()
 }
 
-// F15
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_violates_a_constraint_is_quarantined_and_its_batch_accepted() {
     let scene = Scene::new().await;
@@ -45,7 +44,6 @@ async fn a_record_that_violates_a_constraint_is_quarantined_and_its_batch_accept
     assert_eq!(scene.database.query_texts(kept).await, ["refused by the database|payload of bad 49"]);
 }
 
-// F15
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_a_trigger_refuses_is_quarantined_and_its_batch_accepted() {
     let scene = Scene::new().await;
@@ -60,7 +58,6 @@ async fn a_record_that_a_trigger_refuses_is_quarantined_and_its_batch_accepted()
     assert_eq!(inbox.drain().await.unwrap(), 62);
 }
 
-// F15
 #[tokio::test(flavor = "multi_thread")]
 async fn neighbours_of_a_refused_record_run_once_and_count_no_crash() {
     let scene = Scene::new().await;

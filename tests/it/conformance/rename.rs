@@ -22,7 +22,6 @@ async fn give_both_keys_ids(scene: &Scene) {
     }
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_under_the_old_key_runs_under_the_new_one() {
     let scene = Scene::new().await;
@@ -35,7 +34,6 @@ async fn what_waits_under_the_old_key_runs_under_the_new_one() {
     assert_eq!(scene.count("inbox_status WHERE handler_key = 'new' AND state = 'done'").await, 20);
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn renamed_twice_and_back_a_redelivery_stays_a_duplicate() {
     let scene = Scene::new().await;
@@ -59,7 +57,6 @@ async fn renamed_twice_and_back_a_redelivery_stays_a_duplicate() {
     assert_eq!((runs.count(), scene.count("inbox_delivery").await), (200, 200));
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn old_and_new_version_side_by_side_run_each_message_once() {
     let scene = Scene::new().await;
@@ -85,7 +82,6 @@ async fn old_and_new_version_side_by_side_run_each_message_once() {
     }
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_whose_two_keys_had_ids_owns_what_waits_under_both() {
     let scene = Scene::new().await;
@@ -104,7 +100,6 @@ async fn a_handler_whose_two_keys_had_ids_owns_what_waits_under_both() {
     assert_eq!(scene.database.query_texts(later).await, ["new"]);
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn with_one_slot_and_two_ids_neither_id_is_starved() {
     let scene = Scene::new().await;
@@ -122,7 +117,6 @@ async fn with_one_slot_and_two_ids_neither_id_is_starved() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_stored_under_the_other_of_two_ids_is_a_duplicate() {
     let scene = Scene::new().await;
@@ -137,7 +131,7 @@ async fn a_message_stored_under_the_other_of_two_ids_is_a_duplicate() {
     assert_eq!((runs.count(), scene.count("inbox_delivery").await), (10, 10));
 }
 
-// F41: the old process does not know the new key; what tells it is in the database.
+// The old process does not know the new key. It learns from the database that both are one handler.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_process_adds_nothing_to_what_the_renamed_handler_has_under_its_own_id() {
     let scene = Scene::new().await;
@@ -157,7 +151,6 @@ async fn an_old_process_adds_nothing_to_what_the_renamed_handler_has_under_its_o
     assert_eq!((runs.count(), scene.count("inbox_delivery").await), (10, 10));
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn old_and_new_redelivering_at_once_add_one_delivery() {
     let scene = Scene::new().await;
@@ -185,7 +178,7 @@ async fn old_and_new_redelivering_at_once_add_one_delivery() {
     assert_eq!((scene.count(twice).await, runs.count()), (0, 200));
 }
 
-// F41: two handlers became one, and the deploy was rolled back.
+// Two handlers became one, and the deploy was rolled back.
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_that_are_two_again_each_get_their_delivery() {
     let scene = Scene::new().await;
@@ -208,7 +201,6 @@ async fn handlers_that_are_two_again_each_get_their_delivery() {
     assert_eq!((old.count(), new.count()), (3, 3));
 }
 
-// F41
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poisoned_delivery_is_found_and_replayed_by_its_old_and_by_its_new_key() {
     let scene = Scene::new().await;

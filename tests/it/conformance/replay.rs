@@ -67,7 +67,7 @@ async fn a_delivery_is_found_by_a_former_key_and_by_its_source() {
     assert_eq!(inbox.drain().await.unwrap(), 2);
 }
 
-// Invariant 4
+// A settlement that does not name the current attempt changes nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_from_before_a_replay_settles_nothing() {
     let scene = Scene::new().await;

@@ -1,4 +1,4 @@
-//! Retention: what is finished for long enough goes, whole messages at a time; nothing else ever does. F57, F58, F59.
+//! Retention: what is finished for long enough goes, whole messages at a time; nothing else ever does.
 
 use std::time::Duration;
 
@@ -94,7 +94,8 @@ fn cell_sql(seq: usize, (handler, state, days): &Cell) -> String {
     )
 }
 
-// F58
+// A message is deleted only when each of its deliveries is done or discarded and old enough. Poisoned ones are never
+// deleted.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_random_matrix_of_states_exactly_what_may_go_goes() {
     let scene = Scene::new().await;
@@ -264,7 +265,7 @@ async fn a_running_inbox_purges_by_itself_and_shutdown_ends_it_between_two_steps
     within(running.shutdown(Duration::from_secs(5))).await.unwrap();
 }
 
-// F57
+// A purge that deletes a message while it is redelivered must neither fail the accept nor lose a delivery.
 #[tokio::test(flavor = "multi_thread")]
 async fn redeliveries_without_end_and_a_purge_without_end_lose_nothing_and_surface_no_error() {
     let scene = Scene::new().await;

@@ -1,4 +1,4 @@
-//! Identities that outlive their messages: a late redelivery is still a duplicate. F56.
+//! Identities that outlive their messages: a late redelivery is still a duplicate, although the message was purged.
 
 use std::time::Duration;
 
@@ -27,7 +27,6 @@ async fn quick_scene(runs: &Runs) -> (Scene, Inbox<Db>) {
     (scene, inbox)
 }
 
-// F56
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redelivery_after_the_purge_is_a_duplicate_and_runs_nothing() {
     let runs = Runs::new();
@@ -104,7 +103,7 @@ async fn a_batch_of_nothing_but_remembered_records_beside_a_quarantined_one_is_a
     assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (0, 1));
 }
 
-// F57
+// A redelivery that arrives while its message is being purged must not count as new.
 #[tokio::test(flavor = "multi_thread")]
 async fn under_redeliveries_without_end_and_purges_without_end_each_identity_runs_once() {
     let scene = Scene::new().await;

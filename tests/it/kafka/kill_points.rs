@@ -1,5 +1,5 @@
 //! A reader that is killed at each point between reading a record and committing its offset: the record is never lost, and the offset
-//! is never ahead of it. F01.
+//! is never ahead of it.
 //!
 //! The points are made by a proxy that loses a statement, or the answer to it, and by what the test can see from outside. The reader is
 //! a static member: the next one has its partition at once.
@@ -38,7 +38,6 @@ async fn killed(stage: &Stage, kill: impl AsyncFn(&Stage, &Proxy, &Child)) {
     stage.assert_whole(&produced).await;
 }
 
-// F01
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_reading_and_before_storing_nothing_is_lost() {
     let stage = Stage::new(1).await;
@@ -50,7 +49,6 @@ async fn killed_after_reading_and_before_storing_nothing_is_lost() {
     .await;
 }
 
-// F01
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_storing_and_before_knowing_it_nothing_is_lost() {
     let stage = Stage::new(1).await;
@@ -62,7 +60,6 @@ async fn killed_after_storing_and_before_knowing_it_nothing_is_lost() {
     .await;
 }
 
-// F01
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_after_storing_and_before_the_offset_is_committed_nothing_is_lost() {
     let stage = Stage::new(1).await;
@@ -73,7 +70,6 @@ async fn killed_after_storing_and_before_the_offset_is_committed_nothing_is_lost
     .await;
 }
 
-// F01
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_right_after_the_offset_is_committed_nothing_is_lost() {
     let stage = Stage::new(1).await;
@@ -84,7 +80,6 @@ async fn killed_right_after_the_offset_is_committed_nothing_is_lost() {
     .await;
 }
 
-// F01
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_around_the_commit_of_records_that_come_again_nothing_is_lost() {
     let stage = Stage::new(1).await;

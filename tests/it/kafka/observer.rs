@@ -1,4 +1,4 @@
-//! An observer of invariant 1, beside whatever the test does: Kafka's committed offset <= ledger <= first offset not stored.
+//! Checks all the time, beside whatever the test does: Kafka's committed offset <= ledger <= first offset not stored.
 //!
 //! It reads the committed offsets before the ledger, and ledger and messages in one snapshot, so that what moves meanwhile can only
 //! make the invariant easier to keep. The ledger never goes back, either. The records of the topic have to be contiguous from 0, and

@@ -1,4 +1,4 @@
-//! Where a partition begins: the ledger decides, whatever became of the group's offset. F10, F22, F25.
+//! Where a partition begins: the ledger decides, whatever became of the group's offset.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn stored(count: usize) -> Stage {
     stage
 }
 
-// F10
+// Kafka deletes the offsets of a group that was idle for long. That must not move the position.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_whose_offsets_are_gone_goes_on_at_the_ledger() {
     let stage = stored(5).await;
@@ -33,7 +33,6 @@ async fn a_group_whose_offsets_are_gone_goes_on_at_the_ledger() {
     assert_eq!(stage.committed(0).await, Some(8));
 }
 
-// F01, F10
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_offset_ahead_of_the_ledger_skips_nothing() {
     let stage = stored(5).await;
@@ -58,7 +57,7 @@ async fn a_group_from_before_the_inbox_goes_on_where_it_was() {
     assert_eq!(stage.positions().await, range(0, 3..5));
 }
 
-// F22
+// A database that was set back, as by a failover that lost its latest commits, is refilled from Kafka.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_lost_everything_is_refilled_from_kafka() {
     let stage = stored(5).await;
@@ -74,7 +73,6 @@ async fn a_database_that_lost_everything_is_refilled_from_kafka() {
     assert_eq!(stage.positions().await, range(0, 0..5));
 }
 
-// F22
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled() {
     let stage = Stage::new(1).await;
@@ -97,7 +95,7 @@ async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled() {
     assert_eq!(stage.ledger(0).await, Some(11));
 }
 
-// F10
+// What Kafka no longer has is recorded and reported, never skipped in silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_kafka_deleted_before_they_were_read_are_noted_as_a_gap() {
     let stage = stored(5).await;
@@ -114,7 +112,7 @@ async fn records_that_kafka_deleted_before_they_were_read_are_noted_as_a_gap() {
     assert_eq!(rows, ["5 to 12"]);
 }
 
-// F25
+// Offsets of the old topic say nothing about the new one: reading on would skip or repeat records.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_was_made_anew_stops_its_partition_until_a_person_has_put_it_right() {
     let stage = stored(5).await;

@@ -1,5 +1,4 @@
 //! The database server loses its power, or its place, when offsets have just been committed: what Kafka was told is stored is stored.
-//! F22, F23.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use support::kafka_admin::unique_name;
 use support::kafka_records::TestRecord;
 use support::proxy::Proxy;
 
-// F23
+// An offset is committed only after the rows before it are durable.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_killed_right_after_an_offset_commit_has_everything_before_it() {
     const CUTS: i64 = 4;
@@ -47,7 +46,6 @@ async fn a_server_killed_right_after_an_offset_commit_has_everything_before_it()
     server.assert_done_and_not_charged(CUTS * RECORDS, &[]).await;
 }
 
-// F22
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_failover_to_a_server_that_was_behind_what_it_lacks_is_read_again() {
     let primary = OwnServer::start().await;

@@ -1,4 +1,4 @@
-//! Retention beside Kafka: a group that is set back reads everything again, and runs nothing again. F56.
+//! Retention beside Kafka: a group that is set back reads everything again, and runs nothing again.
 
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use support::kafka_admin::unique_name;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-// F56
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_is_set_back_to_the_beginning_after_a_purge_runs_nothing_again() {
     let stage = Stage::new(1).await;

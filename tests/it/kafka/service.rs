@@ -187,7 +187,7 @@ async fn services_whose_broker_stops_and_is_killed_handle_every_order() {
     shop.is_served(ORDERS, &services).await;
 }
 
-// F08
+// Another process with the same `group.instance.id` takes this one's place, which is a fatal error for the consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_put_out_of_its_place_ends_with_an_error_and_says_why() {
     let scene = Scene::new().await;

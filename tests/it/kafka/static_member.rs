@@ -1,10 +1,10 @@
-//! Static membership: who is put out by its double says so and ends; a restart in time moves no partition. F08.
+//! Static membership: a member whose place is taken by another with the same id ends and says why; a
+//! restart in time moves no partition.
 
 use super::reader::{Reader, times_said};
 use super::stage::Stage;
 use support::child::Child;
 
-// F08
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_readers_with_one_instance_id_the_first_ends_and_says_why() {
     let stage = Stage::new(2).await;
@@ -27,7 +27,6 @@ async fn of_two_readers_with_one_instance_id_the_first_ends_and_says_why() {
     stage.assert_whole(&[50, 50]).await;
 }
 
-// F08
 #[tokio::test(flavor = "multi_thread")]
 async fn a_static_member_that_is_started_again_in_time_moves_nobodys_partitions() {
     let stage = Stage::new(4).await;

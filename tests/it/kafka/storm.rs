@@ -17,7 +17,6 @@ const CHANGES: usize = 6;
 const PORTION: usize = 50;
 const PORTIONS_MAX: usize = 30 * PARTITIONS as usize;
 
-// F03
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_of_eager_rebalances_loses_nothing() {
     let stage = Arc::new(Stage::new(PARTITIONS).await);
@@ -25,7 +24,6 @@ async fn a_storm_of_eager_rebalances_loses_nothing() {
     storm(stage, reader).await;
 }
 
-// F03, F07
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_of_cooperative_rebalances_loses_nothing() {
     let stage = Arc::new(Stage::new(PARTITIONS).await);
@@ -33,7 +31,6 @@ async fn a_storm_of_cooperative_rebalances_loses_nothing() {
     storm(stage, reader).await;
 }
 
-// F03, F07
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_under_the_consumer_protocol_loses_nothing() {
     let stage = Arc::new(Stage::new(PARTITIONS).await);

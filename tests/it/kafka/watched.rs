@@ -33,7 +33,7 @@ impl Stage {
         assert_eq!(self.scene.count("inbox_delivery").await, produced.iter().sum::<i64>());
     }
 
-    /// Watches invariant 1 from now on.
+    /// Checks from now on that committed offset <= ledger <= first offset not stored.
     pub fn observed(&self) -> Observer {
         Observer::watch(Watched {
             kafka: self.kafka.clone(),

@@ -1,4 +1,5 @@
-//! A reader that stands still for longer than its session and wakes up when others have done its work. F04.
+//! A reader that stands still for longer than its session and wakes up when others have done its work: it
+//! stores nothing twice and moves no offset back.
 
 use super::reader::Reader;
 use super::stage::Stage;
@@ -47,13 +48,11 @@ async fn sleeps_while_another_reads(end_statement: &str, again_max: i64) {
     assert!(again <= again_max, "{again} deliveries were run again");
 }
 
-// F04
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombie_whose_batch_was_not_stored_finds_it_stored_by_another() {
     sleeps_while_another_reads(END_WAITING, 0).await;
 }
 
-// F04
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombie_that_was_not_told_that_its_batch_is_stored_does_no_harm() {
     sleeps_while_another_reads("SELECT 1", 50).await;

@@ -1,5 +1,5 @@
 //! Requests that fail, brokers that go and come, leaders and coordinators that move: ingest goes on, and in the end all is committed.
-//! On librdkafka's mock cluster, which fails as it is told. F09.
+//! On librdkafka's mock cluster, which fails as it is told.
 
 use std::time::Duration;
 
@@ -100,7 +100,6 @@ async fn goes_on_after(kind: RDKafkaApiKey, error: RDKafkaRespErr) {
     on.ends_well(running, 6).await;
 }
 
-// F09
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_that_fail_stop_nothing_and_are_made_in_the_end() {
     let events = Events::capture();
@@ -128,7 +127,6 @@ async fn commits_that_fail_stop_nothing_and_are_made_in_the_end() {
     assert!(is_told, "a commit that failed is told: {told:?}");
 }
 
-// F09
 #[tokio::test(flavor = "multi_thread")]
 async fn joining_a_group_that_fails_is_tried_again() {
     let failures = [

@@ -1,4 +1,4 @@
-//! Ending: a shutdown comes to its end whatever the broker, the database or the group are doing, and what was read is not lost by it. F11.
+//! Ending: a shutdown comes to its end whatever the broker, the database or the group are doing, and what was read is not lost by it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use support::kafka_admin::unique_name;
 use support::mock_kafka::{MockBrokers, MockKafka};
 use support::proxy::Proxy;
 
-// F11: one broker for the three, because each costs seconds.
+// One broker for the three, because each takes seconds to start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_frozen_or_gone_keeps_nobody_from_ending() {
     let stage = Stage::on(Kafka::start().await, 2).await;
@@ -31,7 +31,6 @@ async fn a_broker_that_is_frozen_or_gone_keeps_nobody_from_ending() {
     assert_eq!(stage.positions().await, [range(0, 0..10), range(1, 0..10)].concat());
 }
 
-// F11
 #[tokio::test(flavor = "multi_thread")]
 async fn brokers_that_were_never_there_keep_nobody_from_ending() {
     let mock = MockKafka::start(1);
@@ -41,7 +40,7 @@ async fn brokers_that_were_never_there_keep_nobody_from_ending() {
     within(running.shutdown(Duration::ZERO)).await.unwrap();
 }
 
-// F11: a child whose brokers are gone while it looks for its positions.
+// A child whose brokers are gone while it looks for its positions.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_ends_on_sigterm_with_its_brokers_gone() {
     let mock = MockKafka::start(1);

@@ -60,7 +60,8 @@ fn odd_records() -> Vec<TestRecord> {
     ]
 }
 
-// F12, F13, F14
+// A header name that is not UTF-8 makes rdkafka panic. Unhandled, any producer could put the process into an endless
+// crash loop.
 #[tokio::test(flavor = "multi_thread")]
 async fn odd_headers_keys_and_payloads_are_stored_byte_for_byte_and_the_next_record_flows() {
     let stage = Stage::new(1).await;
@@ -79,7 +80,7 @@ async fn odd_headers_keys_and_payloads_are_stored_byte_for_byte_and_the_next_rec
     assert_eq!(stage.committed(0).await, Some(i64::try_from(records.len()).unwrap()));
 }
 
-// F12: all that librdkafka gives of such a name is what stands before the NUL.
+// Of such a name librdkafka gives only what is before the NUL.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_header_name_with_a_nul_ends_there_and_loses_neither_its_value_nor_the_record() {
     let stage = Stage::new(1).await;
@@ -95,7 +96,6 @@ async fn a_header_name_with_a_nul_ends_there_and_loses_neither_its_value_nor_the
     assert_stored(&stage, &[cut]).await;
 }
 
-// F13
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tombstone_and_an_empty_payload_are_two_things_to_a_handler() {
     let stage = Stage::new(1).await;
@@ -120,7 +120,7 @@ async fn a_tombstone_and_an_empty_payload_are_two_things_to_a_handler() {
     assert_eq!(seen, [(0, None), (1, Some(vec![])), (2, Some(b"x".to_vec()))]);
 }
 
-// F16: far beyond what is fetched at a time and what is read ahead.
+// Far more than what is fetched at a time and read ahead.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_of_20_mib_is_stored_whole() {
     let stage = Stage::new(1).await;
@@ -135,7 +135,6 @@ async fn a_payload_of_20_mib_is_stored_whole() {
     assert_stored(&stage, &records).await;
 }
 
-// F16
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_larger_than_its_limit_is_quarantined_whole() {
     let stage = Stage::new(1).await;

@@ -1,5 +1,5 @@
 //! Identity policies on records out of Kafka: each finds its id, what has none or a bad one is kept aside, and reading a topic
-//! again runs nothing twice. F20, F24.
+//! again runs nothing twice.
 
 use wharf::Identity;
 
@@ -157,7 +157,6 @@ async fn without_deduplication_a_record_without_identity_runs_each_time_it_is_re
     assert!(quarantined.is_empty());
 }
 
-// F20
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_id_with_another_payload_is_quarantined_as_a_conflict_and_told() {
     let stage = Stage::new(2).await;

@@ -130,7 +130,7 @@ async fn a_topic_that_is_made_after_the_start_is_read_from_its_beginning() {
     assert_eq!(stage.positions().await, [range(0, 0..2), range(1, 0..2)].concat());
 }
 
-// F25
+// Offsets of the old topic say nothing about the new one: reading on would skip or repeat records.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_is_made_anew_under_a_running_inbox_stops_with_a_report_and_others_go_on() {
     let stage = Stage::new(1).await;
@@ -160,7 +160,7 @@ async fn a_topic_that_is_made_anew_under_a_running_inbox_stops_with_a_report_and
     assert_eq!((stage.ledger(0).await, runs.count()), (Some(5), 7));
 }
 
-// F25: the new log has grown past the ledger before anybody looked.
+// The new log has grown past the ledger before anybody looked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_was_made_anew_and_is_longer_than_the_old_one_is_not_passed_over_in_silence() {
     let stage = Stage::new(1).await;

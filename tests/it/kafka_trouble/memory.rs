@@ -1,4 +1,4 @@
-//! Memory: what is read and cannot be stored stays bounded, however many partitions there are and however much is in them. F16.
+//! Memory: what is read and cannot be stored stays bounded, however many partitions there are and however much is in them.
 
 use std::fs;
 
@@ -21,7 +21,6 @@ fn resident_mib_max(child: &Child) -> usize {
     line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() / 1024
 }
 
-// F16
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_bounded_while_the_database_is_away_and_megabytes_wait_in_every_partition() {
     const { assert!(RECORDS > RESIDENT_MIB_MAX) };

@@ -1,4 +1,4 @@
-//! Back-pressure: a database that is away or handlers that are behind cost no membership and no record. F05, F06.
+//! Back-pressure: a database that is away or handlers that are behind cost neither the membership in the group nor a record.
 
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use support::folder::ServiceFolder;
 use support::kafka_records::TestRecord;
 use support::proxy::Proxy;
 
-// F05
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membership_and_no_record() {
     let stage = Stage::new(4).await;
@@ -40,7 +39,6 @@ async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membersh
     assert_eq!(stage.gaps().await, Vec::<String>::new());
 }
 
-// F06
 #[tokio::test(flavor = "multi_thread")]
 async fn every_offset_arrives_however_often_partitions_are_paused_and_resumed() {
     let stage = Stage::new(4).await;
@@ -59,7 +57,7 @@ async fn every_offset_arrives_however_often_partitions_are_paused_and_resumed() 
     assert_eq!(runs.count(), 600);
 }
 
-// F06: one record at a time waits, whatever its size.
+// One record at a time waits, whatever its size.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_offset_arrives_when_each_record_is_larger_than_what_may_wait() {
     let stage = Stage::new(2).await;

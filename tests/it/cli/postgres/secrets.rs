@@ -1,4 +1,4 @@
-//! F63: a password or a SASL secret is in nothing that is printed, whatever goes wrong, and is refused where others could see it.
+//! A password or a SASL secret is never printed, whatever goes wrong, and is refused where other users could see it.
 
 use crate::cli::program::{Program, finish};
 use support::database_server::Server;

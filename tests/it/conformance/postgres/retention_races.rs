@@ -1,4 +1,4 @@
-//! Retention beside others at work on the same rows: operators, acceptors, whoever holds a lock. F57, F59.
+//! Retention beside others at work on the same rows: operators, acceptors, whoever holds a lock.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn a_delivery_that_is_replayed_while_it_is_purged_stays_with_its_message()
     assert_eq!(scene.states().await, ["m000002 stock pending"]);
 }
 
-// F59
+// A purge never waits for a lock, because others would then wait behind it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_somebody_has_locked_is_passed_over_and_goes_the_next_time() {
     let scene = Scene::new().await;
@@ -52,7 +52,6 @@ async fn a_message_that_somebody_has_locked_is_passed_over_and_goes_the_next_tim
     assert_eq!(within(scene.store.purge(&retention, |_| {})).await.unwrap().messages, 1);
 }
 
-// F59
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_the_server_refuses_is_tried_again_smaller_and_grows_back() {
     let scene = Scene::new().await;

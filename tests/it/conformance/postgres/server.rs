@@ -38,7 +38,7 @@ async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
     assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
 }
 
-// F23: what is acknowledged is durable, also where a role or a database has switched that off.
+// What is acknowledged is durable, even where a role or a database has turned `synchronous_commit` off.
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_is_acknowledged_is_committed_durably() {
     let scene = Scene::new().await;
@@ -69,7 +69,7 @@ async fn whatever_is_acknowledged_is_committed_durably() {
     assert_eq!(scene.database.query_texts("SELECT at_commit FROM seen").await, ["on"; 4]);
 }
 
-// F43
+// No delivery is claimed by two processors.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
     for level in ["repeatable read", "serializable"] {
@@ -116,7 +116,7 @@ const ONE_DUE: &str = "
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT currval('inbox_message_seq'), id, now() - interval '1 second' FROM inbox_handler";
 
-// F51
+// Later ids can become visible before earlier ones, so nothing reads on from the last id it saw.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
     let scene = Scene::new().await;
@@ -146,7 +146,7 @@ async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F49
+// One row that cannot be recovered must not keep the others from being recovered.
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_locks_by_the_hundred_are_recovered_beside_one_that_somebody_holds() {
     let scene = Scene::new().await;
@@ -208,7 +208,6 @@ async fn a_replay_is_of_its_own_inbox_whatever_the_search_path_is() {
     assert_eq!(scene.states().await, ["a stock pending"]);
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn the_functions_for_people_fail_on_no_bytes() {
     let scene = Scene::new().await;

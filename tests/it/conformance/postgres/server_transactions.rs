@@ -7,7 +7,7 @@ use super::effect::{self, Connection, effects};
 use super::scene::{Runs, key, records};
 use super::transactional::{once_more, outcome_of, scene};
 
-// F30
+// A worker whose claim is no longer valid must not commit what its handler wrote.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
     let scene = scene().await;

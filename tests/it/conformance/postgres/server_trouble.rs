@@ -24,7 +24,6 @@ const REFUSED_AT_FIRST: [&str; 2] = [
      ALTER TABLE inbox_quarantine ADD CONSTRAINT refuse_at_first CHECK (nextval('tries') % 2 = 0)",
 ];
 
-// F15
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_handed_over_runs_though_the_rest_of_its_batch_is_refused_at_first() {
     for refusal in REFUSED_AT_FIRST {
@@ -106,7 +105,6 @@ async fn waits_out(
     answer.unwrap().unwrap()
 }
 
-// F15
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_costs_no_record() {
     let scene = Scene::new().await;
@@ -133,7 +131,7 @@ async fn a_database_that_is_away_costs_no_record() {
     assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (101, 0));
 }
 
-// F15: as in a failover, until the new primary is writable.
+// As in a failover, until the new primary is writable.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_read_only_for_a_while_costs_no_record() {
     let (scene, client, inbox) = before_the_trouble("default_transaction_read_only = off").await;
@@ -155,7 +153,7 @@ async fn a_database_that_is_read_only_for_a_while_costs_no_record() {
     assert_eq!(receipt, ACCEPTED);
 }
 
-// F15: as in a migration that rewrites the table.
+// As in a migration that rewrites the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_is_locked_for_a_while_costs_no_record() {
     let (scene, client, inbox) = before_the_trouble("lock_timeout = '20ms'").await;
@@ -167,7 +165,7 @@ async fn a_table_that_is_locked_for_a_while_costs_no_record() {
     assert_eq!(receipt, ACCEPTED);
 }
 
-// F15: as in an operator's transaction that is left open.
+// As in a transaction that an operator has left open.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_known_message_that_somebody_holds_costs_no_record() {
     let (scene, client, inbox) = before_the_trouble("lock_timeout = '20ms'").await;
@@ -179,7 +177,7 @@ async fn a_known_message_that_somebody_holds_costs_no_record() {
     assert_eq!(receipt, Receipt::Duplicate { added: 0 });
 }
 
-// F15: as an operator does who clears blocked sessions.
+// As when an operator ends blocked sessions.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_that_are_ended_again_and_again_cost_no_record() {
     let (scene, client, inbox) = before_the_trouble("jit = off").await;

@@ -121,7 +121,7 @@ async fn an_inbox_works_on_a_runtime_of_one_thread() {
     assert_eq!(inbox.drain().await.unwrap(), 100);
 }
 
-// F46: time is the database's, and who moves it there moves it for everybody.
+// Only the database's clock counts, and moving it moves it for every process.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_clock_of_the_file_is_the_clock_of_all() {
     let scene = Scene::new().await;
@@ -140,7 +140,6 @@ async fn the_clock_of_the_file_is_the_clock_of_all() {
     assert_eq!(scene.count("inbox_status WHERE age BETWEEN 3600 AND 3700").await, 1);
 }
 
-// F14
 #[tokio::test(flavor = "multi_thread")]
 async fn the_view_of_headers_fails_on_no_bytes() {
     let scene = Scene::new().await;

@@ -96,7 +96,7 @@ impl TxHandler<Raw, Connection> for Holding {
     }
 }
 
-// F28: nobody can take a claim away meanwhile, so nobody has to be stopped.
+// Nobody can take a claim away meanwhile, so no handler has to be stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_claims() {
     let scene = scene().await;
@@ -132,7 +132,7 @@ async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_
     }
 }
 
-// F28: the same when the transaction is rolled back in the end.
+// The same when the transaction is rolled back in the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
     let scene = scene().await;
@@ -166,7 +166,8 @@ async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F30: somebody else has it by the time it gets the writer.
+// Another process has claimed the delivery by the time this one gets the writer. What its handler wrote must not be
+// committed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
     let scene = scene().await;
@@ -266,7 +267,7 @@ async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() 
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// F15: as with an operator's transaction that is left open, or another process that is stopped in one.
+// As with a transaction that an operator has left open, or another process that was stopped within one.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_process_that_does_not_let_go_of_the_writer_costs_no_record() {
     let scene = Scene::new().await;
