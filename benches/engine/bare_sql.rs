@@ -25,7 +25,7 @@ const CLAIM: &str = "
     SELECT c.message_seq, c.attempts, m.message_id, m.payload FROM claimed c JOIN inbox_message m ON m.seq = c.message_seq";
 
 const COMPLETE: &str = "
-    UPDATE inbox_delivery d SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL
+    UPDATE inbox_delivery d SET finished_at = now(), status = 2 /* done */, locked_until = NULL, locked_by = NULL
     FROM unnest($1::bigint[]) AS s (message_seq)
     WHERE d.message_seq = s.message_seq AND d.handler_id = 1 AND d.finished_at IS NULL";
 

@@ -63,7 +63,7 @@ async fn fill(url: &str, ballast: usize) {
             "INSERT INTO inbox_delivery (message_seq, handler_id, due_at{columns}) SELECT -n, {values} FROM generate_series({from}, {to}) n;"
         )
     };
-    let done = rows(1, ", status, finished_at", "1, now() - interval '1 day', 2, now()");
+    let done = rows(1, ", status, finished_at", "1, now() - interval '1 day', 2 /* done */, now()");
     let later = rows(ballast + 1, "", "1, now() + interval '1 day' + n * interval '1 ms'");
     let other = rows(2 * ballast + 1, "", "2, now() - interval '1 day'");
     connect(url).await.batch_execute(&format!("{done}{later}{other}")).await.unwrap();

@@ -11,7 +11,7 @@ const FILL: &str = r"
     SELECT 'old-' || n, 'bench', 'bench', now() - interval '2 days', '\x00112233445566778899aabbccddeeff', '\x0011223344556677'
     FROM generate_series(1, $rows) n;
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at, finished_at, attempts, status)
-    SELECT m.seq, h.id, m.received_at, m.received_at, 1, 2 FROM inbox_message m, inbox_handler h";
+    SELECT m.seq, h.id, m.received_at, m.received_at, 1, 2 /* done */ FROM inbox_message m, inbox_handler h";
 
 pub async fn database(cluster: &Cluster, scale: Scale) -> String {
     cluster.execute("CREATE DATABASE bench").await;

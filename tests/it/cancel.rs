@@ -41,8 +41,7 @@ impl Cramped {
         let mut ran = self.plain.sorted();
         ran.dedup();
         assert_eq!(ran, accepted);
-        let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
-        assert_eq!(self.scene.database.query_one_i64(done).await, i64::try_from(2 * accepted.len()).unwrap());
+        assert_eq!(self.scene.count_done_uncharged().await, i64::try_from(2 * accepted.len()).unwrap());
         assert_nothing_open(&self.scene).await;
     }
 }
@@ -237,7 +236,7 @@ fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
     let limits = || Limits { lease: Duration::from_secs(3), ..quick() };
     let blocking = |runs: &Runs| {
         let runs = runs.clone();
-        handler(key("blocking.f38"), move |message: Message<Raw>| {
+        handler(key("blocking.threads"), move |message: Message<Raw>| {
             runs.note(&message);
             async {
                 std::thread::sleep(Duration::from_secs(7));
@@ -265,13 +264,12 @@ fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
         scene.settled().await;
         events
             .wait_for(|event| {
-                event.has("handler", "blocking.f38") && event.message.starts_with("handler overran its timeout")
+                event.has("handler", "blocking.threads") && event.message.starts_with("handler overran its timeout")
             })
             .await;
     });
 
     // Each was blocked past its timeout, but did answer: that counts.
     assert_eq!(runs.count(), 4);
-    let once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND crashes = 0 AND errors = 0";
-    assert_eq!(outside.block_on(scene.database.query_one_i64(once)), 4);
+    assert_eq!(outside.block_on(scene.count_done_at_first()), 4);
 }

@@ -44,7 +44,6 @@ async fn processes_with_wrong_clocks_steal_nothing_and_lose_nothing() {
     std::fs::write(&gate, "open").unwrap();
 
     scene.settled().await;
-    let once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(once).await, 401);
+    assert_eq!(scene.count_done_at_first().await, 401);
     assert_eq!(scene.database.query_one_i64("SELECT count(*) FROM run").await, 401);
 }

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use rand::seq::SliceRandom;
 use wharf::{Inbox, Limits, PostgresOptions, Receipt, Record, Store};
 
-use crate::scene::{Runs, Scene, quick, record, records, within};
+use crate::scene::{Runs, Scene, State, quick, record, records, within};
 
 const ACCEPTORS: usize = 8;
 /// Of the five hundred records of each acceptor, so many are also everybody else's.
@@ -58,7 +58,7 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
     let messages = SHARED + ACCEPTORS * OWN + CONTESTED;
     assert_eq!(receipts.iter().filter(|receipt| **receipt == Receipt::Accepted { deliveries: 2 }).count(), messages);
     let messages_stored = usize::try_from(scene.count("inbox_message").await).unwrap();
-    let deliveries_done = usize::try_from(scene.count("inbox_delivery WHERE status = 2").await).unwrap();
+    let deliveries_done = usize::try_from(scene.count_in(State::Done).await).unwrap();
     assert_eq!((messages_stored, deliveries_done), (messages, 2 * messages));
     for runs in [&stock, &mail] {
         let mut ids = runs.sorted();

@@ -256,7 +256,7 @@ async fn two_inboxes_in_two_schemas_of_one_database_share_nothing() {
     south_running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!((north_runs.count(), south_runs.count()), (1, 2));
     for (schema, messages) in [("north", 1), ("south", 2)] {
-        let done = format!("SELECT count(*) FROM {schema}.inbox_delivery WHERE status = 2");
+        let done = format!("SELECT count(*) FROM {schema}.inbox_status WHERE state = 'done'");
         assert_eq!(database.query_one_i64(&done).await, messages);
     }
 }

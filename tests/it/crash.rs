@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::scene::{Scene, records};
+use super::scene::{Scene, State, records};
 use super::worker::{HANDLERS, Worker, accept, order};
 use support::child::Child;
 
@@ -70,8 +70,7 @@ async fn killer_is_poisoned(way: &str) {
 
     assert_eq!(deaths, 3);
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|stock|crashed|3|0"]);
-    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done' AND errors = 0";
-    assert_eq!(scene.database.query_one_i64(done).await, 20);
+    assert_eq!(scene.count_done_uncharged().await, 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,8 +102,7 @@ async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
 
     assert!(deaths <= 5, "{deaths} deaths");
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|stock|crashed|3|0"]);
-    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done'";
-    assert_eq!(scene.database.query_one_i64(done).await, 1_000);
+    assert_eq!(scene.count_in(State::Done).await, 1_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,8 +144,7 @@ async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
     scene.settled().await;
 
     let deliveries = MESSAGES * 2;
-    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done' AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(done).await, deliveries);
+    assert_eq!(scene.count_done_uncharged().await, deliveries);
     assert_eq!(
         scene.database.query_one_i64("SELECT count(*) FROM (SELECT DISTINCT message_id, handler_key FROM run) t").await,
         deliveries

@@ -179,12 +179,10 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_settled()
     gate.send_replace(true);
 
     scene.until("SELECT (count(finished_at) = 49)::int::bigint FROM inbox_delivery").await;
-    let others_once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0";
-    assert_eq!(scene.database.query_one_i64(others_once).await, 49);
+    assert_eq!(scene.count_done_at_first().await, 49);
     somebody.batch_execute("COMMIT").await.unwrap();
     scene.settled().await;
-    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(done).await, 50);
+    assert_eq!(scene.count_done_uncharged().await, 50);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,8 +208,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     gate.send_replace(true);
     somebody.batch_execute("COMMIT").await.unwrap();
     scene.settled().await;
-    let others_once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0";
-    assert!(scene.database.query_one_i64(others_once).await >= 15);
+    assert!(scene.count_done_at_first().await >= 15);
 }
 
 // Nothing holds a connection while it waits for another one.
@@ -239,8 +236,7 @@ async fn one_connection_is_enough() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!((plain.count(), transactional.count()), (3, 3));
     assert_eq!(effect::effects(&scene).await.len(), 3);
-    let once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1 AND errors = 0 AND crashes = 0";
-    assert_eq!(scene.database.query_one_i64(once).await, 6);
+    assert_eq!(scene.count_done_at_first().await, 6);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_postgres::error::SqlState;
 use wharf::{DeliveryFilter, Failure, RetryPolicy};
 
-use crate::scene::{Runs, Scene, records};
+use crate::scene::{Runs, Scene, State, records};
 
 const MESSAGES: usize = 200;
 /// How often each delivery gives up before it is done.
@@ -46,7 +46,7 @@ async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
     }
     inbox.accept_all(records(MESSAGES)).await.unwrap();
 
-    let all_done = format!("SELECT (count(*) = {MESSAGES})::int::bigint FROM inbox_delivery WHERE status = 2");
+    let all_done = format!("SELECT (count(*) = {MESSAGES})::int::bigint FROM inbox_status WHERE state = 'done'");
     scene.until(&all_done).await;
     is_over.store(true, Ordering::SeqCst);
     let mut replayed = 0;
@@ -97,7 +97,8 @@ async fn people_who_replay_discard_and_pause_by_filters_against_live_load_distur
     }
     inbox.accept_all(records(MESSAGES)).await.unwrap();
 
-    let all = format!("SELECT (count(*) = {MESSAGES})::int::bigint FROM inbox_delivery WHERE status IN (2, 4)");
+    let all =
+        format!("SELECT (count(*) = {MESSAGES})::int::bigint FROM inbox_status WHERE state IN ('done', 'discarded')");
     scene.until(&all).await;
     is_over.store(true, Ordering::SeqCst);
     let (mut replayed, mut discarded) = (0, 0);
@@ -109,7 +110,7 @@ async fn people_who_replay_discard_and_pause_by_filters_against_live_load_distur
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
     // Each replay led to one run, each run to one outcome; what was discarded stayed so.
-    assert_eq!(scene.count("inbox_delivery WHERE status = 4").await, i64::try_from(discarded).unwrap());
+    assert_eq!(scene.count_in(State::Discarded).await, i64::try_from(discarded).unwrap());
     assert_eq!(runs.count() as u64, MESSAGES as u64 + replayed);
     assert_eq!(scene.count("inbox_history").await, i64::try_from(replayed + discarded).unwrap());
     let audited = "SELECT sum(affected)::bigint FROM inbox_audit WHERE action IN ('replay', 'discard')";

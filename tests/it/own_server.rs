@@ -60,7 +60,7 @@ impl OwnServer {
     pub async fn assert_done_and_not_charged(&self, deliveries: i64, handlers: &[&str]) {
         assert_eq!(self.one("SELECT count(*) FROM inbox_quarantine").await, 0, "records were quarantined");
         assert_eq!(self.one("SELECT count(*) FROM inbox_delivery").await, deliveries, "deliveries were lost");
-        assert_eq!(self.one("SELECT count(*) FROM inbox_delivery WHERE status = 2").await, deliveries);
+        assert_eq!(self.one("SELECT count(*) FROM inbox_status WHERE state = 'done'").await, deliveries);
         let charged = format!(
             "SELECT count(*) FROM inbox_status WHERE errors + crashes > 0 AND handler_key = ANY ('{{{}}}')",
             handlers.join(",")

@@ -17,6 +17,7 @@ pub use crate::databases::{Database, RunLog};
 use support::database::TestDatabase;
 use support::database_server::Server;
 use support::pgbouncer::PgBouncer;
+pub use wharf::State;
 
 pub type Scene = Stage<Data>;
 /// The database of the scene.
@@ -30,6 +31,16 @@ pub const WORKER: &str = "worker";
 
 /// Long enough for a busy machine; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(180);
+
+const DONE_AT_FIRST: &str = "state = 'done' AND attempts = 1 AND errors = 0 AND crashes = 0";
+
+/// The numbers in `inbox_delivery.status`, for tests that write rows by hand. To read states, use the view `inbox_status`.
+pub mod status {
+    pub const OPEN: i16 = 0;
+    pub const DONE: i16 = 2;
+    pub const POISONED: i16 = 3;
+    pub const DISCARDED: i16 = 4;
+}
 
 pub struct Stage<D: Database> {
     pub database: D,
@@ -63,6 +74,26 @@ impl<D: Database> Stage<D> {
     /// How many rows a table or view has, with an optional `WHERE ...`.
     pub async fn count(&self, rows_of: &str) -> i64 {
         self.database.query_one_i64(&format!("SELECT count(*) FROM {rows_of}")).await
+    }
+
+    /// How many deliveries are in a state, as people see it.
+    pub async fn count_in(&self, state: State) -> i64 {
+        self.count(&format!("inbox_status WHERE state = '{}'", state.as_str())).await
+    }
+
+    /// How many deliveries are done, with no error and no crash held against them.
+    pub async fn count_done_uncharged(&self) -> i64 {
+        self.count("inbox_status WHERE state = 'done' AND errors = 0 AND crashes = 0").await
+    }
+
+    /// How many deliveries were done by their first attempt.
+    pub async fn count_done_at_first(&self) -> i64 {
+        self.count(&format!("inbox_status WHERE {DONE_AT_FIRST}")).await
+    }
+
+    /// How many deliveries were not: they wait, took more than one attempt, or ended otherwise.
+    pub async fn count_not_done_at_first(&self) -> i64 {
+        self.count(&format!("inbox_status WHERE NOT ({DONE_AT_FIRST})")).await
     }
 
     /// `message handler state` of every delivery, sorted.

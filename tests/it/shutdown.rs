@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use wharf::{Inbox, Limits, Postgres, Running, Store};
 
-use crate::scene::{PATIENCE, Runs, Scene, quick, record, records, within};
+use crate::scene::{PATIENCE, Runs, Scene, State, quick, record, records, within};
 use crate::worker::{Worker, accept, order};
 use support::proxy::Proxy;
 
@@ -81,8 +81,8 @@ async fn any_number_of_deploys_charges_nothing() {
     gate.send_replace(true);
     let _running = inbox.start().await.unwrap();
     scene.settled().await;
-    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors = 0 AND crashes = 0 AND attempts = 31";
-    assert_eq!(scene.database.query_one_i64(done).await, 5);
+    assert_eq!(scene.count_done_uncharged().await, 5);
+    assert_eq!(scene.count("inbox_status WHERE attempts = 31").await, 5);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,10 +116,10 @@ async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
         within(async { tokio::join!(running.shutdown(PATIENCE), async { gate.send_replace(true) }) }).await;
 
     ended.unwrap();
-    let done = scene.database.query_one_i64("SELECT count(*) FROM inbox_delivery WHERE status = 2").await;
+    let done = scene.count_in(State::Done).await;
     assert_eq!(usize::try_from(done).unwrap(), runs.count());
-    let free = "SELECT count(*) FROM inbox_delivery WHERE status = 0 AND locked_until IS NULL AND attempts = 0";
-    assert_eq!(scene.database.query_one_i64(free).await, 10 - done);
+    let free = "inbox_status WHERE state = 'pending' AND locked_until IS NULL AND attempts = 0";
+    assert_eq!(scene.count(free).await, 10 - done);
 }
 
 #[tokio::test(flavor = "multi_thread")]

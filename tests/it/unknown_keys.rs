@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wharf::{Inbox, InboxBuilder, Limits, Message, Raw, Receipt, handler};
 
-use super::scene::{Database, Db, Runs, Scene, key, quick, record, records};
+use super::scene::{Database, Db, Runs, Scene, State, key, quick, record, records};
 use support::events::Events;
 
 const NO_GRACE: Duration = Duration::ZERO;
@@ -88,7 +88,7 @@ async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
     gate.send_replace(true);
 
     scene.settled().await;
-    assert_eq!(scene.count("inbox_delivery WHERE status = 2").await, 5);
+    assert_eq!(scene.count_in(State::Done).await, 5);
     for running in [newer_running, older_running] {
         running.shutdown(Duration::from_secs(5)).await.unwrap();
     }
@@ -114,7 +114,7 @@ async fn rolls_and_rollbacks_under_load_poison_nothing() {
 
     v2(&scene, &runs, "b.rolls").await.build().unwrap().drain().await.unwrap();
 
-    assert_eq!(scene.count("inbox_delivery WHERE status <> 2").await, 0);
+    assert_eq!(scene.count("inbox_status WHERE state <> 'done'").await, 0);
     // Each message for `a`; those that the newer version accepted for `b` as well.
     assert_eq!(scene.count("inbox_delivery").await, accepted + accepted / 2);
     assert_eq!(scene.count("inbox_delivery WHERE crashes > 0 OR errors > 0").await, 0);

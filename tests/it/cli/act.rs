@@ -3,7 +3,7 @@
 use serde_json::json;
 use wharf::Failure;
 
-use super::scene::{Runs, Scene, record, records};
+use super::scene::{Runs, Scene, State, record, records};
 use crate::cli::program::Program;
 
 /// Three deliveries poisoned of one handler, one of another.
@@ -113,14 +113,14 @@ async fn a_canary_goes_on_while_it_goes_well_and_says_what_became_of_all() {
         "action": "replay", "dry_run": false, "meant": 40, "affected": 40, "remaining": 0, "done": 40, "failed": 0, "stopped": null,
     });
     assert_eq!(told, expected);
-    assert_eq!(scene.count("inbox_status WHERE state = 'done'").await, 40);
+    assert_eq!(scene.count_in(State::Done).await, 40);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_canary_stops_when_too_many_fail_again_and_leaves_the_rest() {
     let (told, scene) = canary(40, |id| id == "m000000", &["--canary", "--max-failure-ratio", "0.5"], 4).await;
     assert_eq!((&told["stopped"], &told["affected"], &told["remaining"]), (&"failures".into(), &11.into(), &29.into()));
-    assert_eq!(scene.count("inbox_status WHERE state = 'done'").await, 1);
+    assert_eq!(scene.count_in(State::Done).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

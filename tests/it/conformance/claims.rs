@@ -11,9 +11,6 @@ use wharf::{Failure, Limits, Message, Raw, Registration, handler};
 use super::scene::{Db, Runs, Scene, key, quick, record, records};
 use support::events::Events;
 
-/// Deliveries that were not run exactly once.
-pub(super) const NOT_ONCE: &str = "SELECT count(*) FROM inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR status <> 2";
-
 /// Runs `count` deliveries on four processors, each with a store of its own.
 pub(super) async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
     let runs = Runs::new();
@@ -39,7 +36,7 @@ pub(super) async fn four_processors_run_each_of_20000_deliveries_once() {
     let runs = four_processors_run(&scene, 20_000).await;
     assert_eq!(runs.count(), 20_000);
     assert_eq!(runs.ids().into_iter().collect::<HashSet<_>>().len(), 20_000);
-    assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
+    assert_eq!(scene.count_not_done_at_first().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,7 +119,7 @@ async fn a_paused_handler_is_given_nothing_until_it_is_resumed() {
     scene.database.execute("UPDATE inbox_handler SET paused_at = NULL").await;
     paused.reached(41).await;
     scene.settled().await;
-    assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
+    assert_eq!(scene.count_not_done_at_first().await, 0);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
@@ -151,8 +148,7 @@ async fn a_delivery_never_runs_before_it_is_due_by_the_databases_clock() {
     let running = inbox.start().await.unwrap();
     inbox.accept_all(records(60)).await.unwrap();
     scene.settled().await;
-    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 4 AND errors = 3";
-    assert_eq!(scene.database.query_one_i64(done).await, 60);
+    assert_eq!(scene.count("inbox_status WHERE state = 'done' AND attempts = 4 AND errors = 3").await, 60);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
@@ -173,7 +169,7 @@ async fn a_record_accepted_while_a_slot_is_free_is_handed_over_without_a_claim()
     // A claim that looks for other work at this very moment has the slots; the rest is handed over.
     assert_eq!(started("handed over") + started("claimed"), 100);
     assert!(started("handed over") >= 50, "{} handed over", started("handed over"));
-    assert_eq!(scene.database.query_one_i64(NOT_ONCE).await, 0);
+    assert_eq!(scene.count_not_done_at_first().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -26,8 +26,7 @@ async fn messages_are_handled_wherever_the_sequence_stands() {
     }
     scene.settled().await;
     assert_eq!(runs.count(), 360);
-    let once = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND attempts = 1";
-    assert_eq!(scene.database.query_one_i64(once).await, 360);
+    assert_eq!(scene.count_done_at_first().await, 360);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
@@ -80,8 +79,7 @@ async fn an_outage_of_most_of_a_day_poisons_nothing_by_default() {
     assert_eq!(scene.database.query_one_i64("SELECT count(*) FROM inbox_poisoned").await, 0);
     is_up.store(true, Ordering::SeqCst);
     scene.settled().await;
-    let done = "SELECT count(*) FROM inbox_delivery WHERE status = 2 AND errors > 5";
-    assert_eq!(scene.database.query_one_i64(done).await, 50);
+    assert_eq!(scene.count("inbox_status WHERE state = 'done' AND errors > 5").await, 50);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 

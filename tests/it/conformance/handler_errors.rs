@@ -7,7 +7,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use wharf::{Failure, Message, Raw, RetryPolicy, handler};
 
-use super::scene::{Runs, Scene, key, record};
+use super::scene::{Runs, Scene, State, key, record};
 use support::events::Events;
 
 fn hostile_texts() -> Vec<String> {
@@ -58,15 +58,15 @@ async fn assert_kept_text_is_harmless(scene: &Scene) {
 async fn an_outcome_is_recorded_whatever_the_error_says() {
     let texts = hostile_texts();
     let count = i64::try_from(texts.len()).unwrap();
-    for (answer, status) in [
-        ((|text| Err(Failure::retry(text))) as fn(String) -> Result<(), Failure>, 3),
-        (|text| Err(Failure::poison(text)), 3),
-        (|text| Err(Failure::discard(text)), 4),
-        (|text| std::panic::panic_any(text), 3),
+    for (answer, state) in [
+        ((|text| Err(Failure::retry(text))) as fn(String) -> Result<(), Failure>, State::Poisoned),
+        (|text| Err(Failure::poison(text)), State::Poisoned),
+        (|text| Err(Failure::discard(text)), State::Discarded),
+        (|text| std::panic::panic_any(text), State::Poisoned),
     ] {
         let scene = outcome_of_each(texts.clone(), RetryPolicy::never(), answer).await;
 
-        assert_eq!(scene.count(&format!("inbox_delivery WHERE status = {status}")).await, count);
+        assert_eq!(scene.count_in(state).await, count);
         assert_kept_text_is_harmless(&scene).await;
     }
 }
@@ -79,7 +79,7 @@ async fn a_retried_error_is_recorded_whatever_it_says() {
     let later = |text| Err(Failure::retry_after(Duration::from_secs(3_600), text));
     let scene = outcome_of_each(texts, RetryPolicy::exponential(), later).await;
 
-    let waiting = "status = 0 AND errors = 1 AND locked_until IS NULL AND due_at > now() AND last_error IS NOT NULL";
+    let waiting = "finished_at IS NULL AND errors = 1 AND locked_until IS NULL AND due_at > now() AND last_error IS NOT NULL";
     assert_eq!(scene.count(&format!("inbox_delivery WHERE {waiting}")).await, count);
     assert_kept_text_is_harmless(&scene).await;
 }
@@ -92,7 +92,7 @@ async fn an_outcome_is_recorded_for_errors_of_any_characters() {
 
     let scene = outcome_of_each(texts, RetryPolicy::never(), |text| Err(Failure::poison(text))).await;
 
-    assert_eq!(scene.count("inbox_delivery WHERE status = 3").await, 300);
+    assert_eq!(scene.count_in(State::Poisoned).await, 300);
     assert_kept_text_is_harmless(&scene).await;
 }
 
@@ -113,8 +113,8 @@ async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
 
     inbox.run_due().await.unwrap();
 
-    assert_eq!(scene.count("inbox_delivery WHERE status = 2").await, 15);
-    assert_eq!(scene.count("inbox_delivery WHERE status = 3 AND message_seq IS NOT NULL").await, 1);
+    assert_eq!(scene.count_in(State::Done).await, 15);
+    assert_eq!(scene.count_in(State::Poisoned).await, 1);
 }
 
 // An error may quote personal data. What the redactor removes must appear nowhere.

@@ -8,7 +8,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use wharf::{Failure, Limits, Message, Raw, Receipt, Record, Registration, handler};
 
-use super::scene::{Database, Db, Runs, Scene, key, quick, record};
+use super::scene::{Database, Db, Runs, Scene, State, key, quick, record};
 
 type HeaderPairs = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
@@ -87,7 +87,7 @@ async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static 
     // Once more: nothing is stored or quarantined twice.
     inbox.accept_all(batch).await.unwrap();
     inbox.drain().await.unwrap();
-    assert_eq!(scene.count("inbox_delivery WHERE status = 2").await, count - refused);
+    assert_eq!(scene.count_in(State::Done).await, count - refused);
     assert_eq!(scene.count("inbox_quarantine").await, refused);
     scene
 }

@@ -71,6 +71,6 @@ async fn neighbours_of_a_refused_record_run_once_and_count_no_crash() {
 
     scene.settled().await;
     assert_eq!(runs.count(), 95);
-    assert_eq!(scene.count("inbox_delivery WHERE attempts = 1 AND crashes = 0 AND status = 2").await, 95);
+    assert_eq!(scene.count_done_at_first().await, 95);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use wharf::{Failure, Limits, Message, Raw, RetryPolicy, handler};
 
-use super::scene::{Database, Runs, Scene, key, quick, record};
+use super::scene::{Database, Runs, Scene, key, quick, record, status};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_row() {
@@ -88,10 +88,11 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
     runs.reached(1).await;
 
     // Given up by a person while it runs, replayed, and taken by nobody yet.
-    scene
-        .database
-        .execute("UPDATE inbox_delivery SET status = 3, finished_at = now(), locked_until = NULL, locked_by = NULL")
-        .await;
+    let give_up = format!(
+        "UPDATE inbox_delivery SET status = {}, finished_at = now(), locked_until = NULL, locked_by = NULL",
+        status::POISONED
+    );
+    scene.database.execute(&give_up).await;
     assert_eq!(scene.database.replay("a", "stock", None).await, 1);
     gate.add_permits(1);
     runs.reached(2).await;

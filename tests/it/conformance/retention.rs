@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use wharf::{Failure, Inbox, Purgeable, Purged, Receipt, Retention};
 
-use super::scene::{Database, Db, Runs, Scene, quick, record, records, within};
+use super::scene::{Database, Db, Runs, Scene, quick, record, records, status, within};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -79,13 +79,13 @@ fn cell_sql(seq: usize, (handler, state, days): &Cell) -> String {
     let id = format!("(SELECT handler_id FROM inbox_handler_key WHERE key = '{}')", HANDLERS[*handler]);
     let finished = format!("now() - interval '{days} days' - interval '1 minute'");
     let (status, finished_at, locked_until) = match *state {
-        "pending" => (0, "NULL", "NULL"),
-        "running" => (0, "NULL", "now() + interval '1 day'"),
-        "done" => (2, finished.as_str(), "NULL"),
+        "pending" => (status::OPEN, "NULL", "NULL"),
+        "running" => (status::OPEN, "NULL", "now() + interval '1 day'"),
+        "done" => (status::DONE, finished.as_str(), "NULL"),
         // By hand: nobody knows since when.
-        "done some time" => (2, "NULL", "NULL"),
-        "poisoned" => (3, finished.as_str(), "NULL"),
-        "discarded" => (4, finished.as_str(), "NULL"),
+        "done some time" => (status::DONE, "NULL", "NULL"),
+        "poisoned" => (status::POISONED, finished.as_str(), "NULL"),
+        "discarded" => (status::DISCARDED, finished.as_str(), "NULL"),
         other => panic!("no such state: {other}"),
     };
     format!(

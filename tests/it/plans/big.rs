@@ -39,13 +39,13 @@ const FILL: &str = r"
         SELECT m.seq, substring(m.message_id FROM 5)::int AS n, h.id, h.key
         FROM inbox_message m, inbox_handler h WHERE m.message_id LIKE 'old-%';
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at, finished_at, attempts, status)
-    SELECT seq, id, now() - interval '2 days', now() - interval '1 day', 1, 2 FROM old WHERE key = 'stock';
+    SELECT seq, id, now() - interval '2 days', now() - interval '1 day', 1, 2 /* done */ FROM old WHERE key = 'stock';
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at, errors)
     SELECT seq, id, now() + n * interval '1 second' + interval '1 day', 1 FROM old WHERE key = 'mail' AND n <= 100000;
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT seq, id, now() - interval '1 hour' FROM old WHERE key = 'stranger' AND n <= 50000;
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at, finished_at, attempts, status, reason)
-    SELECT seq, id, now() - interval '2 days', now() - interval '1 day', 1, 3, 'permanent'
+    SELECT seq, id, now() - interval '2 days', now() - interval '1 day', 1, 3 /* poisoned */, 'permanent'
     FROM old WHERE key = 'audit' AND n BETWEEN 190001 AND 190200;
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT seq, id, now() - interval '1 hour' FROM old WHERE key = 'audit' AND n BETWEEN 100001 AND 103000;

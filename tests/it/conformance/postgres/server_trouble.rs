@@ -50,7 +50,7 @@ async fn hand_over_beside_refusals(refusal: &str) {
     }
 
     scene.settled().await;
-    assert_eq!(scene.count("inbox_delivery WHERE status = 2 AND crashes = 0").await, 11);
+    assert_eq!(scene.count_done_uncharged().await, 11);
     assert_eq!((runs.count(), scene.count("inbox_quarantine").await), (11, 10));
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }

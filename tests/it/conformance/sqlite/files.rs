@@ -187,7 +187,7 @@ async fn several_that_write_at_once_lose_nothing() {
     shell.await.unwrap();
 
     scene.settled().await;
-    assert_eq!((runs.count(), scene.count("inbox_delivery WHERE attempts = 1 AND status = 2").await), (600, 600));
+    assert_eq!((runs.count(), scene.count_done_at_first().await), (600, 600));
     for running in running {
         running.shutdown(Duration::from_secs(5)).await.unwrap();
     }

@@ -17,9 +17,6 @@ use super::scene::{Db, Runs, Scene, key, quick, record, records, within};
 use super::transactional::{once_more, outcome_of, scene};
 use support::events::Events;
 
-/// Deliveries that were not run exactly once.
-const NOT_ONCE: &str = "inbox_delivery WHERE attempts <> 1 OR errors <> 0 OR crashes <> 0 OR status <> 2";
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_sql_error_that_the_handler_swallows_is_undone_alone() {
     async fn careless(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -126,7 +123,7 @@ async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_
     gate.send_replace(true);
 
     scene.settled().await;
-    assert_eq!((runs.count(), scene.count(NOT_ONCE).await), (20, 0));
+    assert_eq!((runs.count(), scene.count_not_done_at_first().await), (20, 0));
     for running in [running, there] {
         running.shutdown(Duration::from_secs(5)).await.unwrap();
     }
@@ -161,7 +158,7 @@ async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
 
     scene.settled().await;
     assert_eq!(runs.count(), 20);
-    assert_eq!(scene.count(NOT_ONCE).await, 1);
+    assert_eq!(scene.count_not_done_at_first().await, 1);
     assert!(effects(&scene).await.is_empty());
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
