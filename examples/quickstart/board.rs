@@ -36,7 +36,7 @@ struct Count {
 #[derive(QueryableByName)]
 struct Answer {
     #[diesel(sql_type = BigInt)]
-    is_so: i64,
+    value: i64,
 }
 
 impl Board {
@@ -52,13 +52,17 @@ impl Board {
         diesel::sql_query(sql).execute(&mut self.conn)
     }
 
+    /// The value of an SQL expression: a number, or 1 if it is true.
+    pub fn ask(&mut self, expression: &str) -> diesel::QueryResult<i64> {
+        let question = format!("SELECT CAST(coalesce({expression}, 0) AS INTEGER) AS value");
+        Ok(diesel::sql_query(question).get_result::<Answer>(&mut self.conn)?.value)
+    }
+
     /// Shows lines and table until the condition holds.
     pub async fn show_until(&mut self, condition: &str) -> diesel::QueryResult<()> {
-        let question = format!("SELECT CAST(coalesce({condition}, 0) AS INTEGER) AS is_so");
         loop {
             self.show()?;
-            let answer: Answer = diesel::sql_query(&question).get_result(&mut self.conn)?;
-            if answer.is_so == 1 {
+            if self.ask(condition)? == 1 {
                 return Ok(());
             }
             tokio::time::sleep(REFRESH).await;

@@ -6,8 +6,11 @@
 //! ```
 //!
 //! Five orders come in, one of them twice, and a record that is broken. Stock is reserved exactly once, receipts go out although the mail
-//! server is down for a while, and one fraud check is hopeless and left for a person. `-- resume` repairs that handler and runs what was
-//! replayed.
+//! server is down for a while, and one fraud check is hopeless and left for a person. Afterwards:
+//!
+//! - `-- resume` repairs that handler and runs whatever is left to do.
+//! - `-- crash` accepts an order without Kafka and is killed while it sends the receipt; `-- resume` then sends it.
+//! - `-- renamed` registers the receipt handler under a new key: what was handled under the old key stays handled.
 #![allow(clippy::print_stdout, reason = "a program that talks to a person")]
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
 
@@ -21,10 +24,15 @@ use rdkafka::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
-use shop::FraudService;
-use wharf::{Identity, Inbox, Kafka, RetryPolicy, Sqlite, Store, handler, tx_handler};
+use shop::{FraudService, MailServer};
+use wharf::{
+    HandlerKey, Identity, Inbox, Kafka, Limits, Record, Registration, RetryPolicy, Sqlite, Store, handler, tx_handler,
+};
 
 const DATABASE: &str = "quickstart.db";
+/// How long the claims of a killed process keep others away. Short, so that you see the end of it.
+const LEASE: Duration = Duration::from_secs(5);
+const ALL_FINISHED: &str = "NOT EXISTS (SELECT 1 FROM inbox_delivery WHERE finished_at IS NULL)";
 type AnyError = Box<dyn std::error::Error>;
 
 #[tokio::main]
@@ -32,22 +40,36 @@ async fn main() -> Result<(), AnyError> {
     match std::env::args().nth(1).as_deref() {
         None => first_run().await,
         Some("resume") => resume().await,
-        Some(other) => Err(format!("{other:?}? There is only: resume").into()),
+        Some("crash") => crash().await,
+        Some("renamed") => renamed().await,
+        Some(other) => Err(format!("unknown argument {other:?}: use resume, crash or renamed").into()),
     }
 }
 
-/// The inbox: what is wanted of a topic, and where a record of it has its identity.
-async fn inbox(store: &Store<Sqlite>, fraud_service: FraudService) -> Result<Inbox<Sqlite>, AnyError> {
-    // Impatient, so that you see the end of it.
-    let retry = || RetryPolicy::exponential().max_retries(3).max_delay(Duration::from_millis(800));
+/// The inbox: which handlers a topic has, and where its records have their identity.
+fn inbox(
+    store: Store<Sqlite>,
+    receipt: Registration<Sqlite>,
+    fraud_service: FraudService,
+) -> Result<Inbox<Sqlite>, AnyError> {
     let check_fraud = move |order| shop::check_fraud(order, fraud_service);
-    let inbox = Inbox::builder(store.clone())
+    let inbox = Inbox::builder(store)
+        .limits(Limits { lease: LEASE, ..Limits::default() })
         .subscribe("orders", tx_handler(shop::RESERVE_STOCK, shop::reserve_stock))
-        .subscribe("orders", handler(shop::SEND_RECEIPT, shop::send_receipt).retry(retry()))
+        .subscribe("orders", receipt.retry(retry()))
         .subscribe("orders", handler(shop::CHECK_FRAUD, check_fraud).retry(retry()))
         .identity("orders", Identity::cloud_events())
         .build()?;
     Ok(inbox)
+}
+
+fn receipt(key: HandlerKey, mail_server: MailServer) -> Registration<Sqlite> {
+    handler(key, move |order| shop::send_receipt(order, mail_server))
+}
+
+/// Impatient, so that you see the end of it.
+fn retry() -> RetryPolicy {
+    RetryPolicy::exponential().max_retries(3).max_delay(Duration::from_millis(800))
 }
 
 async fn first_run() -> Result<(), AnyError> {
@@ -64,9 +86,9 @@ async fn first_run() -> Result<(), AnyError> {
     let records = produce(&broker.bootstrap_servers())?;
 
     println!("{records} records wait in the topic orders; three handlers want them. Each line is a decision.\n");
-    let inbox = inbox(&store, FraudService::Broken).await?;
+    let inbox = inbox(store, receipt(shop::SEND_RECEIPT, MailServer::Flaky), FraudService::Broken)?;
     let running = inbox.start_from(Kafka::new(broker.bootstrap_servers(), "quickstart")).await?;
-    board.show_until("(SELECT sum(next_offset) FROM inbox_ledger) = 7 AND NOT EXISTS (SELECT 1 FROM inbox_delivery WHERE finished_at IS NULL)").await?;
+    board.show_until(&format!("(SELECT sum(next_offset) FROM inbox_ledger) = 7 AND {ALL_FINISHED}")).await?;
     running.shutdown(Duration::from_secs(5)).await?;
     board.finish()?;
 
@@ -77,26 +99,69 @@ async fn first_run() -> Result<(), AnyError> {
     println!("  and that     wharf --database sqlite:{DATABASE} quarantine show 1 --show-payload");
     println!("  replay it    wharf --database sqlite:{DATABASE} poisoned replay --message order-3");
     println!("  run it       cargo run --example quickstart -- resume");
+    println!("  crash it     cargo run --example quickstart -- crash");
+    println!("  rename it    cargo run --example quickstart -- renamed");
     println!("  clean up     rm {DATABASE}*");
     println!("\nIn a clone, wharf is: cargo run --features cli --bin wharf --");
     println!("Or, in SQL:  sqlite3 {DATABASE} \"SELECT message_id, handler_key, last_error FROM inbox_poisoned\"");
     Ok(())
 }
 
-/// A later deploy: the handler is repaired. Nothing new comes in; what was replayed is due.
+/// A later deploy with the fraud check repaired. No record comes in; what was replayed, or interrupted by a crash, is run.
 async fn resume() -> Result<(), AnyError> {
+    let (store, mut board) = open().await?;
+    let open = board.ask("(SELECT count(*) FROM inbox_delivery WHERE finished_at IS NULL)")?;
+    let inbox = inbox(store, receipt(shop::SEND_RECEIPT, MailServer::Flaky), FraudService::Repaired)?;
+    let running = inbox.start().await?;
+    board.show_until(ALL_FINISHED).await?;
+    running.shutdown(LEASE).await?;
+    board.finish()?;
+    match open {
+        0 => println!("\nNothing was left to do. Replay the poisoned delivery first."),
+        open => println!("\n{open} run."),
+    }
+    Ok(())
+}
+
+/// Accepts an order from this program, without Kafka. The process is killed while it sends the receipt.
+async fn crash() -> Result<(), AnyError> {
+    let (store, mut board) = open().await?;
+    let inbox = inbox(store, receipt(shop::SEND_RECEIPT, MailServer::Deadly), FraudService::Repaired)?;
+    let running = inbox.start().await?;
+    println!("order-6 is accepted, and its receipt kills this process. Then run it again:");
+    println!("\n  cargo run --example quickstart -- resume");
+    println!("\nThe receipt is sent as soon as the claim of the killed process has expired, after {LEASE:?}.\n");
+    inbox.accept(direct(6)).await?;
+    board.show_until(ALL_FINISHED).await?;
+    running.shutdown(LEASE).await?;
+    println!("No crash: order-6 was handled before.");
+    Ok(())
+}
+
+/// A later deploy in which the receipt handler has another key. The former key makes it the same handler.
+async fn renamed() -> Result<(), AnyError> {
+    let (store, mut board) = open().await?;
+    let confirmation = receipt(shop::SEND_CONFIRMATION, MailServer::Flaky).formerly(shop::SEND_RECEIPT.as_str());
+    let inbox = inbox(store, confirmation, FraudService::Repaired)?;
+    println!("order-1 once more: {:?}\n", inbox.accept(direct(1)).await?);
+    inbox.drain().await?;
+    board.finish()?;
+    let (new, former) = (shop::SEND_CONFIRMATION, shop::SEND_RECEIPT);
+    println!("\nNo handler ran for it: {former} is a former key of {new}, so both are one handler.");
+    Ok(())
+}
+
+/// What the first run has left.
+async fn open() -> Result<(Store<Sqlite>, Board), AnyError> {
     if !std::path::Path::new(DATABASE).exists() {
         return Err(format!("there is no {DATABASE} here: run cargo run --example quickstart first").into());
     }
-    let store = Store::<Sqlite>::open(DATABASE).await?;
-    let mut board = Board::open(DATABASE)?;
-    let ran = inbox(&store, FraudService::Repaired).await?.drain().await?;
-    board.finish()?;
-    match ran {
-        0 => println!("\nNothing was due. Replay the poisoned delivery first."),
-        ran => println!("\n{ran} run."),
-    }
-    Ok(())
+    Ok((Store::<Sqlite>::open(DATABASE).await?, Board::open(DATABASE)?))
+}
+
+/// An order with the identity that its CloudEvent has, or would have.
+fn direct(number: i32) -> Record {
+    Record::new("orders").source("/shop").id(format!("order-{number}")).payload(shop::order(number))
 }
 
 /// Five orders as CloudEvents, the first of them twice, and one record that is no CloudEvent although it says so.

@@ -7,6 +7,8 @@ use wharf::{AsyncSqliteConnection, Failure, HandlerKey, Message};
 
 pub const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve");
 pub const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+/// What [`SEND_RECEIPT`] is called after a rename.
+pub const SEND_CONFIRMATION: HandlerKey = HandlerKey::new("mail.confirm");
 pub const CHECK_FRAUD: HandlerKey = HandlerKey::new("fraud.check");
 
 #[derive(Debug, Deserialize)]
@@ -29,12 +31,27 @@ pub async fn reserve_stock(order: Message<Order>, conn: &mut AsyncSqliteConnecti
     Ok(())
 }
 
-/// Flaky: the mail server is down for the second order, and back at the third attempt.
-pub async fn send_receipt(order: Message<Order>) -> Result<(), Failure> {
-    match (order.payload.number, order.attempt()) {
-        (2, 1..=2) => Err(Failure::retry("the mail server is down")),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MailServer {
+    /// Down for the second order, and back at its third attempt.
+    Flaky,
+    /// The first attempt to send the receipt of the sixth order kills the process.
+    Deadly,
+}
+
+/// At least once: it is retried until it succeeds, also after a crash.
+pub async fn send_receipt(order: Message<Order>, server: MailServer) -> Result<(), Failure> {
+    match (order.payload.number, order.attempt(), server) {
+        (2, 1..=2, MailServer::Flaky) => Err(Failure::retry("the mail server is down")),
+        (6, 1, MailServer::Deadly) => kill_this_process(),
         _ => Ok(()),
     }
+}
+
+/// As `kill -9` from another terminal would.
+fn kill_this_process() -> ! {
+    let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+    std::process::abort()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

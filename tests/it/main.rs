@@ -39,7 +39,6 @@ mod testing_kit;
 mod testing_kit_postgres;
 mod tidy;
 mod unknown_keys;
-mod walkthrough;
 mod worker;
 
 /// Where child processes begin: does nothing unless a parent asked for a role.
