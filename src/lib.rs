@@ -114,8 +114,8 @@ pub use store::seam::Gap;
 
 // Handlers, and what they are given.
 pub use handler::{
-    Attempt, Failure, Handler, HandlerKey, Next, Registration, RetryPolicy, Topics, TxHandler, TxHandlerFn, handler,
-    tx_handler,
+    Attempt, Failure, Handler, HandlerKey, Next, Registration, RetryPolicy, Topics, TxHandler, handler, tx_handler,
+    with_state,
 };
 
 // Where it is kept.

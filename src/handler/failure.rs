@@ -23,7 +23,8 @@ use std::time::Duration;
 /// }
 /// ```
 ///
-/// It does not implement [`std::error::Error`] itself, so that every type that does can become one.
+/// `?` takes every error type: those that implement [`std::error::Error`], `Box<dyn Error + Send + Sync>`, `anyhow::Error`, and text.
+/// `Failure` does not implement [`std::error::Error`] itself, so that all of these can become one.
 pub struct Failure {
     pub(crate) wish: Wish,
     pub(crate) error: String,
@@ -81,7 +82,8 @@ impl Failure {
     }
 }
 
-impl<E: StdError + Send + Sync + 'static> From<E> for Failure {
+/// Any error, boxed or not, `anyhow::Error`, and text: retried by the handler's policy.
+impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::retry(error)
     }
@@ -127,5 +129,21 @@ mod tests {
         let failure = Failure::from(Outer("x".parse::<u8>().unwrap_err()));
         assert_eq!(failure.wish, Wish::Retry);
         assert_eq!(failure.error, "cannot charge the card: invalid digit found in string");
+    }
+
+    #[test]
+    fn the_question_mark_takes_every_kind_of_error_and_keeps_a_failure_as_it_is() {
+        fn said(answer: impl FnOnce() -> Result<(), Failure>) -> (Wish, String) {
+            let failure = answer().unwrap_err();
+            (failure.wish, failure.error)
+        }
+        let retried = |text: &str| (Wish::Retry, text.to_owned());
+        assert_eq!(said(|| Ok(Err(std::fmt::Error)?)), retried("an error occurred when formatting an argument"));
+        assert_eq!(said(|| Ok(Err("text")?)), retried("text"));
+        assert_eq!(said(|| Ok(Err(String::from("text"))?)), retried("text"));
+        assert_eq!(said(|| Ok(Err(Box::<dyn StdError + Send + Sync>::from("boxed"))?)), retried("boxed"));
+        assert_eq!(said(|| Ok(Err(anyhow::anyhow!("cause").context("said first"))?)), retried("said first: cause"));
+        let hopeless = said(|| Ok(Err(Failure::poison("hopeless"))?));
+        assert_eq!(hopeless, (Wish::Poison, "hopeless".to_owned()));
     }
 }

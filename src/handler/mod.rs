@@ -11,11 +11,11 @@ mod registration;
 mod retry;
 mod subscription;
 
-pub use erased::{Handler, TxHandler, TxHandlerFn};
+pub use erased::{Handler, TxHandler};
 pub use failure::Failure;
 pub use key::HandlerKey;
 pub use layer::{Attempt, Next};
-pub use registration::{Registration, Topics, handler, tx_handler};
+pub use registration::{Registration, Topics, handler, tx_handler, with_state};
 pub use retry::RetryPolicy;
 
 pub(crate) use erased::{Body, ErasedTxHandler};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use diesel::sql_types::Text;
 use futures_util::future::BoxFuture;
-use wharf::{Failure, Message, Raw, Registration, TxHandler};
+use wharf::{Failure, Message, Raw, Registration, TxHandler, tx_handler};
 
 pub use super::scene::Connection;
 use super::scene::{Db, Runs, Scene, key};
@@ -38,7 +38,7 @@ pub fn writing<F>(runs: &Runs, name: &'static str, then: F) -> Registration<Db>
 where
     F: Fn(Message<Raw>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync + 'static,
 {
-    Registration::transactional(key(name), Writing { runs: runs.clone(), then })
+    tx_handler(key(name), Writing { runs: runs.clone(), then })
 }
 
 struct Writing<F> {

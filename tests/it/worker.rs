@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler};
+use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler, tx_handler};
 
 use super::effect;
 use super::scene::{Data, Database, Db, RunLog, Scene, WORKER, key, quick};
@@ -140,7 +140,7 @@ async fn report(events: &Events, message: &str) -> Infallible {
 
 fn worker_handler(name: &'static str, log: Arc<Log>) -> Registration<Db> {
     if parameter(KIND) == "transactional" {
-        return Registration::transactional(key(name), WriteAndObey { name, log });
+        return tx_handler(key(name), WriteAndObey { name, log });
     }
     handler(key(name), move |message: Message<Raw>| {
         let log = Arc::clone(&log);

@@ -1,9 +1,10 @@
 //! Transactional handlers: their writes and `done` commit together, or nothing of them does.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use diesel_async::AsyncConnection;
-use wharf::{Failure, Message, Raw, Registration, RetryPolicy, TxHandler, tx_handler};
+use wharf::{Failure, Message, Raw, Registration, RetryPolicy, TxHandler, tx_handler, with_state};
 
 use super::effect::{self, Connection, effects};
 use super::scene::{Database, Db, Runs, Scene, key, record, records};
@@ -54,8 +55,31 @@ async fn a_type_commits_its_writes_with_the_outcome() {
     }
     let scene = scene().await;
     let writer = Writer { prefix: "order ".to_owned() };
-    assert_eq!(outcome_of(&scene, Registration::transactional(key("stock"), writer)).await, "done|0");
+    assert_eq!(outcome_of(&scene, tx_handler(key("stock"), writer)).await, "done|0");
     assert_eq!(effects(&scene).await, ["order a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_with_state_and_async_closures_commit_their_writes_with_the_outcome() {
+    async fn write_after(prefix: Arc<str>, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        Ok(effect::write(conn, &format!("{prefix}{}", message.id())).await?)
+    }
+    let scene = scene().await;
+    let function = tx_handler(key("function"), with_state(Arc::from("function "), write_after));
+    let closure = tx_handler(key("closure"), async |message: Message<Raw>, conn: &mut Connection| {
+        effect::write(conn, &format!("closure {}", message.id())).await
+    });
+    let held = async |prefix: String, message: Message<Raw>, conn: &mut Connection| {
+        effect::write(conn, &format!("{prefix}{}", message.id())).await
+    };
+    let held = tx_handler(key("held"), with_state("held ".to_owned(), held));
+    let inbox = scene.inbox().subscribe("orders", function).subscribe("orders", closure).subscribe("orders", held);
+    let inbox = inbox.build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 3);
+    let mut written = effects(&scene).await;
+    written.sort_unstable();
+    assert_eq!(written, ["closure a", "function a", "held a"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

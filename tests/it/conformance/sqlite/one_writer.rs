@@ -76,7 +76,7 @@ impl Holding {
     }
 
     fn handler(&self, name: &'static str) -> Registration<Db> {
-        Registration::transactional(key(name), Self { has_it: self.has_it.clone(), may_end: Arc::clone(&self.may_end) })
+        tx_handler(key(name), Self { has_it: self.has_it.clone(), may_end: Arc::clone(&self.may_end) })
     }
 
     async fn began(&self) {
@@ -187,7 +187,7 @@ async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
     let inbox = scene
         .inbox()
         .limits(Limits { lease: Duration::from_secs(600), ..quick() })
-        .subscribe("orders", Registration::transactional(key("stock"), Robbing(runs.clone())))
+        .subscribe("orders", tx_handler(key("stock"), Robbing(runs.clone())))
         .build()
         .unwrap();
     inbox.accept_all([record("a"), record("b")]).await.unwrap();
@@ -220,7 +220,7 @@ async fn accepting_from_within_a_transactional_handler_fails_in_time_and_hangs_n
     }
     let scene = scene().await;
     let itself = Arc::new(std::sync::OnceLock::new());
-    let accepting = Registration::transactional(key("stock"), Accepting(Arc::clone(&itself)));
+    let accepting = tx_handler(key("stock"), Accepting(Arc::clone(&itself)));
     let store = impatient_store(&scene, Duration::from_secs(2)).await;
     let limits = Limits { accept_patience: Duration::from_secs(5), lease: Duration::from_secs(60), ..impatient() };
     let builder = Inbox::builder(store).limits(limits);
