@@ -17,7 +17,7 @@ use tokio::sync::OnceCell;
 pub use builder::InboxBuilder;
 pub use running::Running;
 
-use crate::accept::{Acceptor, Intake, Receipt, replay_loop};
+use crate::accept::{Acceptor, Intake, Unfit, replay_loop};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
@@ -25,7 +25,7 @@ use crate::operate::{Manifest, Retention};
 use crate::process::{ClaimMode, Extent, Lane, Loops, Redact};
 use crate::store::seam::HandlerIds;
 use crate::store::{Backend, Store};
-use crate::types::{Error, Record, Result};
+use crate::types::{Error, Receipt, Record, Result};
 
 /// A durable inbox. Cheap to clone; clones are the same inbox.
 pub struct Inbox<B: Backend> {
@@ -50,11 +50,15 @@ impl<B: Backend> Inbox<B> {
         InboxBuilder::new(store)
     }
 
-    /// Accepts one record: when this returns, it is stored with one delivery for each handler that wants it, or quarantined.
+    /// Accepts one record: when this returns a receipt, it is stored with one delivery for each handler that wants it.
     ///
     /// Calls from many tasks share statements. Dropping the future does not take the record back.
     ///
     /// # Errors
+    /// When the record cannot become a message ([`Error::is_refused`](crate::Error::is_refused)): it has no identity, its identity or
+    /// its payload is too large, it is a broken CloudEvent; nothing is stored then. When its identity belongs to a message with another
+    /// payload, or the database does not take its content: the error says so, and the record is kept in quarantine for a person.
+    ///
     /// When the database stayed away for longer than [`Limits::accept_patience`], or its schema is not this build's. Calling again
     /// with the same record is safe.
     pub async fn accept(&self, record: Record) -> Result<Receipt> {
@@ -65,10 +69,22 @@ impl<B: Backend> Inbox<B> {
     /// Accepts many records, any number, in as few statements as the limits allow; one receipt each, in order.
     ///
     /// # Errors
-    /// As [`Inbox::accept`]. Some of the records may have been accepted then; calling again with all of them is safe.
+    /// As [`Inbox::accept`]; the error names the first record that is refused. A record without usable identity or of a size that is
+    /// not allowed is found before anything is written, so nothing is stored then. After every other error some of the records may have
+    /// been accepted; calling again with all of them is safe.
     pub async fn accept_all(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
         self.shared.intake.handlers().await?;
-        self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect()).await
+        self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect(), Unfit::Refuse).await
+    }
+
+    /// As [`Inbox::accept_all`], but a record that cannot become a message is kept in quarantine, as it is when it comes from Kafka. For
+    /// sources that cannot be told that a record is bad: the receipts say which, and somebody has to look at the quarantine.
+    ///
+    /// # Errors
+    /// When the database does not answer, as [`Inbox::accept`]. Calling again with all records is safe.
+    pub async fn accept_or_quarantine(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
+        self.shared.intake.handlers().await?;
+        self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect(), Unfit::Quarantine).await
     }
 
     /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored. Without a

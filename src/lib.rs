@@ -103,7 +103,7 @@ mod types;
 pub mod testing;
 
 // An inbox, and what goes in.
-pub use accept::{Identity, Receipt};
+pub use accept::Identity;
 pub use inbox::{Inbox, InboxBuilder, Running};
 
 // Where records come from.
@@ -132,10 +132,10 @@ pub use operate::{
 };
 pub use store::operating::SchemaVersion;
 pub use types::{
-    Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, GroupFacts,
-    HandlerStatus, Headers, HistoryEntry, Lag, Limits, Message, OldestTransaction, Payload, Position, ProcessorReport,
-    ProcessorStatus, Purgeable, Purged, QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, Raw, Record,
-    Result, State, TableFacts, fingerprint,
+    CloudEvent, Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts,
+    GroupFacts, HandlerStatus, Headers, HistoryEntry, Lag, Limits, Message, OldestTransaction, Payload, Position,
+    ProcessorReport, ProcessorStatus, Purgeable, Purged, QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate,
+    Raw, Receipt, Record, Result, State, TableFacts, fingerprint,
 };
 
 /// Written into `inbox_processor`, so that an operator sees which builds are alive.

@@ -10,21 +10,32 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::Receipt;
 use super::intake::Intake;
 use super::write::{Patience, Row, RowBatch, write};
 use crate::store::Backend;
+use crate::store::seam::Quarantined;
 use crate::telemetry::events;
-use crate::types::{Error, Record, Result, panic_text};
+use crate::types::{Error, Receipt, Record, Result, panic_text, sanitize};
 
 /// Batches being written at a time: one travels while the other is being fsynced.
 const WRITES_MAX: usize = 2;
+/// Characters of a topic's name that an error shows: Kafka allows no more.
+const TOPIC_CHARS_SHOWN: usize = 249;
 
 /// The way in. Dropping it ends the collecting task once everything handed in is written.
 pub(crate) struct Acceptor {
     jobs: mpsc::Sender<Job>,
     rows: Room,
     kibibytes: Room,
+}
+
+/// What happens to a record that cannot become a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// The caller is told, and nothing of the call is written.
+    Refuse,
+    /// It is kept in quarantine.
+    Quarantine,
 }
 
 /// How much may wait, in units. Callers wait for room, whoever is first.
@@ -83,14 +94,22 @@ impl Acceptor {
         &self,
         intake: &Arc<Intake<B>>,
         records: Vec<Record>,
+        unfit: Unfit,
     ) -> Result<Vec<Receipt>> {
         let mut receipts: Vec<Option<Receipt>> = Vec::with_capacity(records.len());
         let mut places = Vec::with_capacity(records.len());
         let mut replies = Vec::new();
         let mut rows = Vec::with_capacity(records.len().min(intake.limits.accept_batch_rows));
         let mut size_bytes = 0;
-        for record in records {
-            let Some((row, row_bytes)) = intake.row(record) else {
+        let mut prepared = Vec::with_capacity(records.len());
+        for (at, record) in records.into_iter().enumerate() {
+            match (intake.row(record), unfit) {
+                (Some((Row::Quarantine(quarantined), _)), Unfit::Refuse) => return Err(refused(at, &quarantined)),
+                (row, Unfit::Refuse | Unfit::Quarantine) => prepared.push(row),
+            }
+        }
+        for row in prepared {
+            let Some((row, row_bytes)) = row else {
                 receipts.push(Some(Receipt::Unwanted));
                 continue;
             };
@@ -117,7 +136,12 @@ impl Acceptor {
                 receipts[place] = Some(receipt);
             }
         }
-        Ok(receipts.into_iter().flatten().collect())
+        let receipts: Vec<Receipt> = receipts.into_iter().flatten().collect();
+        match unfit {
+            Unfit::Refuse => refuse_quarantined(&receipts)?,
+            Unfit::Quarantine => {}
+        }
+        Ok(receipts)
     }
 
     async fn hand_in(&self, rows: Vec<Row>, size_bytes: usize) -> Result<oneshot::Receiver<Reply>> {
@@ -128,6 +152,28 @@ impl Acceptor {
         self.jobs.try_send(job).map_err(|_| Error::stopped("the inbox has stopped accepting"))?;
         Ok(replied)
     }
+}
+
+/// What a caller is told about a record that cannot become a message. `at` counts from 0.
+fn refused(at: usize, quarantined: &Quarantined) -> Error {
+    let Quarantined { record, reason, detail } = quarantined;
+    let detail = detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
+    let topic = sanitize::text(&record.topic, TOPIC_CHARS_SHOWN);
+    Error::refused(format!("cannot accept record {} of topic {topic}: {reason}{detail}; nothing was stored", at + 1))
+}
+
+/// Some records are found out only when they are written: their identity belongs to another payload, or the database refuses them.
+fn refuse_quarantined(receipts: &[Receipt]) -> Result<()> {
+    for (at, receipt) in receipts.iter().enumerate() {
+        match receipt {
+            Receipt::Accepted { .. } | Receipt::Duplicate { .. } | Receipt::Unwanted => {}
+            Receipt::Quarantined { reason } => {
+                let what = format!("record {} was not accepted and is kept in quarantine: {reason}", at + 1);
+                return Err(Error::refused(what));
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn collect<B: Backend>(intake: Arc<Intake<B>>, mut queue: mpsc::Receiver<Job>) {

@@ -8,9 +8,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use super::json::{self, Found, Scalar};
-use crate::types::Record;
-
-const STRUCTURED: &[u8] = b"application/cloudevents+json";
+use crate::types::{Record, is_structured};
 
 /// The attributes, unchecked: bytes as they came.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -45,19 +43,13 @@ impl<'r> Attributes<'r> {
 /// Reads the attributes a record has, which may be none.
 fn read(record: &Record) -> Result<CloudEvent<'_>, &'static str> {
     match &record.payload {
-        Some(payload) if is_structured(record) => read_structured(payload),
+        Some(payload) if is_structured(&record.headers) => read_structured(payload),
         // A tombstone has no JSON to be broken.
         Some(_) | None => {
             let header = |name| record.headers.get(name).map(Cow::Borrowed);
             Ok(CloudEvent { id: header("ce_id"), source: header("ce_source"), event_type: header("ce_type") })
         }
     }
-}
-
-/// Parameters (`; charset=utf-8`) and the case of a media type do not matter.
-fn is_structured(record: &Record) -> bool {
-    let media_type = record.headers.get("content-type").and_then(|value| value.split(|byte| *byte == b';').next());
-    media_type.is_some_and(|media_type| media_type.trim_ascii().eq_ignore_ascii_case(STRUCTURED))
 }
 
 fn read_structured(payload: &[u8]) -> Result<CloudEvent<'_>, &'static str> {

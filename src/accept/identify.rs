@@ -101,6 +101,7 @@ fn given<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Fla
     let value: Option<Cow<'_, [u8]>> = match place {
         Place::CloudEvent => return given_by_event(attributes, place),
         Place::AllOf(parts) => return given_by_all(attributes, parts, place),
+        Place::FirstOf(parts) => return given_by_first(attributes, parts, place),
         Place::Header(name) => record.headers.get(name).map(Cow::Borrowed),
         Place::Key => record.key.as_deref().map(Cow::Borrowed),
         Place::JsonPointer(pointer) => given_by_payload(record, pointer).map_err(bad)?,
@@ -152,6 +153,17 @@ fn given_by_all<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &
         Some(flaw) => Err(flaw),
         None => Ok(Given { id: present(Some(joined(&ids).as_bytes()), place)?, source }),
     }
+}
+
+/// The first place that has a value. A bad value ends the search: falling through would store the record under another identity.
+fn given_by_first<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &'p Place) -> Result<Given, Flaw<'p>> {
+    for part in parts {
+        match given(attributes, &part.place) {
+            Err(Flaw::Missing(..)) => {}
+            answer @ (Ok(_) | Err(Flaw::Bad(..))) => return answer,
+        }
+    }
+    Err(Flaw::Missing("missing identity", place))
 }
 
 /// Parts with `|` between them; `|` and `\` within a part are escaped, so that other parts never give the same text.

@@ -46,6 +46,7 @@ pub(super) enum Place {
     Key,
     JsonPointer(String),
     AllOf(Vec<Identity>),
+    FirstOf(Vec<Identity>),
     Position,
     Function(IdentityFn),
 }
@@ -91,6 +92,18 @@ impl Identity {
     /// part are written `\|` and `\\`: other parts never make the same id. At most 200 characters in all.
     pub fn all_of(parts: impl IntoIterator<Item = Identity>) -> Self {
         Self::at(Place::AllOf(parts.into_iter().collect()))
+    }
+
+    /// The first of several places that has a value, in this order: for topics whose producers carry the identity in different places.
+    /// A place with a value that cannot be used (too long, not text, a payload that is not JSON) is not passed over: the record is
+    /// quarantined. Ids from all places are compared with each other, so they must come from the same id space.
+    ///
+    /// ```
+    /// use wharf::Identity;
+    /// let identity = Identity::first_of([Identity::cloud_events(), Identity::header("message-id")]).or_position();
+    /// ```
+    pub fn first_of(places: impl IntoIterator<Item = Identity>) -> Self {
+        Self::at(Place::FirstOf(places.into_iter().collect()))
     }
 
     /// Where the record was: `topic/partition/offset`. Tells a redelivery, but not that a producer sent the same thing twice. Records that
@@ -154,23 +167,41 @@ impl Place {
             Self::JsonPointer(pointer) => {
                 json::pointer_problem(pointer).map(|problem| format!("{pointer:?}: {problem}")).into_iter().collect()
             }
-            Self::AllOf(parts) if parts.is_empty() => vec!["all_of has at least one part".to_owned()],
-            Self::AllOf(parts) => {
-                let own_policy = parts.iter().filter(|part| part.missing != MissingIdentity::Quarantine).map(|part| {
-                    format!("what to do without {} is said of the whole all_of, not of a part", part.place)
-                });
-                own_policy.chain(parts.iter().flat_map(|part| part.place.problems())).collect()
+            Self::AllOf(parts) => parts_problems("all_of", parts),
+            // A value from another place could have the form of a position: `or_position` refuses those.
+            Self::FirstOf(parts) if parts.iter().any(|part| matches!(part.place, Self::Position)) => {
+                vec!["first_of has no position as a part: use or_position".to_owned()]
             }
+            Self::FirstOf(parts) => parts_problems("first_of", parts),
         }
     }
 
     fn needs_position(&self) -> bool {
         match self {
             Self::Position => true,
-            Self::AllOf(parts) => parts.iter().any(|part| part.place.needs_position()),
+            Self::AllOf(parts) | Self::FirstOf(parts) => parts.iter().any(|part| part.place.needs_position()),
             Self::CloudEvent | Self::Header(_) | Self::Key | Self::JsonPointer(_) | Self::Function(_) => false,
         }
     }
+}
+
+fn parts_problems(name: &str, parts: &[Identity]) -> Vec<String> {
+    if parts.is_empty() {
+        return vec![format!("{name} has at least one part")];
+    }
+    let has_policy = |part: &&Identity| part.missing != MissingIdentity::Quarantine;
+    let own_policy = parts
+        .iter()
+        .filter(has_policy)
+        .map(|part| format!("what to do without {} is said of the whole {name}, not of a part", part.place));
+    own_policy.chain(parts.iter().flat_map(|part| part.place.problems())).collect()
+}
+
+fn joined(f: &mut fmt::Formatter<'_>, parts: &[Identity], between: &str) -> fmt::Result {
+    for (number, part) in parts.iter().enumerate() {
+        write!(f, "{}{}", if number == 0 { "" } else { between }, part.place)?;
+    }
+    Ok(())
 }
 
 impl Default for Identity {
@@ -187,12 +218,8 @@ impl fmt::Display for Place {
             Self::Header(name) => write!(f, "the header {name:?}"),
             Self::Key => f.write_str("the key"),
             Self::JsonPointer(pointer) => write!(f, "the JSON pointer {pointer:?}"),
-            Self::AllOf(parts) => {
-                for (number, part) in parts.iter().enumerate() {
-                    write!(f, "{}{}", if number == 0 { "" } else { " and " }, part.place)?;
-                }
-                Ok(())
-            }
+            Self::AllOf(parts) => joined(f, parts, " and "),
+            Self::FirstOf(parts) => joined(f, parts, " or "),
             Self::Position => f.write_str("the position"),
             Self::Function(_) => f.write_str("the identity function"),
         }
@@ -220,6 +247,12 @@ mod tests {
         }
         assert_eq!(problems(Identity::header("")), ["the header has no name"]);
         assert_eq!(problems(Identity::all_of([])), ["all_of has at least one part"]);
+        assert_eq!(problems(Identity::first_of([])), ["first_of has at least one part"]);
+        assert_eq!(
+            problems(Identity::first_of([Identity::key(), Identity::position()])),
+            ["first_of has no position as a part: use or_position"]
+        );
+        assert_eq!(problems(Identity::first_of([Identity::key(), Identity::header("a")]).or_position()), [""; 0]);
         let parts = [Identity::key().or_undeduplicated(), Identity::json_pointer("id"), Identity::header("")];
         assert_eq!(
             problems(Identity::all_of(parts)),

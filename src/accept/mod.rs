@@ -16,7 +16,7 @@ mod replay;
 mod rules;
 mod write;
 
-pub(crate) use acceptor::Acceptor;
+pub(crate) use acceptor::{Acceptor, Unfit};
 pub(crate) use hand_over::{HandOver, Reservations};
 pub use identity::Identity;
 pub(crate) use intake::Intake;
@@ -24,26 +24,3 @@ pub(crate) use replay::replay_loop;
 pub(crate) use rules::Rules;
 #[cfg(feature = "kafka")]
 pub(crate) use write::{Patience, Row, RowBatch, write};
-
-/// What became of a record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Receipt {
-    /// Stored, with one delivery for each handler that wants it.
-    Accepted {
-        /// How many handlers it is delivered to.
-        deliveries: usize,
-    },
-    /// It was stored before. Nothing was changed but for handlers that did not have it yet.
-    Duplicate {
-        /// Deliveries that were missing and have been added.
-        added: usize,
-    },
-    /// It could not become a message and is kept whole in `inbox_quarantine`.
-    Quarantined {
-        /// Why, in a few words.
-        reason: &'static str,
-    },
-    /// No handler wants records of this topic and type. Not stored.
-    Unwanted,
-}

@@ -69,6 +69,9 @@ fn decide(
     if wanted_by.is_empty() {
         return Ok(None);
     }
+    if let Some(error) = &record.json_error {
+        return Err(Refusal { reason: "payload cannot be written as JSON", detail: Some(error.to_string()) });
+    }
     if record.payload.as_ref().is_some_and(|payload| payload.len() > limits.payload_bytes_max) {
         return Err("payload too large".into());
     }

@@ -9,13 +9,12 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 
-use super::Receipt;
 use super::intake::Intake;
 use super::write::{Patience, Row, RowBatch, write};
 use crate::store::Backend;
 use crate::store::operating::Replayed;
 use crate::telemetry::events;
-use crate::types::{Record, Result, jittered};
+use crate::types::{Receipt, Record, Result, jittered};
 
 /// Records that are read and written at a time. Few: they may be the largest there are.
 const BATCH_ROWS: u32 = 20;

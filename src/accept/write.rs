@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Receipt;
 use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
 use crate::store::Backend;
@@ -16,7 +15,7 @@ use crate::store::seam::{
     AcceptBatch, Accepted, Few, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined,
 };
 use crate::telemetry::events;
-use crate::types::{Backoff, Error, Kind, Record, Result, StoredMessage};
+use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage};
 
 /// Tries before a batch that is refused for a reason diesel cannot name is halved: deadlocks and time-outs pass by then.
 const REFUSALS_MAX: usize = 3;
@@ -150,7 +149,7 @@ async fn write_part<B: Backend>(
                     Kind::Connection | Kind::Passing => {}
                     Kind::Server => refusals += 1,
                     Kind::Data => return Err(Trouble::Refused(error)),
-                    Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Stopped => {
+                    Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Refused | Kind::Stopped => {
                         return Err(Trouble::GaveUp(error));
                     }
                 }

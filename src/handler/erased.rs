@@ -13,7 +13,7 @@ use serde_json::error::Category;
 use super::failure::Failure;
 use crate::store::Backend;
 use crate::store::seam::Seam;
-use crate::types::{Message, Payload, StoredMessage};
+use crate::types::{DecodeError, Message, Payload, StoredMessage};
 
 /// A plain handler: an async function, an async closure, [`with_state`](crate::with_state) around either, or a type.
 ///
@@ -229,8 +229,9 @@ fn decode<P: Payload>(message: Arc<StoredMessage>, attempt: u32) -> Result<Messa
 }
 
 /// What was expected and where. serde's own words quote what was found, and that is the payload, which belongs in no log.
-fn described(error: &serde_json::Error) -> String {
+fn described(error: &DecodeError) -> String {
     let text = error.to_string();
+    let Some(error) = error.downcast_ref::<serde_json::Error>() else { return text };
     match error.classify() {
         // Says "expected `,` or `}`" and the like, never what stood there.
         Category::Syntax | Category::Eof | Category::Io => format!("not JSON: {text}"),

@@ -143,7 +143,10 @@ mod tests {
         assert_eq!(said(|| Ok(Err(String::from("text"))?)), retried("text"));
         assert_eq!(said(|| Ok(Err(Box::<dyn StdError + Send + Sync>::from("boxed"))?)), retried("boxed"));
         assert_eq!(said(|| Ok(Err(anyhow::anyhow!("cause").context("said first"))?)), retried("said first: cause"));
-        let hopeless = said(|| Ok(Err(Failure::poison("hopeless"))?));
+        let hopeless = said(|| {
+            Err(Failure::poison("hopeless"))?;
+            Ok(())
+        });
         assert_eq!(hopeless, (Wish::Poison, "hopeless".to_owned()));
     }
 }

@@ -192,6 +192,7 @@ pub(super) fn record<Stamp>(row: RecordRow<Stamp>, time: impl FnOnce(Stamp) -> S
         headers: headers.and_then(Headers::decode).unwrap_or_default(),
         payload: payload.map(Bytes::from),
         recorded_at: recorded_at.map(time),
+        ..Record::default()
     }
 }
 

@@ -39,7 +39,6 @@ use std::time::Duration;
 pub use crash::CrashPoint;
 use crash::CrashSwitch;
 
-use crate::accept::Receipt;
 use crate::handler::{HandlerKey, Registration};
 use crate::inbox::{Inbox, InboxBuilder};
 #[cfg(feature = "postgres")]
@@ -49,7 +48,7 @@ use crate::store::Sqlite;
 use crate::store::Store;
 pub use crate::store::TestBackend;
 pub use crate::types::{Delivery, State};
-use crate::types::{Error, Record, Result};
+use crate::types::{Error, Receipt, Record, Result};
 
 /// How long removing a test's schema may take before it is left to the next test.
 const REMOVE_WAIT: Duration = Duration::from_secs(10);

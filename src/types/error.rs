@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     Server,
     /// The server refused because of the values in the statement (SQLSTATE class 23).
     Data,
+    /// A record that was handed in cannot become a message.
+    Refused,
     /// The inbox is stopping or has stopped.
     Stopped,
     /// Something that must hold does not: a mistake in Wharf itself.
@@ -44,6 +46,10 @@ impl Error {
 
     pub(crate) fn configuration(context: impl Into<String>) -> Self {
         Self::new(Kind::Configuration, context)
+    }
+
+    pub(crate) fn refused(context: impl Into<String>) -> Self {
+        Self::new(Kind::Refused, context)
     }
 
     pub(crate) fn stopped(context: impl Into<String>) -> Self {
@@ -87,6 +93,12 @@ impl Error {
     /// True when the database's schema is missing, older or newer than this build knows.
     pub fn is_schema(&self) -> bool {
         self.kind == Kind::Schema
+    }
+
+    /// True when a record that was given to [`Inbox::accept`](crate::Inbox::accept) cannot become a message: it has no identity, is too
+    /// large, or its identity belongs to a message with another payload. Trying again changes nothing.
+    pub fn is_refused(&self) -> bool {
+        self.kind == Kind::Refused
     }
 
     /// True when the inbox was stopping or had stopped.

@@ -9,12 +9,13 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{Headers, Position, Record};
+use super::{Error, Headers, Position, Record, Result};
 
 /// What a handler is given: the message, and its payload as `P`.
 ///
-/// `P` is any type that serde can read from JSON, or [`Raw`] for the bytes as they came.
+/// `P` is any type that serde can read from JSON, [`Raw`] for the bytes as they came, or [`CloudEvent`](crate::CloudEvent).
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Message<P> {
     /// The payload, decoded for this handler.
     pub payload: P,
@@ -49,13 +50,51 @@ impl From<&StoredMessage> for Record {
             headers: stored.headers.clone(),
             payload: stored.payload.clone(),
             recorded_at: stored.recorded_at,
+            json_error: None,
         }
     }
 }
 
 impl<P: Payload> Message<P> {
-    pub(crate) fn decode(stored: Arc<StoredMessage>, attempt: u32) -> Result<Self, serde_json::Error> {
-        Ok(Self { payload: P::decode(stored.payload.as_ref())?, attempt, stored })
+    pub(crate) fn decode(stored: Arc<StoredMessage>, attempt: u32) -> Result<Self, DecodeError> {
+        Ok(Self { payload: P::decode(&stored.headers, stored.payload.as_ref())?, attempt, stored })
+    }
+
+    /// The message that a record would be, on its first attempt: for unit tests that call a handler directly.
+    ///
+    /// Id and source are those of the record, else those in the headers `ce_id` and `ce_source`; else the id is empty and the source is
+    /// the topic. The identity policy of a topic plays no part here.
+    ///
+    /// ```
+    /// use wharf::{Failure, Message, Record};
+    /// async fn send_receipt(order: Message<u32>) -> Result<(), Failure> {
+    ///     if order.payload == 0 { Err(Failure::poison("there is no order 0")) } else { Ok(()) }
+    /// }
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let message = Message::from_record(Record::new("orders").id("order-17").json(&17))?;
+    /// assert!(send_receipt(message.with_attempt(3)).await.is_ok());
+    /// # Ok::<(), wharf::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// When the payload of the record is not a `P`.
+    pub fn from_record(record: Record) -> Result<Self> {
+        let text = |given: &Option<Bytes>, header: &str| {
+            let given = given.as_deref().or_else(|| record.headers.get(header))?;
+            Some(Arc::from(String::from_utf8_lossy(given)))
+        };
+        let stored = StoredMessage {
+            id: text(&record.id, "ce_id").unwrap_or_default(),
+            source: text(&record.source, "ce_source").unwrap_or_else(|| Arc::clone(&record.topic)),
+            topic: record.topic,
+            position: record.position,
+            key: record.key,
+            headers: record.headers,
+            payload: record.payload,
+            recorded_at: record.recorded_at,
+        };
+        let undecodable = |error| Error::configuration("cannot read the payload of the record").with_source(error);
+        Self::decode(Arc::new(stored), 1).map_err(undecodable)
     }
 }
 
@@ -95,6 +134,13 @@ impl<P> Message<P> {
         self.stored.recorded_at
     }
 
+    /// The same message on another attempt, for unit tests.
+    #[must_use]
+    pub fn with_attempt(mut self, attempt: u32) -> Self {
+        self.attempt = attempt;
+        self
+    }
+
     /// How often this delivery has been started, this time counted: 1 on the first run.
     pub fn attempt(&self) -> u32 {
         self.attempt
@@ -114,25 +160,36 @@ impl Deref for Raw {
     }
 }
 
-/// What a handler can take as payload: [`Raw`], or anything serde can read from JSON.
+/// What a handler can take as payload: [`Raw`], [`CloudEvent`](crate::CloudEvent), or anything serde can read from JSON.
 ///
-/// A message without payload is read as JSON `null`, so `Option<T>` sees tombstones as `None`.
+/// A message without payload is read as JSON `null`, so `Option<T>` sees tombstones as `None`. Implement it for a type of your own that
+/// is not read from JSON, such as a protobuf message.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the payload of a message",
+    label = "a handler takes `Message<{Self}>`, and nothing says how to read `{Self}`",
+    note = "derive `serde::Deserialize` to read it from JSON, take `Message<wharf::Raw>` for the bytes, \
+            or implement `wharf::Payload`"
+)]
 pub trait Payload: Sized + Send + 'static {
     /// Reads the payload.
     ///
     /// # Errors
-    /// When the bytes are not what the type says; the delivery is then poisoned as undecodable.
-    fn decode(bytes: Option<&Bytes>) -> Result<Self, serde_json::Error>;
+    /// When the bytes are not what the type says; the delivery is then poisoned as undecodable. The error's text is kept with the
+    /// delivery and logged, so it should not quote the payload.
+    fn decode(headers: &Headers, payload: Option<&Bytes>) -> Result<Self, Box<dyn std::error::Error + Send + Sync>>;
 }
 
+/// Why a payload could not be read.
+pub(crate) type DecodeError = Box<dyn std::error::Error + Send + Sync>;
+
 impl Payload for Raw {
-    fn decode(bytes: Option<&Bytes>) -> Result<Self, serde_json::Error> {
-        Ok(Self(bytes.cloned()))
+    fn decode(_: &Headers, payload: Option<&Bytes>) -> Result<Self, DecodeError> {
+        Ok(Self(payload.cloned()))
     }
 }
 
 impl<T: DeserializeOwned + Send + 'static> Payload for T {
-    fn decode(bytes: Option<&Bytes>) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(bytes.map_or(b"null", |bytes| bytes))
+    fn decode(_: &Headers, payload: Option<&Bytes>) -> Result<Self, DecodeError> {
+        Ok(serde_json::from_slice(payload.map_or(b"null", |bytes| bytes))?)
     }
 }

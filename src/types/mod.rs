@@ -4,6 +4,7 @@
 //! need and neither owns belongs here.
 
 mod backoff;
+mod cloud_event;
 mod delivery;
 mod error;
 mod facts;
@@ -15,11 +16,13 @@ mod message;
 mod outcome;
 mod panic;
 mod purged;
+mod receipt;
 mod record;
 mod rows;
 pub(crate) mod sanitize;
 mod stamp;
 
+pub use cloud_event::CloudEvent;
 pub use delivery::Delivery;
 pub use error::{Error, Result};
 pub use facts::{Connections, DeadClaims, Facts, GroupFacts, Lag, OldestTransaction, TableFacts};
@@ -29,6 +32,7 @@ pub use headers::Headers;
 pub use limits::Limits;
 pub use message::{Message, Payload, Raw};
 pub use purged::{Purgeable, Purged};
+pub use receipt::Receipt;
 pub use record::{Position, Record};
 pub use rows::{
     DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HistoryEntry, ProcessorReport, ProcessorStatus,
@@ -36,8 +40,9 @@ pub use rows::{
 };
 
 pub(crate) use backoff::{Backoff, jittered};
+pub(crate) use cloud_event::is_structured;
 pub(crate) use error::Kind;
 pub(crate) use limits::DURATION_MAX;
-pub(crate) use message::StoredMessage;
+pub(crate) use message::{DecodeError, StoredMessage};
 pub(crate) use outcome::{Outcome, PoisonReason};
 pub(crate) use panic::panic_text;

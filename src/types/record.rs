@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use serde::Serialize;
 
 use super::Headers;
 
@@ -20,6 +21,7 @@ use super::Headers;
 ///     .json(&serde_json::json!({ "order": 17 }));
 /// ```
 #[derive(Debug, Clone, Default)]
+#[must_use = "a record does nothing until it is accepted"]
 pub struct Record {
     pub(crate) topic: Arc<str>,
     pub(crate) id: Option<Bytes>,
@@ -29,6 +31,8 @@ pub struct Record {
     pub(crate) headers: Headers,
     pub(crate) payload: Option<Bytes>,
     pub(crate) recorded_at: Option<SystemTime>,
+    /// Why [`Record::json`] could not write the payload.
+    pub(crate) json_error: Option<Box<str>>,
 }
 
 /// Where in Kafka a record was.
@@ -88,9 +92,14 @@ impl Record {
         self
     }
 
-    /// The payload as JSON.
-    pub fn json(self, value: &serde_json::Value) -> Self {
-        self.payload(value.to_string())
+    /// The payload as JSON. A value that cannot be written as JSON, such as a map whose keys are not text, is an error when the record
+    /// is accepted.
+    pub fn json(mut self, value: &(impl Serialize + ?Sized)) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(payload) => self.payload = Some(payload.into()),
+            Err(error) => self.json_error = Some(error.to_string().into()),
+        }
+        self
     }
 
     /// Where the record was read from, for records that come from Kafka.

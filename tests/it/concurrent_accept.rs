@@ -48,7 +48,7 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
         let mut receipts = Vec::new();
         // Everything comes twice, in another order.
         for _ in 0..2 {
-            receipts.extend(inbox.accept_all(records_of(acceptor)).await.unwrap());
+            receipts.extend(inbox.accept_or_quarantine(records_of(acceptor)).await.unwrap());
         }
         receipts
     });

@@ -92,7 +92,7 @@ async fn what_becomes_of_each_record_is_counted_by_topic() {
         Record::new("counts.b").position(0, 7),
         Record::new("counts.c"),
     ] {
-        inbox.accept(wanted(record)).await.unwrap();
+        inbox.accept_or_quarantine([wanted(record)]).await.unwrap();
     }
     inbox.accept(to("counts.a", "three").header("ce_type", "another")).await.unwrap();
     inbox.accept(to("counts.nobody", "one")).await.unwrap();
@@ -162,7 +162,10 @@ async fn no_count_holds_anything_out_of_a_record() {
     let failing = Runs::new().answering("counts.canary", |_| Err(Failure::poison("canary-error")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     let record = to("orders", "canary-id").key("canary-key").payload("canary-payload").header("canary-name", "canary");
-    inbox.accept_all([record.clone().source("canary-source"), record, Record::new("canary-topic")]).await.unwrap();
+    inbox
+        .accept_or_quarantine([record.clone().source("canary-source"), record, Record::new("canary-topic")])
+        .await
+        .unwrap();
     inbox.drain().await.unwrap();
     scene.store.purge(&Retention::after(Duration::ZERO), |_| {}).await.unwrap();
 

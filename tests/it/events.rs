@@ -31,8 +31,8 @@ async fn each_record_leaves_one_event_that_says_what_became_of_it() {
     let inbox = scene.inbox().subscribe("events.accept", Runs::new().handler("events.accept")).build().unwrap();
     inbox.accept(to("events.accept", "one")).await.unwrap();
     inbox.accept(to("events.accept", "one")).await.unwrap();
-    inbox.accept(to("events.accept", "one").payload("another")).await.unwrap();
-    inbox.accept(Record::new("events.accept")).await.unwrap();
+    inbox.accept_or_quarantine([to("events.accept", "one").payload("another")]).await.unwrap();
+    inbox.accept_or_quarantine([Record::new("events.accept")]).await.unwrap();
     inbox.accept(to("events.accept.unwanted", "one")).await.unwrap();
 
     let seen: Vec<String> = events
@@ -162,7 +162,7 @@ async fn an_id_made_to_deceive_a_terminal_is_escaped() {
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     inbox.accept(to("orders", hostile)).await.unwrap();
     inbox.accept(to("orders", hostile)).await.unwrap();
-    inbox.accept(to("orders", hostile).payload("another")).await.unwrap();
+    inbox.accept_or_quarantine([to("orders", hostile).payload("another")]).await.unwrap();
     inbox.drain().await.unwrap();
     let about = events.matching(|e| e.field("message_id").is_some_and(|id| id.contains("fake line")));
     assert!(about.len() >= 5, "{about:?}");
@@ -203,8 +203,8 @@ async fn no_event_and_no_error_shows_a_payload_a_key_a_header_or_a_password() {
     inbox.accept(secret("a", r#"{"number": "canary-payload"}"#)).await.unwrap();
     inbox.accept(secret("b", r#"{"canary-payload": 1, "number": -17}"#)).await.unwrap();
     inbox.accept(secret("c", "canary-payload")).await.unwrap();
-    inbox.accept(secret("a", "canary-payload")).await.unwrap();
-    inbox.accept(secret("", "canary-payload")).await.unwrap();
+    inbox.accept_or_quarantine([secret("a", "canary-payload")]).await.unwrap();
+    inbox.accept_or_quarantine([secret("", "canary-payload")]).await.unwrap();
     let is_poisoned =
         |e: &Event| e.message == "poisoned" && (e.has("handler", "events.typed") || e.has("handler", "events.failing"));
     events.wait_for_count(6, is_poisoned).await;

@@ -95,7 +95,7 @@ async fn a_commit_lost_with_quarantined_records_in_the_batch_keeps_each_once() {
         let lost = stage.proxy.on_next_commit(fault);
 
         let batch = [record("a"), record(""), record("first").payload("forged"), record("b")];
-        let receipts = stage.inbox.accept_all(batch).await.unwrap();
+        let receipts = stage.inbox.accept_or_quarantine(batch).await.unwrap();
 
         lost.fired().await;
         assert!(is_stored(&receipts[0]) && is_stored(&receipts[3]), "{receipts:?}");

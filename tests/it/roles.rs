@@ -63,7 +63,7 @@ async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_othe
         |store| Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("stock")).build().unwrap();
     let accepting = build(store_of(&scene, "accept").await);
     let twice = [record("a"), record("a"), record("a").payload("another"), Record::new("orders").payload("no id")];
-    let receipts = accepting.accept_all(twice).await.unwrap();
+    let receipts = accepting.accept_or_quarantine(twice).await.unwrap();
     assert_eq!(receipts[..2], [Receipt::Accepted { deliveries: 1 }, Receipt::Duplicate { added: 0 }]);
     assert_eq!(accepting.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
     assert_eq!(scene.count("inbox_quarantine").await, 2);
@@ -91,7 +91,7 @@ async fn read_sees_everything_and_changes_nothing() {
     let (scene, runs) = (with_roles().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
-    inbox.accept_all([record("a"), Record::new("orders")]).await.unwrap();
+    inbox.accept_or_quarantine([record("a"), Record::new("orders")]).await.unwrap();
     inbox.drain().await.unwrap();
     let operator = store_of(&scene, "read").await.operate();
     let diagnosis = operator.doctor().await.unwrap();
@@ -111,7 +111,7 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
     let (scene, runs) = (with_roles().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
     let inbox = scene.inbox().subscribe("orders", failing).subscribe("returns", runs.handler("mail")).build().unwrap();
-    inbox.accept_all([record("a"), record("b"), Record::new("orders")]).await.unwrap();
+    inbox.accept_or_quarantine([record("a"), record("b"), Record::new("orders")]).await.unwrap();
     inbox.drain().await.unwrap();
     let operator = store_of(&scene, "admin").await.operate();
     let of = |id: &str| DeliveryFilter { message_id: Some(id.to_owned()), ..DeliveryFilter::default() };

@@ -54,6 +54,20 @@ fn each_place_gives_its_identity() {
 }
 
 #[test]
+fn the_first_place_that_has_a_value_counts_and_a_bad_value_is_not_passed_over() {
+    let policy = Identity::first_of([Identity::cloud_events(), Identity::header("h"), Identity::key()]);
+    let event = record().header("ce_id", "I").header("ce_source", "/S");
+    assert_eq!(identity(&event.header("h", "H").key("K"), &policy), "I @ /S");
+    assert_eq!(identity(&record().header("ce_id", "no source").header("h", "H").key("K"), &policy), "H @ t");
+    assert_eq!(identity(&record().header("h", "").key("K"), &policy), "K @ t");
+    assert_eq!(identity(&record().header("h", vec![0xff]).key("K"), &policy), "identity is not text");
+    assert_eq!(identity(&record(), &policy), "missing identity");
+    let or_position = policy.or_position();
+    assert_eq!(identity(&record().position(3, 17), &or_position), "Position: t/3/17 @ t");
+    assert_eq!(identity(&record().key("t/3/17"), &or_position), "identity has the form of a position");
+}
+
+#[test]
 fn what_to_do_without_identity_is_a_policy() {
     let header = || Identity::header("h");
     let placed = record().position(3, 17);

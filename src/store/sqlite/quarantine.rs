@@ -84,6 +84,12 @@ fn is_refusal(error: &DieselError) -> bool {
             let message = error.to_string();
             !OWN_TROUBLE.iter().any(|trouble| message.starts_with(trouble))
         }
-        Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Connection | Kind::Passing | Kind::Stopped => false,
+        Kind::Bug
+        | Kind::Configuration
+        | Kind::Schema
+        | Kind::Connection
+        | Kind::Passing
+        | Kind::Refused
+        | Kind::Stopped => false,
     }
 }

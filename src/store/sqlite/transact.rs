@@ -182,9 +182,13 @@ fn settle(
     conn.batch_execute("COMMIT").map_err(|error| match kind(&error) {
         // A deferred constraint.
         Kind::Data | Kind::Server => Transacted::Refused(database("cannot commit")(error).to_string()),
-        Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Connection | Kind::Passing | Kind::Stopped => {
-            failed(error)
-        }
+        Kind::Bug
+        | Kind::Configuration
+        | Kind::Schema
+        | Kind::Connection
+        | Kind::Passing
+        | Kind::Refused
+        | Kind::Stopped => failed(error),
     })
 }
 

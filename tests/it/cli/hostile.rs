@@ -19,7 +19,7 @@ async fn no_command_prints_what_acts_on_a_terminal() {
         record.id(id).source(HOSTILE).payload(HOSTILE)
     };
     let bytes = hostile("bytes").payload(&b"\xff\x1b]0;x\x07"[..]);
-    inbox.accept_all([hostile("id"), bytes, hostile("forced"), Record::new("orders").payload(HOSTILE)]).await.unwrap();
+    inbox.accept_or_quarantine([hostile("id"), bytes, hostile("forced"), Record::new("orders").payload(HOSTILE)]).await.unwrap();
     // What is refused at the door today is put there by force.
     let force = [
         format!("UPDATE inbox_message SET message_id = '{HOSTILE}', topic = '{HOSTILE}' WHERE message_id = 'forced'"),

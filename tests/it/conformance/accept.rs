@@ -1,7 +1,7 @@
 //! Accepting: a record becomes one message with one delivery for each handler that wants it, however often and in whatever
 //! company it comes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -34,7 +34,7 @@ async fn the_same_id_from_two_sources_is_two_messages() {
         Record::new("returns").id("a"),
         record("a").source("orders"),
     ];
-    let receipts = inbox.accept_all(batch).await.unwrap();
+    let receipts = inbox.accept_or_quarantine(batch).await.unwrap();
 
     assert_eq!(receipts, [accepted(1), accepted(1), accepted(1), accepted(1), duplicate(0)]);
     inbox.drain().await.unwrap();
@@ -130,7 +130,7 @@ async fn a_batch_of_any_size_is_one_statement() {
     for size in [1, 2, 999, 1_000, 1_001, 3_276, 3_277, 10_000] {
         let batch = (0..size).map(|number| record(&format!("{size}/{number}")));
 
-        let receipts = inbox.accept_all(batch).await.unwrap();
+        let receipts = inbox.accept_or_quarantine(batch).await.unwrap();
 
         assert_eq!(receipts, vec![accepted(3); size]);
         let stored = format!(
@@ -158,7 +158,7 @@ async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
     // 5 kinds and batches of 7: every kind comes to stand everywhere in a batch.
     let (batch, expected): (Vec<Record>, Vec<Receipt>) = (0..350).map(|number| kinds[number % 5](number)).unzip();
 
-    assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
+    assert_eq!(inbox.accept_or_quarantine(batch).await.unwrap(), expected);
 }
 
 // A producer that reuses an id for something else is noticed, instead of having its record dropped as a duplicate.
@@ -170,8 +170,10 @@ async fn another_payload_under_a_known_identity_is_quarantined_once() {
     let forged = || record("a").payload("forged").position(3, 77).key("k").header("h", "v");
     inbox.accept(record("a")).await.unwrap();
 
-    assert_eq!(inbox.accept(forged()).await.unwrap(), CONFLICT);
-    assert_eq!(inbox.accept_all([forged(), forged()]).await.unwrap(), [CONFLICT, CONFLICT]);
+    let refused = inbox.accept(forged()).await.unwrap_err();
+    assert!(refused.is_refused() && !refused.is_transient(), "{refused}");
+    assert!(refused.to_string().contains("quarantine: conflict"), "{refused}");
+    assert_eq!(inbox.accept_or_quarantine([forged(), forged()]).await.unwrap(), [CONFLICT, CONFLICT]);
 
     let kept = "SELECT concat_ws('|', reason, topic, kafka_partition, kafka_offset, inbox_text(message_id),
                                  inbox_text(record_key), inbox_text(payload)) FROM inbox_quarantine";
@@ -195,7 +197,7 @@ async fn of_two_payloads_under_one_id_in_one_batch_the_first_is_the_message() {
         record("b"),
     ];
 
-    let receipts = inbox.accept_all(batch).await.unwrap();
+    let receipts = inbox.accept_or_quarantine(batch).await.unwrap();
 
     assert_eq!(receipts, [accepted(1), accepted(1), CONFLICT, duplicate(0), CONFLICT, accepted(1)]);
     let stored = "SELECT inbox_text(payload) FROM inbox_message WHERE message_id = 'a'";
@@ -297,4 +299,29 @@ async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
     drop(inbox);
 
     scene.until("SELECT (count(*) = 301)::int::bigint FROM inbox_message").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_cannot_become_a_message_is_an_error_and_nothing_of_the_call_is_stored() {
+    let scene = Scene::new().await;
+    let limits = Limits { payload_bytes_max: 100, ..quick() };
+    let inbox = scene.inbox().limits(limits).subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    let unwritable: HashMap<(u8, u8), u8> = HashMap::from([((1, 2), 3)]);
+    let cases = [
+        (Record::new("orders"), "missing identity"),
+        (record(""), "empty identity"),
+        (record(&"x".repeat(201)), "identity too long"),
+        (record("large").payload("x".repeat(101)), "payload too large"),
+        (record("unwritable").json(&unwritable), "payload cannot be written as JSON"),
+    ];
+    for (bad, reason) in cases {
+        let alone = inbox.accept(bad.clone()).await.unwrap_err();
+        assert!(alone.is_refused() && !alone.is_transient(), "{alone}");
+        assert!(alone.to_string().contains(reason), "{alone}");
+        let among_others = inbox.accept_all([record("a"), bad, record("b")]).await.unwrap_err();
+        assert!(among_others.to_string().contains(&format!("record 2 of topic orders: {reason}")), "{among_others}");
+    }
+    assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (0, 0));
+    inbox.accept_all([record("a"), record("b")]).await.unwrap();
+    assert_eq!(scene.count("inbox_message").await, 2);
 }

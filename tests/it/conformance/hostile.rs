@@ -78,14 +78,14 @@ async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static 
     }
     let count = i64::try_from(batch.len()).unwrap();
 
-    let receipts = inbox.accept_all(batch.clone()).await.unwrap();
+    let receipts = inbox.accept_or_quarantine(batch.clone()).await.unwrap();
     assert_eq!(receipts.len(), expected.len());
     for (number, (receipt, expected)) in receipts.iter().zip(&expected).enumerate() {
         assert_eq!(receipt, expected, "record {number}");
     }
 
     // Once more: nothing is stored or quarantined twice.
-    inbox.accept_all(batch).await.unwrap();
+    inbox.accept_or_quarantine(batch).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(scene.count_in(State::Done).await, count - refused);
     assert_eq!(scene.count("inbox_quarantine").await, refused);
@@ -239,7 +239,7 @@ async fn records_of_any_bytes_reach_the_handler_byte_for_byte() {
     let claimed = Scene::new().await;
     let (seen, stock) = seeing();
     let inbox = claimed.inbox().subscribe("orders", stock).build().unwrap();
-    inbox.accept_all(batch.clone()).await.unwrap();
+    inbox.accept_or_quarantine(batch.clone()).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(sorted(&seen), given);
 
@@ -247,7 +247,7 @@ async fn records_of_any_bytes_reach_the_handler_byte_for_byte() {
     let (seen, stock) = seeing();
     let inbox = handed_over.inbox().subscribe("orders", stock.concurrency(1_000)).build().unwrap();
     let running = inbox.start().await.unwrap();
-    inbox.accept_all(batch).await.unwrap();
+    inbox.accept_or_quarantine(batch).await.unwrap();
     handed_over.settled().await;
     assert_eq!(sorted(&seen), given);
     running.shutdown(Duration::from_secs(5)).await.unwrap();

@@ -29,7 +29,7 @@ async fn ids(scene: &Scene) -> Vec<String> {
 }
 
 async fn accept_each(inbox: &Inbox<Db>, records: impl IntoIterator<Item = Record>) -> Vec<Receipt> {
-    inbox.accept_all(records).await.unwrap()
+    inbox.accept_or_quarantine(records).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -221,7 +221,7 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let broken = Record::new("orders").key("k").header("h", "v").payload(vec![0xff, 0]).position(3, 17);
-    inbox.accept_all([broken, record("fine")]).await.unwrap();
+    inbox.accept_or_quarantine([broken, record("fine")]).await.unwrap();
     let operator = scene.store.operate().because("junk");
     let all = QuarantineFilter::default();
     let [found] = operator.quarantined(&all, 10).await.unwrap().try_into().unwrap();
@@ -244,7 +244,7 @@ async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let with_id = Record::new("orders").header("id", "m1").payload("one");
     let without = Record::new("orders").payload("two");
-    inbox.accept_all([with_id, without]).await.unwrap();
+    inbox.accept_or_quarantine([with_id, without]).await.unwrap();
     assert_eq!(scene.count("inbox_quarantine WHERE reason = 'missing identity'").await, 2);
 
     // A new build knows where the identity is.
@@ -268,7 +268,7 @@ async fn a_replayed_conflict_stays_one_quarantined_record() {
     let identity = || wharf::Identity::header("id");
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity()).build().unwrap();
     let one = |payload: &'static str| Record::new("orders").header("id", "m1").payload(payload);
-    inbox.accept_all([one("one"), one("two")]).await.unwrap();
+    inbox.accept_or_quarantine([one("one"), one("two")]).await.unwrap();
     let running = inbox.start().await.unwrap();
     let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
     for replays in 1..=2 {

@@ -32,12 +32,12 @@ async fn a_record_that_violates_a_constraint_is_quarantined_and_its_batch_accept
     let inbox = stock_inbox(&scene, &runs).await;
     let (batch, expected) = with_bad_ones(500, 50);
 
-    assert_eq!(inbox.accept_all(batch.clone()).await.unwrap(), expected);
+    assert_eq!(inbox.accept_or_quarantine(batch.clone()).await.unwrap(), expected);
 
     assert_eq!(scene.count("inbox_quarantine").await, 10);
     assert_eq!(inbox.drain().await.unwrap(), 490);
     // A redelivery changes nothing.
-    inbox.accept_all(batch).await.unwrap();
+    inbox.accept_or_quarantine(batch).await.unwrap();
     assert_eq!(scene.count("inbox_quarantine").await, 10);
     assert_eq!(inbox.drain().await.unwrap(), 0);
     let kept = "SELECT concat_ws('|', reason, inbox_text(payload)) FROM inbox_quarantine ORDER BY id LIMIT 1";
@@ -52,7 +52,7 @@ async fn a_record_that_a_trigger_refuses_is_quarantined_and_its_batch_accepted()
     let inbox = stock_inbox(&scene, &runs).await;
     let (batch, expected) = with_bad_ones(64, 32);
 
-    assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
+    assert_eq!(inbox.accept_or_quarantine(batch).await.unwrap(), expected);
 
     assert_eq!(scene.count("inbox_quarantine").await, 2);
     assert_eq!(inbox.drain().await.unwrap(), 62);
@@ -67,7 +67,7 @@ async fn neighbours_of_a_refused_record_run_once_and_count_no_crash() {
     let running = inbox.start().await.unwrap();
     let (batch, expected) = with_bad_ones(100, 20);
 
-    assert_eq!(inbox.accept_all(batch).await.unwrap(), expected);
+    assert_eq!(inbox.accept_or_quarantine(batch).await.unwrap(), expected);
 
     scene.settled().await;
     assert_eq!(runs.count(), 95);

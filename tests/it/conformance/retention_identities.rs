@@ -97,7 +97,7 @@ async fn a_batch_of_nothing_but_remembered_records_beside_a_quarantined_one_is_a
     inbox.drain().await.unwrap();
     purge(&scene, &keeping()).await;
     let batch = [record("m000000"), record(""), record("m000000"), record("m000002")];
-    let receipts = inbox.accept_all(batch).await.unwrap();
+    let receipts = inbox.accept_or_quarantine(batch).await.unwrap();
     let quarantined = Receipt::Quarantined { reason: "empty identity" };
     assert_eq!(receipts, [DUPLICATE, quarantined, DUPLICATE, DUPLICATE]);
     assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (0, 1));

@@ -37,10 +37,14 @@ impl Incident {
         bad.accept_all([]).await.unwrap();
         scene.store.operate().acting_as("bob").because("too many mails").pause("mail").await.unwrap();
         bad.accept_all(records(POISONED)).await.unwrap();
-        bad.accept_all((0..MENDABLE).map(|number| Record::new("orders").header("id", format!("late-{number}"))))
+        bad.accept_or_quarantine(
+            (0..MENDABLE).map(|number| Record::new("orders").header("id", format!("late-{number}"))),
+        )
+        .await
+        .unwrap();
+        bad.accept_or_quarantine((0..JUNK).map(|number| Record::new("orders").payload(format!("junk {number}"))))
             .await
             .unwrap();
-        bad.accept_all((0..JUNK).map(|number| Record::new("orders").payload(format!("junk {number}")))).await.unwrap();
         bad.drain().await.unwrap();
         // An instance dies with two deliveries in its hands; long enough locked to be found, short enough to be waited for.
         let worker = Worker { lease: Duration::from_secs(25), ..Worker::on(&scene).await };

@@ -169,7 +169,7 @@ async fn fill_and_redeliver(inbox: &Inbox<Postgres>, round: &str) {
     let receipts = inbox.accept_all(known).await.unwrap();
     assert!(receipts.iter().all(|receipt| matches!(receipt, Receipt::Duplicate { .. })));
     let conflicting = (1..=20).map(|number| record(&format!("old-{number}")).payload(format!("other {round}")));
-    let receipts = inbox.accept_all(conflicting).await.unwrap();
+    let receipts = inbox.accept_or_quarantine(conflicting).await.unwrap();
     assert!(receipts.iter().all(|receipt| *receipt == Receipt::Quarantined { reason: "conflict" }));
 }
 

@@ -62,9 +62,9 @@ async fn whatever_is_acknowledged_is_committed_durably() {
         both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
 
     first.accept(record("new")).await.unwrap();
-    first.accept(record("").payload("quarantined")).await.unwrap();
+    first.accept_or_quarantine([record("").payload("quarantined")]).await.unwrap();
     both.accept(record("new")).await.unwrap();
-    both.accept(record("new").payload("conflict")).await.unwrap();
+    both.accept_or_quarantine([record("new").payload("conflict")]).await.unwrap();
 
     assert_eq!(scene.database.query_texts("SELECT at_commit FROM seen").await, ["on"; 4]);
 }

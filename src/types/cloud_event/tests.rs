@@ -1,0 +1,91 @@
+//! Events in both modes, and what is not one.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::types::{Message, Raw, Record};
+
+fn read<T: Payload>(record: Record) -> Result<CloudEvent<T>, String> {
+    let Record { headers, payload, .. } = record;
+    CloudEvent::decode(&headers, payload.as_ref()).map_err(|error| error.to_string())
+}
+
+fn structured(event: &Value) -> Record {
+    Record::new("t").header("content-type", "application/cloudevents+json; charset=utf-8").json(event)
+}
+
+fn binary() -> Record {
+    Record::new("t").header("ce_id", "17").header("ce_source", "/shop").header("ce_type", "placed")
+}
+
+#[test]
+fn both_modes_give_the_same_event() {
+    let headers = binary()
+        .header("ce_specversion", "1.0")
+        .header("ce_subject", "order/17")
+        .header("ce_time", "2024-02-29T12:00:00.5Z")
+        .header("ce_dataschema", "urn:order")
+        .header("ce_traceparent", "00-1")
+        .header("content-type", "application/json")
+        .header("ce_id", "a second one does not count")
+        .json(&json!({ "number": 17 }));
+    let envelope = structured(&json!({
+        "specversion": "1.0", "id": "17", "source": "/shop", "type": "placed", "subject": "order/17",
+        "time": "2024-02-29T14:00:00.5+02:00", "dataschema": "urn:order", "traceparent": "00-1",
+        "datacontenttype": "application/json", "data": { "number": 17 }, "sequence": null,
+    }));
+    let event: CloudEvent<Value> = read(headers).unwrap();
+    assert_eq!(event, read(envelope.header("ce_id", "headers do not count")).unwrap());
+    assert_eq!(event.time, Some(UNIX_EPOCH + Duration::from_millis(1_709_208_000_500)));
+    assert_eq!(event.extensions, BTreeMap::from([("traceparent".to_owned(), "00-1".to_owned())]));
+    assert_eq!(event.data, json!({ "number": 17 }));
+}
+
+#[test]
+fn data_is_raw_binary_or_none() {
+    let event = |data: Value| {
+        let mut event = json!({ "id": "17", "source": "/shop", "type": "placed" });
+        event.as_object_mut().unwrap().extend(data.as_object().unwrap().clone());
+        structured(&event)
+    };
+    let raw = |record| read::<Raw>(record).map(|event| event.data.0);
+    assert_eq!(raw(event(json!({ "data": [1, 2] }))).unwrap().unwrap(), "[1,2]");
+    assert_eq!(raw(event(json!({ "data_base64": "AP8=" }))).unwrap().unwrap(), [0, 255].as_slice());
+    assert_eq!(raw(event(json!({}))), Ok(None));
+    assert_eq!(raw(binary()), Ok(None));
+    assert_eq!(read::<Option<u8>>(event(json!({}))).unwrap().data, None);
+    assert!(raw(event(json!({ "data": 1, "data_base64": "AA==" }))).unwrap_err().contains("both"));
+    let bad = raw(event(json!({ "data_base64": "secret" }))).unwrap_err();
+    assert!(bad.contains("base64") && !bad.contains("secret"), "{bad}");
+}
+
+#[test]
+fn what_is_not_an_event_says_what_is_missing() {
+    let said = |record| read::<Raw>(record).unwrap_err();
+    assert_eq!(said(Record::new("t")), "not a CloudEvent: there is no attribute `id`");
+    assert_eq!(said(Record::new("t").header("ce_id", "17")), "not a CloudEvent: there is no attribute `source`");
+    assert!(said(binary().header("ce_specversion", "0.3")).contains("specversion"));
+    assert!(said(binary().header("ce_time", "yesterday")).contains("`time`"));
+    assert!(said(structured(&json!({ "id": "17", "source": "/", "type": {} }))).contains("\"type\" is not text"));
+    assert!(read::<Raw>(structured(&json!([]))).is_err());
+}
+
+#[test]
+fn a_message_of_an_event_without_an_explicit_id_has_the_id_of_the_event() {
+    let message: Message<CloudEvent<Raw>> = Message::from_record(binary()).unwrap();
+    assert_eq!((message.id(), message.source()), ("17", "/shop"));
+}
+
+#[test]
+fn timestamps_have_offsets_and_never_panic() {
+    let noon = timestamp("2024-02-29T12:00:00Z");
+    assert!(noon.is_some());
+    for same in ["2024-02-29t12:00:00z", "2024-02-29T12:00:00+00:00", "2024-02-29T06:30:00-05:30"] {
+        assert_eq!(timestamp(same), noon, "{same}");
+    }
+    for bad in ["", "Z", "+02:00", "2024-02-29T12:00:00", "2024-02-29T12:00:00+99:00", "2024-02-29T12:00:00é02:00"] {
+        assert_eq!(timestamp(bad), None, "{bad}");
+    }
+}
