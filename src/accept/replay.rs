@@ -34,9 +34,9 @@ pub(crate) async fn replay_loop<B: Backend>(intake: Arc<Intake<B>>, stopping: im
 }
 
 async fn replay_asked<B: Backend>(intake: &Arc<Intake<B>>, is_stopping: impl Fn() -> bool) -> Result<()> {
-    let topics: Vec<&str> = intake.rules.topics().collect();
+    let topics: Vec<String> = intake.rules.topics().map(str::to_owned).collect();
     while !is_stopping() {
-        let asked = intake.store.backend.asked_replays(&topics, BATCH_ROWS).await?;
+        let asked = intake.store.backend.asked_replays(topics.clone(), BATCH_ROWS).await?;
         if asked.is_empty() {
             return Ok(());
         }
@@ -52,7 +52,7 @@ async fn replay<B: Backend>(intake: &Arc<Intake<B>>, asked: Vec<(i64, Record)>) 
         match intake.row(record) {
             None => stay(intake, id, "no handler wants it", None).await?,
             Some((Row::Quarantine(quarantined), _)) => {
-                stay(intake, id, quarantined.reason, quarantined.detail.as_deref()).await?;
+                stay(intake, id, quarantined.reason, quarantined.detail.clone()).await?;
             }
             Some((row @ Row::Message { .. }, _)) => {
                 rows.push(row);
@@ -78,13 +78,13 @@ async fn replay<B: Backend>(intake: &Arc<Intake<B>>, asked: Vec<(i64, Record)>) 
 }
 
 async fn leave<B: Backend>(intake: &Intake<B>, id: i64) -> Result<()> {
-    intake.store.backend.replayed(id, &Replayed::Left).await?;
+    intake.store.backend.replayed(id, Replayed::Left).await?;
     events::left_quarantine(id);
     Ok(())
 }
 
-async fn stay<B: Backend>(intake: &Intake<B>, id: i64, reason: &str, detail: Option<&str>) -> Result<()> {
-    intake.store.backend.replayed(id, &Replayed::Stays { reason, detail }).await?;
+async fn stay<B: Backend>(intake: &Intake<B>, id: i64, reason: &'static str, detail: Option<String>) -> Result<()> {
+    intake.store.backend.replayed(id, Replayed::Stays { reason, detail }).await?;
     events::stays_in_quarantine(id, reason);
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::operator::Operator;
 use crate::store::Backend;
-use crate::store::operating::BackfillStep;
+use crate::store::operating::{Audit, BackfillStep};
 use crate::types::{Error, Result};
 
 /// Deliveries made in one statement.
@@ -40,13 +40,13 @@ impl<B: Backend> Operator<B> {
         loop {
             let started_at = Instant::now();
             let step = BackfillStep {
-                handler_key: &backfill.handler_key,
-                topics: &backfill.topics,
+                handler_key: backfill.handler_key.clone(),
+                topics: backfill.topics.clone(),
                 newer_than: backfill.newer_than,
                 after_seq,
                 limit,
             };
-            let step = self.store.backend.backfill(&step).await?;
+            let step = self.store.backend.backfill(step).await?;
             made += step.made;
             on_step(made);
             let Some(next_seq) = step.next_seq else { break };
@@ -61,7 +61,7 @@ impl<B: Backend> Operator<B> {
             "topics": backfill.topics,
             "newer_than": backfill.newer_than.map(|age| humantime::format_duration(age).to_string()),
         });
-        self.audit("backfill", &filter.to_string(), made).await?;
+        self.audit(Audit { action: "backfill", filter: filter.to_string(), affected: made }).await?;
         Ok(made)
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use super::doctor::{self, Diagnosis};
-use crate::store::operating::{Act, SchemaVersion, Signed};
+use crate::store::operating::{Act, Audit, SchemaVersion, Signed, Verb};
 use crate::store::{Backend, Store};
 use crate::types::Facts;
 use crate::types::{
@@ -121,7 +121,7 @@ impl<B: Backend> Operator<B> {
     pub async fn replay(&self, filter: &DeliveryFilter, limit: u32) -> Result<u64> {
         filter.refuse_empty()?;
         self.check_key(filter.handler_key.as_deref()).await?;
-        self.act(Act::Replay { filter, limit }).await
+        self.act(Act::Deliveries { verb: Verb::Replay, filter: filter.clone(), limit }).await
     }
 
     /// Gives up poisoned deliveries for good; by message id also pending ones. Running ones are left alone.
@@ -131,7 +131,7 @@ impl<B: Backend> Operator<B> {
     pub async fn discard(&self, filter: &DeliveryFilter, limit: u32) -> Result<u64> {
         filter.refuse_empty()?;
         self.check_key(filter.handler_key.as_deref()).await?;
-        self.act(Act::Discard { filter, limit }).await
+        self.act(Act::Deliveries { verb: Verb::Discard, filter: filter.clone(), limit }).await
     }
 
     /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
@@ -141,7 +141,7 @@ impl<B: Backend> Operator<B> {
     /// When there is no such handler, or the database does not answer.
     pub async fn pause(&self, handler_key: &str) -> Result<bool> {
         self.check_key(Some(handler_key)).await?;
-        Ok(self.act(Act::Pause { handler_key }).await? > 0)
+        Ok(self.act(Act::Pause { handler_key: handler_key.to_owned() }).await? > 0)
     }
 
     /// The handler's deliveries are claimed again. Returns whether it was paused before.
@@ -150,7 +150,7 @@ impl<B: Backend> Operator<B> {
     /// As [`Operator::pause`].
     pub async fn resume(&self, handler_key: &str) -> Result<bool> {
         self.check_key(Some(handler_key)).await?;
-        Ok(self.act(Act::Resume { handler_key }).await? > 0)
+        Ok(self.act(Act::Resume { handler_key: handler_key.to_owned() }).await? > 0)
     }
 
     /// Quarantined records, the oldest first.
@@ -176,7 +176,7 @@ impl<B: Backend> Operator<B> {
     /// When the filter says nothing or the database does not answer.
     pub async fn replay_quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<u64> {
         filter.refuse_empty()?;
-        self.act(Act::ReplayQuarantined { filter, limit }).await
+        self.act(Act::Quarantined { verb: Verb::Replay, filter: filter.clone(), limit }).await
     }
 
     /// Deletes quarantined records. What they held is gone.
@@ -185,7 +185,7 @@ impl<B: Backend> Operator<B> {
     /// As [`Operator::replay_quarantined`].
     pub async fn discard_quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<u64> {
         filter.refuse_empty()?;
-        self.act(Act::DiscardQuarantined { filter, limit }).await
+        self.act(Act::Quarantined { verb: Verb::Discard, filter: filter.clone(), limit }).await
     }
 
     /// What the database knows about itself and about work that does not move.
@@ -212,12 +212,12 @@ impl<B: Backend> Operator<B> {
         Ok(Diagnosis { symptoms, handlers, processors, facts })
     }
 
-    pub(super) async fn audit(&self, action: &str, filter: &str, affected: u64) -> Result<()> {
-        self.store.backend.audit(action, filter, affected, &self.signed).await
+    pub(super) async fn audit(&self, audit: Audit) -> Result<()> {
+        self.store.backend.audit(audit, self.signed.clone()).await
     }
 
-    async fn act(&self, act: Act<'_>) -> Result<u64> {
-        self.store.backend.act(&act, &self.signed).await
+    async fn act(&self, act: Act) -> Result<u64> {
+        self.store.backend.act(act, self.signed.clone()).await
     }
 
     /// A mistyped key must not be an answer of nothing.

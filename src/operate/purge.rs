@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Operator, Retention};
+use crate::store::operating::Audit;
 use crate::store::purging::{Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Purgeable, Purged, Result};
@@ -82,7 +83,7 @@ impl<B: Backend> Operator<B> {
             "of_handlers": of_handlers,
             "keep_identities": retention.keep_identities.map(period),
         });
-        self.audit("purge", &filter.to_string(), purged.messages).await?;
+        self.audit(Audit { action: "purge", filter: filter.to_string(), affected: purged.messages }).await?;
         Ok(purged)
     }
 }

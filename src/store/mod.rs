@@ -5,6 +5,8 @@
 
 mod aliases;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod counts;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod errors;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod identity_hash;
@@ -15,6 +17,8 @@ mod postgres;
 pub(crate) mod purging;
 mod quarantined;
 mod reactor;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod rows;
 pub(crate) mod seam;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -22,6 +26,7 @@ mod sqlite;
 mod statement;
 #[cfg(feature = "testing")]
 pub(crate) mod testing;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod version;
 mod written;
 

@@ -7,14 +7,13 @@
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
 use std::future::Future;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, Headers, Kind,
-    Position, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, Kind, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
 
 pub trait Operating: Send + Sync + Sized + 'static {
@@ -49,34 +48,29 @@ pub trait Operating: Send + Sync + Sized + 'static {
 
     fn quarantined_record(&self, id: i64) -> impl Future<Output = Result<Option<QuarantineDetails>>> + Send;
 
-    /// Does it, and returns how many rows that changed.
-    fn act(&self, act: &Act<'_>, signed: &Signed) -> impl Future<Output = Result<u64>> + Send;
+    /// Does it, writes it into the audit, and returns how many deliveries, records or handlers it changed.
+    fn act(&self, act: Act, signed: Signed) -> impl Future<Output = Result<u64>> + Send;
 
-    /// Quarantined records of these topics whose replay was asked for, and how often it was tried before.
-    fn asked_replays(&self, topics: &[&str], limit: u32) -> impl Future<Output = Result<Vec<(i64, Record)>>> + Send;
+    /// Quarantined records of these topics whose replay was asked for, with their ids, the longest asked for first.
+    fn asked_replays(&self, topics: Vec<String>, limit: u32)
+    -> impl Future<Output = Result<Vec<(i64, Record)>>> + Send;
 
-    /// What became of such a record.
-    fn replayed(&self, id: i64, replayed: &Replayed<'_>) -> impl Future<Output = Result<()>> + Send;
+    /// Writes what became of such a record.
+    fn replayed(&self, id: i64, replayed: Replayed) -> impl Future<Output = Result<()>> + Send;
 
-    /// Adds a handler's missing deliveries to the messages of a range of seqs.
-    fn backfill(&self, step: &BackfillStep<'_>) -> impl Future<Output = Result<Backfilled>> + Send;
+    /// Adds a handler's missing deliveries to the next messages after a seq.
+    fn backfill(&self, step: BackfillStep) -> impl Future<Output = Result<Backfilled>> + Send;
 
     /// Where these deliveries stand; those that are gone are left out.
     fn standings(&self, rows: &[(i64, i16)]) -> impl Future<Output = Result<Vec<Standing>>> + Send;
 
     /// Writes down an act that was done in steps.
-    fn audit(
-        &self,
-        action: &str,
-        filter: &str,
-        affected: u64,
-        signed: &Signed,
-    ) -> impl Future<Output = Result<()>> + Send;
+    fn audit(&self, audit: Audit, signed: Signed) -> impl Future<Output = Result<()>> + Send;
 
     /// What is known about the database itself and about work that does not move.
     fn facts(&self) -> impl Future<Output = Result<Facts>> + Send;
 
-    /// The schema's version, what this build knows, and whether that is enough.
+    /// The version of the schema in the database, and the newest that this build knows.
     fn schema_version(&self) -> impl Future<Output = Result<SchemaVersion>> + Send;
 
     /// The migrations' SQL, in order.
@@ -84,27 +78,53 @@ pub trait Operating: Send + Sync + Sized + 'static {
 }
 
 /// What a person does.
-#[derive(Debug)]
-pub enum Act<'a> {
-    Replay { filter: &'a DeliveryFilter, limit: u32 },
-    Discard { filter: &'a DeliveryFilter, limit: u32 },
-    Pause { handler_key: &'a str },
-    Resume { handler_key: &'a str },
-    ReplayQuarantined { filter: &'a QuarantineFilter, limit: u32 },
-    DiscardQuarantined { filter: &'a QuarantineFilter, limit: u32 },
+#[derive(Debug, Clone)]
+pub enum Act {
+    Deliveries { verb: Verb, filter: DeliveryFilter, limit: u32 },
+    Quarantined { verb: Verb, filter: QuarantineFilter, limit: u32 },
+    Pause { handler_key: String },
+    Resume { handler_key: String },
 }
 
-impl Act<'_> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Replay,
+    Discard,
+}
+
+impl Act {
+    /// As the audit calls it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Replay { .. } => "replay",
-            Self::Discard { .. } => "discard",
+            Self::Deliveries { verb: Verb::Replay, .. } => "replay",
+            Self::Deliveries { verb: Verb::Discard, .. } => "discard",
+            Self::Quarantined { verb: Verb::Replay, .. } => "replay quarantined",
+            Self::Quarantined { verb: Verb::Discard, .. } => "discard quarantined",
             Self::Pause { .. } => "pause",
             Self::Resume { .. } => "resume",
-            Self::ReplayQuarantined { .. } => "replay quarantined",
-            Self::DiscardQuarantined { .. } => "discard quarantined",
         }
     }
+
+    /// What it is about, as JSON for the audit.
+    pub(super) fn filter(&self) -> String {
+        match self {
+            Self::Deliveries { filter, .. } => filter.to_json(),
+            Self::Quarantined { filter, .. } => filter.to_json(),
+            Self::Pause { handler_key } | Self::Resume { handler_key } => {
+                serde_json::json!({ "handler_key": handler_key }).to_string()
+            }
+        }
+    }
+}
+
+/// A row of the audit, but for who acted and why.
+#[derive(Debug)]
+pub struct Audit {
+    pub action: &'static str,
+    /// What the act was about, as JSON.
+    pub filter: String,
+    /// How many deliveries, records, messages or handlers it changed.
+    pub affected: u64,
 }
 
 /// Who acts and why, for the audit.
@@ -114,18 +134,19 @@ pub struct Signed {
     pub reason: Option<String>,
 }
 
-/// What became of a quarantined record that was accepted anew.
+/// What became of a quarantined record whose replay was asked for.
 #[derive(Debug)]
-pub enum Replayed<'a> {
-    /// It is a message now, or nobody wants it: the record leaves the quarantine.
+pub enum Replayed {
+    /// It was accepted, or quarantined anew under its identity of now: the old record leaves the quarantine.
     Left,
-    /// It could not be accepted, for this reason.
-    Stays { reason: &'a str, detail: Option<&'a str> },
+    /// It could not be accepted, for this reason; that no handler wants it is one.
+    Stays { reason: &'static str, detail: Option<String> },
 }
 
-pub struct BackfillStep<'a> {
-    pub handler_key: &'a str,
-    pub topics: &'a [String],
+#[derive(Debug, Clone)]
+pub struct BackfillStep {
+    pub handler_key: String,
+    pub topics: Vec<String>,
     /// Only messages that were accepted no longer ago.
     pub newer_than: Option<Duration>,
     /// Messages after this one.
@@ -160,45 +181,15 @@ pub struct SchemaVersion {
     pub known: i32,
 }
 
-/// Every key with the current key of its handler.
+/// The SQL of every key with the current key of its handler.
 pub(super) const HANDLER_KEYS: &str = "
     SELECT k.key, current.key FROM inbox_handler_key k
     JOIN inbox_handler own ON own.id = k.handler_id
     JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1";
 
-/// A record as its columns: topic, partition, offset, stamp, id, source, key, headers, payload.
-pub(super) type RecordRow<Stamp> = (
-    String,
-    Option<i32>,
-    Option<i64>,
-    Option<Stamp>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-);
-
-/// The record that was stored so.
-pub(super) fn record<Stamp>(row: RecordRow<Stamp>, time: impl FnOnce(Stamp) -> SystemTime) -> Record {
-    let (topic, partition, offset, recorded_at, id, source, key, headers, payload) = row;
-    Record {
-        topic: topic.into(),
-        id: id.map(Bytes::from),
-        source: source.map(Bytes::from),
-        position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
-        key: key.map(Bytes::from),
-        // Bytes that are not headers can only have been written by somebody else.
-        headers: headers.and_then(Headers::decode).unwrap_or_default(),
-        payload: payload.map(Bytes::from),
-        recorded_at: recorded_at.map(time),
-        ..Record::default()
-    }
-}
-
 /// Rows that a database has written as JSON.
-pub(super) fn from_json<T: DeserializeOwned>(rows: Vec<(String,)>) -> Result<Vec<T>> {
-    rows.into_iter().map(|(row,)| serde_json::from_str(&row).map_err(odd_row)).collect()
+pub(super) fn from_json<T: DeserializeOwned>(rows: Vec<String>) -> Result<Vec<T>> {
+    rows.into_iter().map(|row| serde_json::from_str(&row).map_err(odd_row)).collect()
 }
 
 /// A row that somebody else wrote into our tables, or a mistake of ours.

@@ -17,6 +17,13 @@ pub(super) const LEASE: Duration = Duration::from_secs(60);
 /// The name of the lease.
 pub(super) const LEASE_NAME: &str = "retention";
 
+/// The SQL of the ids of the handler with a key. Ids that became one handler are one.
+pub(super) const IDS_OF_KEY: &str = "
+    SELECT same.id FROM inbox_handler_key k
+    JOIN inbox_handler own ON own.id = k.handler_id
+    JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+    WHERE k.key = :key";
+
 pub trait Purging: Send + Sync {
     /// The ids of the handlers that have these keys; none for a key that nobody registered.
     fn ids_of_keys(&self, keys: &[String]) -> impl Future<Output = Result<Vec<Vec<i16>>>> + Send;

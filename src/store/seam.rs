@@ -116,6 +116,7 @@ pub struct HandlerIds {
 
 /// The right to one delivery. `attempt` is the fencing token: it only ever grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
 pub struct ClaimId {
     pub message_seq: i64,
     pub handler_id: i16,
@@ -176,6 +177,7 @@ pub struct LedgerReport {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
 pub struct LedgerState {
     pub topic: String,
     pub partition: i32,
@@ -183,12 +185,6 @@ pub struct LedgerState {
     /// Messages and quarantined records that are stored of this partition now.
     pub stored: i64,
     pub highest_stored: Option<i64>,
-}
-
-impl From<(String, i32, i64, i64, Option<i64>)> for LedgerState {
-    fn from((topic, partition, next_offset, stored, highest_stored): (String, i32, i64, i64, Option<i64>)) -> Self {
-        Self { topic, partition, next_offset, stored, highest_stored }
-    }
 }
 
 /// Records that Kafka no longer had when they were to be read: from `from_offset`, up to but without `to_offset`.

@@ -1,4 +1,4 @@
-//! Prepared statements as types: static SQL, one bind per field, cached by diesel per connection.
+//! Prepared statements as types: constant SQL with named binds, one field for each, cached by diesel per connection.
 //!
 //! `sql_query` and diesel's own updates are prepared anew on every call, which is a second round trip and a new plan. A type
 //! with a static `QueryId` is prepared once. Its SQL is constant, so nothing from outside can ever become SQL text.
@@ -7,72 +7,122 @@ use diesel::QueryResult;
 use diesel::backend::Backend;
 use diesel::query_builder::AstPass;
 use diesel::serialize::ToSql;
-use diesel::sql_types::HasSqlType;
+use diesel::sql_types::{BigInt, Binary, Bool, HasSqlType, Integer, Nullable, SmallInt, Text};
 
-/// Declares a statement of a backend, with `<'a>` where it borrows. Fields are bound in order as 1, 2, … behind the backend's mark
-/// (`$` or `?`); the SQL may name each as often as it likes, as long as the first mentions stand in order. The row type behind the
-/// arrow makes it loadable. Each backend has a `statement!` of its own that fills in itself and its mark.
-macro_rules! declare_statement {
-    ([$($backend:tt)*] $(#[$meta:meta])* $name:ident<'a>($sql:expr) $($rest:tt)*) => {
-        $crate::store::statement::declare_statement! {
-            @declare [$($backend)*] [$(#[$meta])*] $name [<'a>] [<'_>] [<'static>] ($sql) $($rest)*
-        }
-    };
-    ([$($backend:tt)*] $(#[$meta:meta])* $name:ident($sql:expr) $($rest:tt)*) => {
-        $crate::store::statement::declare_statement! {
-            @declare [$($backend)*] [$(#[$meta])*] $name [] [] [] ($sql) $($rest)*
-        }
-    };
+/// Declares statements of a backend, with `<'a>` where one borrows: `Name("SQL") -> Row { bind: Type, … }`. The SQL names a bind as
+/// `:bind`, as often and in whatever order it likes; a name that is no field and a field that is not named do not compile. A statement
+/// with a row type can be loaded, one without can only be executed. Each backend has a `statements!` of its own that fills in itself.
+macro_rules! declare_statements {
     (
-        @declare [$backend:ty, $mark:literal] [$($meta:tt)*] $name:ident [$($life:tt)*] [$($any:tt)*] [$($fixed:tt)*]
-        ($sql:expr) $(-> ($($row:ty),+ $(,)?))? {
-            $($field:ident: $rust:ty => $type:ty),* $(,)?
-        }
+        @one [$backend:ty, $mark:literal, [$($dsl:tt)*]] [$($meta:tt)*] $name:ident [$($life:tt)*] [$($fixed:tt)*]
+        ($sql:expr) [$($row:tt)*] { $($field:ident: $rust:ty),* $(,)? }
     ) => {
         $($meta)*
         pub(super) struct $name $($life)* {
             $(pub(super) $field: $rust,)*
         }
 
-        // A statement that names its binds out of order does not compile.
-        const _: () = $crate::store::statement::check_binds($sql, $mark, &[$(stringify!($field)),*]);
-
-        impl diesel::query_builder::QueryFragment<$backend> for $name $($any)* {
+        impl $($life)* diesel::query_builder::QueryFragment<$backend> for $name $($life)* {
             fn walk_ast<'b>(
                 &'b self,
                 mut out: diesel::query_builder::AstPass<'_, 'b, $backend>,
             ) -> diesel::QueryResult<()> {
-                #[allow(unused_mut, reason = "a statement without binds pushes none")]
-                let mut sql = $crate::store::statement::Splice::new($sql, $mark);
-                $(
-                    sql.push_until_next_bind(&mut out)?;
-                    $crate::store::statement::Bind::<$backend, $type>::push(&self.$field, &mut out)?;
-                )*
-                sql.push_rest(&mut out);
-                Ok(())
+                use $crate::store::statement::{Bind, Template};
+
+                const SQL: &str = $sql;
+                const BINDS: &[&str] = &[$(stringify!($field)),*];
+                const TEMPLATE: &Template<{ SQL.len() }, { BINDS.len() }> = &Template::new(SQL, $mark, BINDS);
+                const TEXT: &str = TEMPLATE.text();
+                let values: [&'b dyn Bind<$backend>; BINDS.len()] = [$(&self.$field),*];
+                TEMPLATE.push(TEXT, &values, &mut out)
             }
         }
 
-        impl diesel::query_builder::QueryId for $name $($any)* {
+        impl $($life)* diesel::query_builder::QueryId for $name $($life)* {
             type QueryId = $name $($fixed)*;
             const HAS_STATIC_QUERY_ID: bool = true;
         }
 
-        impl diesel::query_builder::Query for $name $($any)* {
-            type SqlType = ($($($row,)+)?);
+        $crate::store::statement::declare_statements! { @query $name [$($life)*] [$($row)*] }
+        $crate::store::statement::declare_statements! { @dsl $name [$($life)*] [$($dsl)*] }
+    };
+    (@query $name:ident [$($life:tt)*] []) => {};
+    (@query $name:ident [$($life:tt)*] [$row:ty]) => {
+        impl $($life)* diesel::query_builder::Query for $name $($life)* {
+            type SqlType = <$row as $crate::store::statement::SqlValue>::Sql;
         }
     };
+    (@dsl $name:ident [$($life:tt)*] []) => {};
+    (@dsl $name:ident [$($life:tt)*] [$dsl:path]) => {
+        impl $($life)* $dsl for $name $($life)* {}
+    };
+    ($backend:tt) => {};
+    ($backend:tt $(#[$meta:meta])* $name:ident<'a>($sql:expr) $(-> $row:ty)? { $($binds:tt)* } $($rest:tt)*) => {
+        $crate::store::statement::declare_statements! {
+            @one $backend [$(#[$meta])*] $name [<'a>] [<'static>] ($sql) [$($row)?] { $($binds)* }
+        }
+        $crate::store::statement::declare_statements! { $backend $($rest)* }
+    };
+    ($backend:tt $(#[$meta:meta])* $name:ident($sql:expr) $(-> $row:ty)? { $($binds:tt)* } $($rest:tt)*) => {
+        $crate::store::statement::declare_statements! {
+            @one $backend [$(#[$meta])*] $name [] [] ($sql) [$($row)?] { $($binds)* }
+        }
+        $crate::store::statement::declare_statements! { $backend $($rest)* }
+    };
 }
-pub(super) use declare_statement;
+pub(super) use declare_statements;
 
-/// A value as the SQL type `T`.
-pub(super) trait Bind<DB: Backend, T> {
+/// Declares the rows of statements: a field for each column, in the order in which the statement answers them.
+macro_rules! rows {
+    ($($(#[$meta:meta])* $name:ident $(<$stamp:ident>)? { $($field:ident: $rust:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(diesel::Queryable)]
+        pub(in crate::store) struct $name $(<$stamp>)? {
+            $(pub(in crate::store) $field: $rust,)*
+        }
+
+        impl $(<$stamp: $crate::store::statement::SqlValue>)? $crate::store::statement::SqlValue for $name $(<$stamp>)? {
+            type Sql = ($(<$rust as $crate::store::statement::SqlValue>::Sql,)*);
+        }
+    )*};
+}
+pub(super) use rows;
+
+/// A value, or a row of values, with the SQL type it is bound as and read from.
+pub(super) trait SqlValue {
+    type Sql: 'static;
+}
+
+macro_rules! sql_values {
+    ($($rust:ty => $sql:ty),* $(,)?) => {
+        $(impl $crate::store::statement::SqlValue for $rust {
+            type Sql = $sql;
+        })*
+    };
+}
+pub(super) use sql_values;
+
+sql_values! {
+    i16 => SmallInt, i32 => Integer, i64 => BigInt, bool => Bool, &str => Text, String => Text, &[u8] => Binary,
+    Vec<u8> => Binary,
+}
+
+impl<T: SqlValue> SqlValue for Option<T> {
+    type Sql = Nullable<T::Sql>;
+}
+
+impl<A: SqlValue, B: SqlValue> SqlValue for (A, B) {
+    type Sql = (A::Sql, B::Sql);
+}
+
+/// What can stand behind a name in a statement.
+pub(super) trait Bind<DB: Backend> {
     fn push<'b>(&'b self, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>;
 }
 
-impl<DB: Backend + HasSqlType<T>, T, V: ToSql<T, DB>> Bind<DB, T> for V {
+impl<DB: Backend + HasSqlType<V::Sql>, V: SqlValue + ToSql<V::Sql, DB>> Bind<DB> for V {
     fn push<'b>(&'b self, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()> {
-        out.push_bind_param::<T, _>(self)
+        out.push_bind_param::<V::Sql, _>(self)
     }
 }
 
@@ -84,64 +134,101 @@ pub(super) fn only_row<R>(mut rows: Vec<R>) -> QueryResult<R> {
     rows.pop().ok_or(diesel::NotFound)
 }
 
-/// Asserts that the first mentions of the binds stand in order, and that there are as many as fields.
+/// A statement's SQL, made at compile time. Diesel numbers binds in the order in which they are pushed and writes the number itself; so
+/// the first mention of each bind is left out of the text, and later ones are written as the number that the first will get.
+pub(super) struct Template<const SIZE: usize, const BINDS: usize> {
+    text: [u8; SIZE],
+    len: usize,
+    /// Where in the text each first mention belongs, in the order of the text, and which field it names.
+    first_mentions: [(usize, usize); BINDS],
+}
+
 #[allow(clippy::panic, reason = "in a constant this is a compile error")]
-pub(super) const fn check_binds(sql: &str, mark: char, fields: &[&str]) {
-    let bytes = sql.as_bytes();
-    let mut named = 0;
-    let mut at = 0;
-    while at < bytes.len() {
-        at += 1;
-        if bytes[at - 1] != mark as u8 {
-            continue;
+impl<const SIZE: usize, const BINDS: usize> Template<SIZE, BINDS> {
+    pub(super) const fn new(sql: &str, mark: char, fields: &[&str]) -> Self {
+        let sql = sql.as_bytes();
+        let mut new = Self { text: [b' '; SIZE], len: 0, first_mentions: [(0, 0); BINDS] };
+        let (mut at, mut named) = (0, 0);
+        while at < sql.len() {
+            // `::` is a cast of PostgreSQL.
+            let is_name =
+                sql[at] == b':' && at + 1 < sql.len() && sql[at + 1].is_ascii_lowercase() && sql[at - 1] != b':';
+            if !is_name {
+                new.write(sql[at]);
+                at += 1;
+                continue;
+            }
+            let start = at + 1;
+            at = start;
+            while at < sql.len() && (sql[at].is_ascii_alphanumeric() || sql[at] == b'_') {
+                at += 1;
+            }
+            let field = find(fields, sql, start, at);
+            let mut place = 0;
+            while place < named && new.first_mentions[place].1 != field {
+                place += 1;
+            }
+            if place == named {
+                new.first_mentions[named] = (new.len, field);
+                named += 1;
+            } else {
+                new.write(mark as u8);
+                if place >= 9 {
+                    new.write(b'0' + (place as u8 + 1) / 10);
+                }
+                new.write(b'0' + (place as u8 + 1) % 10);
+            }
         }
-        let mut number = 0;
-        while at < bytes.len() && bytes[at].is_ascii_digit() {
-            number = number * 10 + (bytes[at] - b'0') as usize;
-            at += 1;
+        if named != BINDS {
+            panic!("the statement does not name every bind");
         }
-        if number > named + 1 {
-            panic!("the first mentions of the binds do not stand in order");
-        }
-        if number == named + 1 {
-            named = number;
+        new
+    }
+
+    /// A number has at most two digits, so it is no longer than a name of two letters and its colon.
+    const fn write(&mut self, byte: u8) {
+        self.text[self.len] = byte;
+        self.len += 1;
+    }
+
+    pub(super) const fn text(&self) -> &str {
+        match std::str::from_utf8(self.text.split_at(self.len).0) {
+            Ok(text) => text,
+            Err(_) => panic!("a statement is UTF-8"),
         }
     }
-    if named != fields.len() {
-        panic!("the statement does not name every bind");
-    }
-}
 
-/// Walks through a statement's SQL from one first mention of a bind to the next.
-pub(super) struct Splice {
-    rest: &'static str,
-    mark: char,
-    binds: usize,
-}
-
-impl Splice {
-    pub(super) fn new(sql: &'static str, mark: char) -> Self {
-        Self { rest: sql, mark, binds: 0 }
-    }
-
-    /// Pushes the text before the next bind's first mention, and passes over the mention itself.
-    pub(super) fn push_until_next_bind<DB: Backend>(&mut self, out: &mut AstPass<'_, '_, DB>) -> QueryResult<()> {
-        self.binds += 1;
-        let marker = format!("{}{}", self.mark, self.binds);
-        let found = self.rest.match_indices(&marker).find(|(at, _)| {
-            let after = self.rest.as_bytes().get(at + marker.len());
-            !after.is_some_and(u8::is_ascii_digit)
-        });
-        let Some((at, _)) = found else {
-            let message = format!("the statement never names {marker}");
-            return Err(diesel::result::Error::QueryBuilderError(message.into()));
-        };
-        out.push_sql(&self.rest[..at]);
-        self.rest = &self.rest[at + marker.len()..];
+    pub(super) fn push<'b, DB: Backend>(
+        &self,
+        text: &'static str,
+        values: &[&'b dyn Bind<DB>; BINDS],
+        out: &mut AstPass<'_, 'b, DB>,
+    ) -> QueryResult<()> {
+        let mut start = 0;
+        for &(end, field) in &self.first_mentions {
+            out.push_sql(&text[start..end]);
+            values[field].push(out)?;
+            start = end;
+        }
+        out.push_sql(&text[start..]);
         Ok(())
     }
+}
 
-    pub(super) fn push_rest<DB: Backend>(&self, out: &mut AstPass<'_, '_, DB>) {
-        out.push_sql(self.rest);
+/// The field with the name that stands from `start` to `end`.
+#[allow(clippy::panic, reason = "in a constant this is a compile error")]
+const fn find(fields: &[&str], sql: &[u8], start: usize, end: usize) -> usize {
+    let mut field = 0;
+    while field < fields.len() {
+        let name = fields[field].as_bytes();
+        let mut at = 0;
+        while at < name.len() && start + at < end && name[at] == sql[start + at] {
+            at += 1;
+        }
+        if at == name.len() && start + at == end {
+            return field;
+        }
+        field += 1;
     }
+    panic!("the statement names a bind that it does not have");
 }

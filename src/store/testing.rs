@@ -8,6 +8,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use super::statement::rows;
 use crate::types::{Delivery, Error, Result, State};
 
 pub trait Testing: Send + Sync {
@@ -21,11 +22,15 @@ pub trait Testing: Send + Sync {
     fn remove(&self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// A delivery as both stores find it: state, attempts, errors, crashes, microseconds until it is due, reason, last error.
-pub(super) type DeliveryRow = (String, i32, i32, i32, i64, Option<String>, Option<String>);
+rows! {
+    /// A delivery as both stores find it.
+    DeliveryRow {
+        state: String, attempts: i32, errors: i32, crashes: i32, due_in_us: i64, reason: Option<String>, last_error: Option<String>,
+    }
+}
 
 pub(super) fn delivery(row: DeliveryRow) -> Result<Delivery> {
-    let (state, attempts, errors, crashes, due_in_us, reason, last_error) = row;
+    let DeliveryRow { state, attempts, errors, crashes, due_in_us, reason, last_error } = row;
     let states = [State::Pending, State::Running, State::Done, State::Discarded, State::Poisoned];
     let found = states.into_iter().find(|known| known.as_str() == state);
     Ok(Delivery {

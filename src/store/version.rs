@@ -1,5 +1,6 @@
 //! Versions of the schema: which one a build can work with, and which migrations are missing. Pure: the stores read and write.
 
+use super::statement::rows;
 use crate::types::{Error, Kind, Result};
 
 /// One step of the schema. Never edited after release.
@@ -10,26 +11,19 @@ pub(super) struct Migration {
     pub(super) compatible_with: i32,
 }
 
-/// The newest migration that a database has had.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Found {
-    pub(super) version: i32,
-    pub(super) compatible_with: i32,
-}
-
-impl Found {
-    pub(super) fn from_columns(version: Option<i32>, compatible_with: Option<i32>) -> Option<Self> {
-        Some(Self { version: version?, compatible_with: compatible_with? })
-    }
+rows! {
+    /// The newest migration that a database has had. All zero where there was none.
+    #[derive(Debug, Clone, Copy, Default)]
+    SchemaRow { version: i32, compatible_with: i32 }
 }
 
 /// The migrations that are to be run, in order.
-pub(super) fn missing(migrations: &[Migration], found: Found) -> impl Iterator<Item = &Migration> {
+pub(super) fn missing(migrations: &[Migration], found: SchemaRow) -> impl Iterator<Item = &Migration> {
     migrations.iter().filter(move |migration| migration.version > found.version)
 }
 
 /// Refuses a schema that this build cannot work with, and says what to do about it.
-pub(super) fn check(found: Option<Found>, known: i32) -> Result<()> {
+pub(super) fn check(found: Option<SchemaRow>, known: i32) -> Result<()> {
     let Some(found) = found else {
         let none = "there is no inbox in this database: call store.migrate() once before it is used";
         return Err(Error::new(Kind::Schema, none));
@@ -48,7 +42,7 @@ pub(super) fn check(found: Option<Found>, known: i32) -> Result<()> {
 }
 
 /// Refuses a newer schema, unless its migration says that this build can live with it.
-pub(super) fn refuse_unknown(Found { version, compatible_with }: Found, known: i32) -> Result<()> {
+pub(super) fn refuse_unknown(SchemaRow { version, compatible_with }: SchemaRow, known: i32) -> Result<()> {
     if version > known && compatible_with > known {
         return Err(Error::new(
             Kind::Schema,

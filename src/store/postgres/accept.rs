@@ -9,14 +9,13 @@ use std::collections::{HashMap, HashSet};
 
 use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text, Timestamptz, Uuid};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::ledger::{self, Moved};
 use super::process::millis;
 use super::quarantine;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
@@ -26,7 +25,15 @@ use crate::types::{Error, Kind, Result};
 /// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
 const ROUNDS_MAX: usize = 5;
 
-statement! {
+rows! {
+    /// The seqs that were set aside, one a message in the order of the batch; those that were used; and whose ledger has moved.
+    InsertedRow { seqs: Vec<i64>, used: Vec<i64>, moved_topics: Vec<String>, moved_partitions: Vec<i32> }
+
+    /// A message that was there before. `ord` is its place among those asked for, from 1.
+    KnownRow { ord: i64, seq: i64, payload_hash: Vec<u8> }
+}
+
+statements! {
     /// Inserts what is new; returns the seqs that were set aside, one a message in the order of the batch, and those of them that were
     /// used. Messages come sorted by identity, so that two acceptors never wait for each other in a circle; `rank` is their place in the
     /// batch, which the seq follows. Arrays are unnested in SELECT lists, side by side: in FROM each would be written out as a table
@@ -35,71 +42,53 @@ statement! {
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
-        remembered AS MATERIALIZED (SELECT inbox_remembered($1) AS ranks),
+        remembered AS MATERIALIZED (SELECT inbox_remembered(:identity_hashes) AS ranks),
         seqs AS MATERIALIZED (
             SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable)
-            FROM (SELECT generate_series(1, $2)) s),
+            FROM (SELECT generate_series(1, :count)) s),
         message AS (
             INSERT INTO inbox_message (seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at,
                                        record_key, headers, payload)
             SELECT (SELECT by_rank FROM seqs)[rank], message_id, source, topic, payload_hash, kafka_partition, kafka_offset,
                    recorded_at, record_key, headers, payload
-            FROM (SELECT unnest($3) AS rank, unnest($4) AS message_id, unnest($5) AS source, unnest($6) AS topic,
-                         unnest($7) AS payload_hash, unnest($8) AS kafka_partition, unnest($9) AS kafka_offset,
-                         unnest($10) AS recorded_at, unnest($11) AS record_key, unnest($12) AS headers,
-                         unnest($13) AS payload) i
+            FROM (SELECT unnest(:ranks) AS rank, unnest(:message_ids) AS message_id, unnest(:sources) AS source, unnest(:topics) AS topic,
+                         unnest(:payload_hashes) AS payload_hash, unnest(:kafka_partitions) AS kafka_partition, unnest(:kafka_offsets) AS kafka_offset,
+                         unnest(:recorded_ats) AS recorded_at, unnest(:record_keys) AS record_key, unnest(:headers) AS headers,
+                         unnest(:payloads) AS payload) i
             WHERE (SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[])
             ON CONFLICT (message_id, source) DO NOTHING
             RETURNING seq),
         delivery AS (
             INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
             SELECT d.seq, d.handler_id, now(),
-                   CASE WHEN d.is_handed_over THEN now() + $14 * interval '1 millisecond' END,
-                   CASE WHEN d.is_handed_over THEN $15 END,
+                   CASE WHEN d.is_handed_over THEN now() + :lease_ms * interval '1 millisecond' END,
+                   CASE WHEN d.is_handed_over THEN :processor END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
             FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
-                  FROM (SELECT unnest($16) AS rank, unnest($17) AS handler_id, unnest($18) AS is_handed_over) w) d
-            WHERE CASE WHEN (SELECT count(*) FROM message) = $2 THEN true ELSE d.seq IN (SELECT seq FROM message) END),
+                  FROM (SELECT unnest(:delivery_ranks) AS rank, unnest(:delivery_handlers) AS handler_id, unnest(:delivery_handed_over) AS is_handed_over) w) d
+            WHERE CASE WHEN (SELECT count(*) FROM message) = :count THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
             UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-            FROM unnest($19, $20, $21, $22, $23) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+            FROM unnest(:ledger_groups, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
             WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
-              AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = $2
+              AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = :count
             RETURNING l.topic, l.kafka_partition)
         SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message), ARRAY(SELECT topic FROM ledger),
                ARRAY(SELECT kafka_partition FROM ledger)")
-    -> (Array<BigInt>, Array<BigInt>, Array<Text>, Array<Integer>) {
-        identity_hashes: Vec<IdentityHash> => Array<Uuid>,
-        count: i32 => Integer,
-        ranks: Vec<i32> => Array<Integer>,
-        message_ids: Vec<&'a str> => Array<Text>,
-        sources: Vec<&'a str> => Array<Text>,
-        topics: Vec<&'a str> => Array<Text>,
-        payload_hashes: Vec<&'a [u8]> => Array<Binary>,
-        kafka_partitions: Vec<Option<i32>> => Array<Nullable<Integer>>,
-        kafka_offsets: Vec<Option<i64>> => Array<Nullable<BigInt>>,
-        recorded_ats: Vec<Option<PgTimestamp>> => Array<Nullable<Timestamptz>>,
-        record_keys: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        headers: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        lease_ms: i64 => BigInt,
-        processor: Option<i32> => Nullable<Integer>,
-        delivery_ranks: Vec<i32> => Array<Integer>,
-        delivery_handlers: Vec<i16> => Array<SmallInt>,
-        delivery_handed_over: Vec<bool> => Array<Bool>,
-        ledger_groups: Vec<&'a str> => Array<Text>,
-        ledger_topics: Vec<&'a str> => Array<Text>,
-        ledger_partitions: Vec<i32> => Array<Integer>,
-        ledger_from_offsets: Vec<i64> => Array<BigInt>,
-        ledger_next_offsets: Vec<i64> => Array<BigInt>,
+    -> InsertedRow {
+        identity_hashes: Vec<IdentityHash>, count: i32, ranks: Vec<i32>, message_ids: Vec<&'a str>,
+        sources: Vec<&'a str>, topics: Vec<&'a str>, payload_hashes: Vec<&'a [u8]>, kafka_partitions: Vec<Option<i32>>,
+        kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>, record_keys: Vec<Option<&'a [u8]>>,
+        headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>, lease_ms: i64, processor: Option<i32>,
+        delivery_ranks: Vec<i32>, delivery_handlers: Vec<i16>, delivery_handed_over: Vec<bool>,
+        ledger_groups: Vec<&'a str>, ledger_topics: Vec<&'a str>, ledger_partitions: Vec<i32>,
+        ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
     }
-}
 
-statement! {
     /// Finds known identities and locks their rows, in the order of seq: deadlock-free, and nobody adds deliveries meanwhile.
     LockKnown<'a>("
         SELECT f.ord, f.seq, f.payload_hash
-        FROM (SELECT u.ord, m.seq FROM unnest($1, $2) WITH ORDINALITY AS u (message_id, source, ord)
+        FROM (SELECT u.ord, m.seq FROM unnest(:message_ids, :sources) WITH ORDINALITY AS u (message_id, source, ord)
               CROSS JOIN LATERAL (SELECT seq FROM inbox_message
                                   WHERE message_id = u.message_id AND source = u.source LIMIT 1) m
               WHERE (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL
@@ -107,26 +96,17 @@ statement! {
                                  THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
               ORDER BY m.seq) known
         CROSS JOIN LATERAL (SELECT known.ord, m.seq, m.payload_hash FROM inbox_message m WHERE m.seq = known.seq
-                            FOR NO KEY UPDATE) f")
-    -> (BigInt, BigInt, Binary) {
-        message_ids: Vec<&'a str> => Array<Text>,
-        sources: Vec<&'a str> => Array<Text>,
-    }
-}
+                            FOR NO KEY UPDATE) f") -> KnownRow { message_ids: Vec<&'a str>, sources: Vec<&'a str> }
 
-statement! {
     /// Which of these, counted from 1, belong to purged messages.
-    Remembered("SELECT coalesce(inbox_remembered($1), '{}')") -> (Array<Integer>) {
-        identity_hashes: Vec<IdentityHash> => Array<Uuid>,
-    }
-}
+    Remembered("SELECT coalesce(inbox_remembered(:identity_hashes), '{}')")
+    -> Vec<i32> { identity_hashes: Vec<IdentityHash> }
 
-statement! {
     /// Adds a handler's delivery unless it has one under any of its ids: one row of the arrays for each id, `group_no` tells which
     /// belong together. Ids that became one handler count as one, also for a process that knows only the older one.
     AddMissing("
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest($1, $2, $3, $4) AS w (message_seq, handler_id, group_no, is_current)),
+            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current) AS w (message_seq, handler_id, group_no, is_current)),
         taken AS MATERIALIZED (
             SELECT DISTINCT w.group_no FROM wanted w
             WHERE (SELECT true FROM inbox_handler own
@@ -140,12 +120,7 @@ statement! {
         ORDER BY message_seq, handler_id
         ON CONFLICT (message_seq, handler_id) DO NOTHING
         RETURNING message_seq")
-    -> (BigInt) {
-        message_seqs: Vec<i64> => Array<BigInt>,
-        handler_ids: Vec<i16> => Array<SmallInt>,
-        group_nos: Vec<i32> => Array<Integer>,
-        are_current: Vec<bool> => Array<Bool>,
-    }
+    -> i64 { message_seqs: Vec<i64>, handler_ids: Vec<i16>, group_nos: Vec<i32>, are_current: Vec<bool> }
 }
 
 /// What became of a batch so far.
@@ -210,9 +185,8 @@ async fn insert_new(
     quarantined: &[Quarantined],
     progress: &mut Progress,
 ) -> Result<()> {
-    type Inserted = (Vec<i64>, Vec<i64>, Vec<String>, Vec<i32>);
     let cannot = || database(format!("cannot accept {} messages", open.len()));
-    let (seqs, used, topics, partitions): Inserted = if quarantined.is_empty() {
+    let inserted: InsertedRow = if quarantined.is_empty() {
         insert(batch, open).load(conn).await.and_then(only_row).map_err(cannot())?
     } else {
         conn.transaction(async |conn| {
@@ -222,9 +196,9 @@ async fn insert_new(
         .await
         .map_err(cannot())?
     };
-    progress.moved.extend(topics.into_iter().zip(partitions));
-    let used: HashSet<i64> = used.into_iter().collect();
-    for (&index, seq) in open.iter().zip(seqs) {
+    progress.moved.extend(inserted.moved_topics.into_iter().zip(inserted.moved_partitions));
+    let used: HashSet<i64> = inserted.used.into_iter().collect();
+    for (&index, seq) in open.iter().zip(inserted.seqs) {
         if used.contains(&seq) {
             progress.answers[index] = Some(Accepted::New { seq });
         }
@@ -242,10 +216,10 @@ async fn add_to_known(
     let messages: Vec<&NewMessage> = known.iter().map(|&index| &batch.messages[index]).collect();
     let found = conn
         .transaction(async |conn| {
-            let found = lock_known(&messages).load::<(i64, i64, Vec<u8>)>(conn).await?;
+            let found = lock_known(&messages).load::<KnownRow>(conn).await?;
             let remembered = remembered(conn, &messages, &found).await?;
             let (same, conflicting) = split_conflicts(&messages, &found);
-            let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<(i64,)>(conn).await? };
+            let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<i64>(conn).await? };
             if !conflicting.is_empty() {
                 quarantine::insert(&conflicting).execute(conn).await?;
             }
@@ -262,13 +236,13 @@ async fn add_to_known(
         progress.answers[known[at]] = Some(Accepted::Remembered);
     }
     // Of copies in one batch only the first tells of what was added.
-    let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, (seq,)| {
+    let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, seq| {
         *counts.entry(seq).or_default() += 1;
         counts
     });
-    for (ord, seq, hash) in found {
-        let Some(at) = usize::try_from(ord - 1).ok().filter(|&at| at < known.len()) else { continue };
-        progress.answers[known[at]] = Some(if hash == messages[at].payload_hash {
+    for KnownRow { ord, seq, payload_hash } in found {
+        let at = place(ord, known.len())?;
+        progress.answers[known[at]] = Some(if payload_hash == messages[at].payload_hash {
             Accepted::Duplicate { seq, added: added.remove(&seq).unwrap_or_default() }
         } else {
             Accepted::Conflict
@@ -281,17 +255,23 @@ async fn add_to_known(
 async fn remembered(
     conn: &mut AsyncPgConnection,
     messages: &[&NewMessage],
-    found: &[(i64, i64, Vec<u8>)],
+    found: &[KnownRow],
 ) -> QueryResult<Vec<usize>> {
-    let found: HashSet<usize> = found.iter().filter_map(|(ord, ..)| usize::try_from(ord - 1).ok()).collect();
+    let found: HashSet<usize> = found.iter().filter_map(|row| usize::try_from(row.ord - 1).ok()).collect();
     let missing: Vec<usize> = (0..messages.len()).filter(|at| !found.contains(at)).collect();
     if missing.is_empty() {
         return Ok(Vec::new());
     }
     let identity_hashes = missing.iter().map(|&at| identity_hash(messages[at])).collect();
-    let (ords,) = Remembered { identity_hashes }.load::<(Vec<i32>,)>(conn).await.and_then(only_row)?;
+    let ords: Vec<i32> = Remembered { identity_hashes }.load(conn).await.and_then(only_row)?;
     let place = |ord: i32| usize::try_from(ord - 1).ok().and_then(|at| missing.get(at).copied());
     Ok(ords.into_iter().filter_map(place).collect())
+}
+
+/// An ordinal of the database as a place among so many.
+fn place(ord: i64, count: usize) -> Result<usize> {
+    let place = usize::try_from(ord - 1).ok().filter(|&place| place < count);
+    place.ok_or_else(|| Error::new(Kind::Server, format!("the database answered for message {ord} of {count}")))
 }
 
 fn identity_hash(message: &NewMessage) -> IdentityHash {
@@ -301,13 +281,13 @@ fn identity_hash(message: &NewMessage) -> IdentityHash {
 /// Messages that are the same as the stored ones, with their seq, and those that only claim to be.
 fn split_conflicts<'a>(
     messages: &[&'a NewMessage],
-    found: &[(i64, i64, Vec<u8>)],
+    found: &[KnownRow],
 ) -> (Vec<(i64, &'a NewMessage)>, Vec<Quarantined>) {
     let mut same = Vec::new();
     let mut conflicting = Vec::new();
-    for (ord, seq, hash) in found {
+    for KnownRow { ord, seq, payload_hash } in found {
         let Some(message) = usize::try_from(ord - 1).ok().and_then(|at| messages.get(at)) else { continue };
-        if *hash == message.payload_hash {
+        if *payload_hash == message.payload_hash {
             same.push((*seq, *message));
         } else {
             conflicting.push(quarantined::conflict(message));

@@ -8,79 +8,59 @@ use std::sync::Arc;
 
 use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, Text, Timestamptz};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::statement;
-use super::time::from_postgres;
-use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
+use super::statement::{rows, statements};
+use crate::store::rows::{GapRow, gap};
+use crate::store::seam::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
 use crate::types::Result;
 
 /// Topics and partitions whose ledger has moved.
 pub(super) type Moved = HashSet<(String, i32)>;
 
-statement! {
+rows! {
+    StandingRow { topic: String, partition: i32, next_offset: i64, topic_id: Option<String> }
+}
+
+statements! {
     /// The same as in accept's own statement, for batches that take the longer way.
     Advance<'a>("
         UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-        FROM unnest($1, $2, $3, $4, $5) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+        FROM unnest(:groups, :topics, :partitions, :from_offsets, :next_offsets) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
         WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
           AND l.next_offset >= e.from_offset
           AND (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
                            THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
         RETURNING l.topic, l.kafka_partition")
-    -> (Text, Integer) {
-        groups: Vec<&'a str> => Array<Text>,
-        topics: Vec<&'a str> => Array<Text>,
-        partitions: Vec<i32> => Array<Integer>,
-        from_offsets: Vec<i64> => Array<BigInt>,
-        next_offsets: Vec<i64> => Array<BigInt>,
+    -> (String, i32) {
+        groups: Vec<&'a str>, topics: Vec<&'a str>, partitions: Vec<i32>, from_offsets: Vec<i64>,
+        next_offsets: Vec<i64>,
     }
-}
 
-statement! {
     Read<'a>("
         SELECT l.topic, l.kafka_partition, l.next_offset, l.topic_id
-        FROM unnest($1, $2) AS p (topic, kafka_partition)
-        JOIN inbox_ledger l ON l.consumer_group = $3 AND l.topic = p.topic AND l.kafka_partition = p.kafka_partition")
-    -> (Text, Integer, BigInt, Nullable<Text>) {
-        topics: Vec<&'a str> => Array<Text>,
-        partitions: Vec<i32> => Array<Integer>,
-        group: &'a str => Text,
-    }
-}
+        FROM unnest(:topics, :partitions) AS p (topic, kafka_partition)
+        JOIN inbox_ledger l ON l.consumer_group = :group AND l.topic = p.topic AND l.kafka_partition = p.kafka_partition")
+    -> StandingRow { topics: Vec<&'a str>, partitions: Vec<i32>, group: &'a str }
 
-statement! {
     /// Sorted by the caller: two processes never wait for each other in a circle.
     Open<'a>("
         INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset, topic_id)
-        SELECT $1, * FROM unnest($2, $3, $4, $5)
+        SELECT :group, * FROM unnest(:topics, :partitions, :next_offsets, :topic_ids)
         ON CONFLICT (consumer_group, topic, kafka_partition)
         DO UPDATE SET next_offset = greatest(l.next_offset, excluded.next_offset), updated_at = now(),
                       topic_id = coalesce(l.topic_id, excluded.topic_id)") {
-        group: &'a str => Text,
-        topics: Vec<&'a str> => Array<Text>,
-        partitions: Vec<i32> => Array<Integer>,
-        next_offsets: Vec<i64> => Array<BigInt>,
-        topic_ids: Vec<Option<&'a str>> => Array<Nullable<Text>>,
+        group: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, next_offsets: Vec<i64>,
+        topic_ids: Vec<Option<&'a str>>,
     }
-}
 
-statement! {
     NoteGaps<'a>("
         INSERT INTO inbox_gap (consumer_group, topic, kafka_partition, from_offset, to_offset)
-        SELECT $1, * FROM unnest($2, $3, $4, $5)
-        ON CONFLICT DO NOTHING") {
-        group: &'a str => Text,
-        topics: Vec<&'a str> => Array<Text>,
-        partitions: Vec<i32> => Array<Integer>,
-        from_offsets: Vec<i64> => Array<BigInt>,
-        to_offsets: Vec<i64> => Array<BigInt>,
-    }
-}
+        SELECT :group, * FROM unnest(:topics, :partitions, :from_offsets, :to_offsets)
+        ON CONFLICT DO NOTHING")
+    { group: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, from_offsets: Vec<i64>, to_offsets: Vec<i64> }
 
-statement! {
     /// Scans the messages: a person asked.
     States<'a>("
         SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest
@@ -90,20 +70,13 @@ statement! {
                          UNION ALL
                          SELECT topic, kafka_partition, kafka_offset FROM inbox_quarantine WHERE kafka_offset IS NOT NULL) r
                    GROUP BY topic, kafka_partition) s USING (topic, kafka_partition)
-        WHERE l.consumer_group = $1
-        ORDER BY l.topic, l.kafka_partition")
-    -> (Text, Integer, BigInt, BigInt, Nullable<BigInt>) {
-        group: &'a str => Text,
-    }
-}
+        WHERE l.consumer_group = :group
+        ORDER BY l.topic, l.kafka_partition") -> LedgerState { group: &'a str }
 
-statement! {
     Gaps<'a>("
         SELECT topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
-        WHERE consumer_group = $1 ORDER BY topic, kafka_partition, from_offset, to_offset")
-    -> (Text, Integer, BigInt, BigInt, Timestamptz) {
-        group: &'a str => Text,
-    }
+        WHERE consumer_group = :group ORDER BY topic, kafka_partition, from_offset, to_offset")
+    -> GapRow<PgTimestamp> { group: &'a str }
 }
 
 /// Moves the ledger; returns what has moved.
@@ -139,11 +112,11 @@ pub(super) async fn read(
         partitions: partitions.iter().map(|(_, partition)| *partition).collect(),
         group,
     };
-    let rows = read.load::<(String, i32, i64, Option<String>)>(conn).await;
-    let rows = rows.map_err(database("cannot read the ledger"))?.into_iter();
-    let standing =
-        |(topic, partition, next_offset, topic_id)| ((topic, partition), LedgerRow { next_offset, topic_id });
-    let mut found: HashMap<(String, i32), LedgerRow> = rows.map(standing).collect();
+    let rows = read.load::<StandingRow>(conn).await.map_err(database("cannot read the ledger"))?;
+    let standing = |row: StandingRow| {
+        ((row.topic, row.partition), LedgerRow { next_offset: row.next_offset, topic_id: row.topic_id })
+    };
+    let mut found: HashMap<(String, i32), LedgerRow> = rows.into_iter().map(standing).collect();
     Ok(partitions.iter().map(|(topic, partition)| found.remove(&(topic.to_string(), *partition))).collect())
 }
 
@@ -173,19 +146,7 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[
 }
 
 pub(super) async fn report(conn: &mut AsyncPgConnection, group: &str) -> Result<LedgerReport> {
-    let states = States { group }.load::<(String, i32, i64, i64, Option<i64>)>(conn).await;
-    let states = states.map_err(database("cannot read the ledger"))?;
-    let gaps = Gaps { group }.load::<(String, i32, i64, i64, PgTimestamp)>(conn).await;
-    let gaps = gaps.map_err(database("cannot read the gaps"))?;
-    let gap = |(topic, partition, from_offset, to_offset, noticed_at)| Gap {
-        topic,
-        partition,
-        from_offset,
-        to_offset,
-        noticed_at: from_postgres(noticed_at),
-    };
-    Ok(LedgerReport {
-        partitions: states.into_iter().map(LedgerState::from).collect(),
-        gaps: gaps.into_iter().map(gap).collect(),
-    })
+    let partitions = States { group }.load(conn).await.map_err(database("cannot read the ledger"))?;
+    let gaps = Gaps { group }.load::<GapRow<PgTimestamp>>(conn).await.map_err(database("cannot read the gaps"))?;
+    Ok(LedgerReport { partitions, gaps: gaps.into_iter().map(gap).collect() })
 }

@@ -3,13 +3,12 @@
 //! The versions stand in a table of our own, because a service that migrates its own tables with diesel in the same schema owns
 //! diesel's table. A schema newer than this build is refused, unless the newer migration says that this build can live with it.
 
-use diesel::sql_types::{Bool, Integer, Nullable};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
 use crate::store::operating::SchemaVersion;
-use crate::store::version::{self, Found, Migration};
+use crate::store::version::{self, Migration, SchemaRow};
 use crate::types::{Error, Result};
 
 const MIGRATIONS: &[Migration] = &[Migration {
@@ -25,26 +24,16 @@ const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
     compatible_with integer     NOT NULL,
     applied_at      timestamptz NOT NULL DEFAULT now())";
 
-statement! {
+statements! {
     /// One migrator at a time and schema. Released by the end of the transaction, so a cancelled one leaves nothing behind.
-    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf migrate ' || current_schema(), 0)) IS NULL")
-    -> (Bool) {}
-}
+    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf migrate ' || current_schema(), 0)) IS NULL") -> bool {}
 
-statement! {
-    HasVersions("SELECT to_regclass('inbox_migration') IS NOT NULL") -> (Bool) {}
-}
+    HasVersions("SELECT to_regclass('inbox_migration') IS NOT NULL") -> bool {}
 
-statement! {
-    Newest("SELECT max(version), (SELECT compatible_with FROM inbox_migration ORDER BY version DESC LIMIT 1) FROM inbox_migration")
-    -> (Nullable<Integer>, Nullable<Integer>) {}
-}
+    Newest("SELECT version, compatible_with FROM inbox_migration ORDER BY version DESC LIMIT 1") -> SchemaRow {}
 
-statement! {
-    Note("INSERT INTO inbox_migration (version, compatible_with) VALUES ($1, $2)") {
-        version: i32 => Integer,
-        compatible_with: i32 => Integer,
-    }
+    Note("INSERT INTO inbox_migration (version, compatible_with) VALUES (:version, :compatible_with)")
+    { version: i32, compatible_with: i32 }
 }
 
 /// Runs what is missing.
@@ -56,11 +45,10 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
         }
     }
     conn.transaction::<(), MigrateError, _>(async |conn| {
-        Lock {}.load::<(bool,)>(conn).await.and_then(only_row)?;
+        Lock {}.load::<bool>(conn).await?;
         conn.batch_execute(CREATE_VERSIONS).await?;
         // Read again: another process may have migrated while this one waited for the lock.
-        let (version, compatible_with) = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).await.and_then(only_row)?;
-        let found = Found::from_columns(version, compatible_with).unwrap_or_default();
+        let found = Newest {}.load::<SchemaRow>(conn).await?.pop().unwrap_or_default();
         version::refuse_unknown(found, VERSION)?;
         for migration in version::missing(MIGRATIONS, found) {
             conn.batch_execute(migration.sql).await?;
@@ -91,15 +79,13 @@ pub(super) fn all() -> Vec<(i32, &'static str)> {
     MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
 }
 
-async fn find(conn: &mut AsyncPgConnection) -> Result<Option<Found>> {
+async fn find(conn: &mut AsyncPgConnection) -> Result<Option<SchemaRow>> {
     let cannot = || database("cannot read the schema version");
-    let (has_versions,) = HasVersions {}.load::<(bool,)>(conn).await.and_then(only_row).map_err(cannot())?;
+    let has_versions: bool = HasVersions {}.load(conn).await.and_then(only_row).map_err(cannot())?;
     if !has_versions {
         return Ok(None);
     }
-    let newest = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).await.and_then(only_row);
-    let (version, compatible_with) = newest.map_err(cannot())?;
-    Ok(Found::from_columns(version, compatible_with))
+    Ok(Newest {}.load::<SchemaRow>(conn).await.map_err(cannot())?.pop())
 }
 
 /// Diesel's `transaction` wants an error that diesel's own errors can become.

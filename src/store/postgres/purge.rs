@@ -17,11 +17,12 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::process::millis;
 use super::statement::only_row;
+use crate::store::counts::{count, limit};
 use crate::store::purging::{Counted, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
 use crate::types::Result;
 use statements::{
-    ByIndex, Count, Forget, Forgettable, IdsOfKey, IsSettled, Lock, MakeLease, Mark, ReleaseLease, Remove, TakeLease,
-    Walk,
+    ByIndex, Count, CountRow, Forget, Forgettable, IdsOfKey, IsSettled, Lock, MakeLease, Mark, ReleaseLease, Remove,
+    RemoveRow, TakeLease, Walk, WalkRow,
 };
 
 /// The step that writes identities is over by then: two statements of 20 seconds at the most, and its commit.
@@ -68,7 +69,7 @@ pub(super) async fn step(
             }
             PurgeStep::Forget { rows } => {
                 let identities = Forget { rows: limit(*rows) }.execute(conn).await?;
-                Step { identities: u64::try_from(identities).unwrap_or_default(), ..Step::default() }
+                Step { identities: identities as u64, ..Step::default() }
             }
         };
         QueryResult::Ok(Stepped::Done(done))
@@ -78,14 +79,12 @@ pub(super) async fn step(
 
 async fn take_lease(conn: &mut AsyncPgConnection, holder: i64) -> QueryResult<bool> {
     let take = || TakeLease { holder, lease_ms: millis(LEASE), name: LEASE_NAME };
-    if !take().load::<(String, String)>(conn).await?.is_empty() {
+    if !take().load::<String>(conn).await?.is_empty() {
         return Ok(true);
     }
     let is_made = MakeLease { name: LEASE_NAME }.execute(conn).await? == 1;
-    Ok(is_made && !take().load::<(String, String)>(conn).await?.is_empty())
+    Ok(is_made && !take().load::<String>(conn).await?.is_empty())
 }
-
-type Walked = (Option<i64>, bool, Vec<i64>);
 
 /// The messages that can go, and where the walk goes on.
 async fn walk(
@@ -96,7 +95,7 @@ async fn walk(
 ) -> QueryResult<(Vec<i64>, Option<i64>)> {
     let Given { shortest_ms, handler_ids, periods_ms, default_ms } = periods.into();
     let walk = Walk { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms };
-    let (last, is_at_end, seqs) = walk.load::<Walked>(conn).await.and_then(only_row)?;
+    let WalkRow { last, is_at_end, seqs } = walk.load(conn).await.and_then(only_row)?;
     Ok((seqs, last.filter(|_| !is_at_end)))
 }
 
@@ -112,12 +111,12 @@ async fn mark(
         return Ok(Step { cursor, ..Step::default() });
     }
     let mark = Mark { message_seqs: &seqs, keep_ms: millis(keep) };
-    let (identities,) = mark.load::<(i64,)>(conn).await.and_then(only_row)?;
+    let identities = mark.load(conn).await.and_then(only_row)?;
     Ok(Step { cursor, messages: seqs.len() as u64, identities: count(identities), deliveries: 0 })
 }
 
 async fn settle(conn: &mut AsyncPgConnection, settle_ms: i64) -> QueryResult<Step> {
-    let (is_settled,) = IsSettled { settle_ms }.load::<(bool,)>(conn).await.and_then(only_row)?;
+    let is_settled: bool = IsSettled { settle_ms }.load(conn).await.and_then(only_row)?;
     Ok(Step { cursor: (!is_settled).then_some(0), ..Step::default() })
 }
 
@@ -131,14 +130,13 @@ async fn remove(
     let (seqs, cursor) = walk(conn, periods, cursor, rows).await?;
     let keeps_identities = settle_ms.is_some();
     let lock = Lock { message_seqs: &seqs, keeps_identities, settle_ms: settle_ms.unwrap_or_default() };
-    let locked = if seqs.is_empty() { Vec::new() } else { lock.load::<(i64,)>(conn).await? };
-    if locked.is_empty() {
+    let message_seqs = if seqs.is_empty() { Vec::new() } else { lock.load(conn).await? };
+    if message_seqs.is_empty() {
         return Ok(Step { cursor, ..Step::default() });
     }
     let Given { handler_ids, periods_ms, default_ms, .. } = periods.into();
-    let message_seqs = locked.into_iter().map(|(seq,)| seq).collect();
     let remove = Remove { message_seqs, handler_ids, periods_ms, default_ms };
-    let (messages, deliveries, found) = remove.load::<(i64, i64, i64)>(conn).await.and_then(only_row)?;
+    let RemoveRow { messages, deliveries, found } = remove.load(conn).await.and_then(only_row)?;
     if deliveries != found {
         // Somebody replayed one of them that very moment. Nothing goes; the next try sees it.
         return Err(DieselError::RollbackTransaction);
@@ -161,32 +159,24 @@ pub(super) async fn count_purgeable(
     let Given { shortest_ms, handler_ids, periods_ms, default_ms } = periods.into();
     let counting = Count { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms };
     let counted = conn.transaction(async |conn| {
-        ByIndex {}.load::<(String,)>(conn).await?;
-        counting.load::<(Option<i64>, bool, i64, i64)>(conn).await.and_then(only_row)
+        ByIndex {}.load::<String>(conn).await?;
+        counting.load(conn).await.and_then(only_row)
     });
-    let (last, is_at_end, messages, deliveries) = counted.await.map_err(database("cannot count what can be purged"))?;
+    let CountRow { last, is_at_end, messages, deliveries } =
+        counted.await.map_err(database("cannot count what can be purged"))?;
     Ok(Counted { cursor: last.filter(|_| !is_at_end), deliveries: count(deliveries), messages: count(messages) })
 }
 
 pub(super) async fn count_forgettable(conn: &mut AsyncPgConnection) -> Result<u64> {
-    let counted = Forgettable {}.load::<(i64,)>(conn).await.and_then(only_row);
-    counted.map(|(identities,)| count(identities)).map_err(database("cannot count what can be forgotten"))
+    let counted = Forgettable {}.load(conn).await.and_then(only_row);
+    counted.map(count).map_err(database("cannot count what can be forgotten"))
 }
 
 pub(super) async fn ids_of_keys(conn: &mut AsyncPgConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {
     let mut found = Vec::with_capacity(keys.len());
     for key in keys {
-        let ids =
-            IdsOfKey { key }.load::<(i16,)>(conn).await.map_err(database("cannot find handlers by their keys"))?;
-        found.push(ids.into_iter().map(|(id,)| id).collect());
+        let ids = IdsOfKey { key }.load(conn).await;
+        found.push(ids.map_err(database("cannot find handlers by their keys"))?);
     }
     Ok(found)
-}
-
-fn limit(rows: u32) -> i32 {
-    i32::try_from(rows).unwrap_or(i32::MAX)
-}
-
-fn count(rows: i64) -> u64 {
-    u64::try_from(rows).unwrap_or_default()
 }

@@ -1,55 +1,38 @@
 //! Writes records that could not become messages, whole, once each.
 
 use diesel::pg::data_types::PgTimestamp;
-use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Timestamptz};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
 use super::time::to_postgres;
 use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
 use crate::types::{Result, sanitize};
 
-statement! {
+statements! {
     /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
     InsertQuarantined<'a>("
         INSERT INTO inbox_quarantine (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source,
                                       record_key, headers, payload, record_hash)
-        SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+        SELECT * FROM unnest(:topics, :reasons, :details, :kafka_partitions, :kafka_offsets, :recorded_ats, :message_ids, :sources, :record_keys, :headers, :payloads, :record_hashes)
             AS q (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers,
                   payload, record_hash)
         WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
                            THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
         ORDER BY record_hash
         ON CONFLICT (record_hash) DO NOTHING") {
-        topics: Vec<String> => Array<Text>,
-        reasons: Vec<&'a str> => Array<Text>,
-        details: Vec<Option<String>> => Array<Nullable<Text>>,
-        kafka_partitions: Vec<Option<i32>> => Array<Nullable<Integer>>,
-        kafka_offsets: Vec<Option<i64>> => Array<Nullable<BigInt>>,
-        recorded_ats: Vec<Option<PgTimestamp>> => Array<Nullable<Timestamptz>>,
-        message_ids: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        sources: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        record_keys: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        headers: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        payloads: Vec<Option<&'a [u8]>> => Array<Nullable<Binary>>,
-        record_hashes: Vec<Vec<u8>> => Array<Binary>,
+        topics: Vec<String>, reasons: Vec<&'a str>, details: Vec<Option<String>>, kafka_partitions: Vec<Option<i32>>,
+        kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>, message_ids: Vec<Option<&'a [u8]>>,
+        sources: Vec<Option<&'a [u8]>>, record_keys: Vec<Option<&'a [u8]>>, headers: Vec<Option<&'a [u8]>>,
+        payloads: Vec<Option<&'a [u8]>>, record_hashes: Vec<Vec<u8>>,
     }
-}
 
-statement! {
-    Refusal<'a>("SELECT inbox_refusal($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)") -> (Text) {
-        message_id: &'a str => Text,
-        source: &'a str => Text,
-        topic: &'a str => Text,
-        payload_hash: &'a [u8] => Binary,
-        kafka_partition: Option<i32> => Nullable<Integer>,
-        kafka_offset: Option<i64> => Nullable<BigInt>,
-        recorded_at: Option<PgTimestamp> => Nullable<Timestamptz>,
-        record_key: Option<&'a [u8]> => Nullable<Binary>,
-        headers: Option<&'a [u8]> => Nullable<Binary>,
-        payload: Option<&'a [u8]> => Nullable<Binary>,
+    Refusal<'a>("SELECT inbox_refusal(:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :recorded_at, :record_key, :headers, :payload)")
+    -> String {
+        message_id: &'a str, source: &'a str, topic: &'a str, payload_hash: &'a [u8], kafka_partition: Option<i32>,
+        kafka_offset: Option<i64>, recorded_at: Option<PgTimestamp>, record_key: Option<&'a [u8]>,
+        headers: Option<&'a [u8]>, payload: Option<&'a [u8]>,
     }
 }
 
@@ -69,11 +52,8 @@ pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) 
         headers: stored.headers.encoded(),
         payload: stored.payload.as_deref(),
     };
-    let (state,) = refusal
-        .load::<(String,)>(conn)
-        .await
-        .and_then(only_row)
-        .map_err(database("cannot ask why a message is refused"))?;
+    let state: String =
+        refusal.load(conn).await.and_then(only_row).map_err(database("cannot ask why a message is refused"))?;
     Ok(["22", "23", "54", "P0"].iter().any(|class| state.starts_with(class)))
 }
 

@@ -2,70 +2,45 @@
 
 use std::collections::HashMap;
 
-use diesel::sql_types::{Array, Bool, SmallInt, Text};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::statements;
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
 use crate::types::Result;
 
-statement! {
+statements! {
     /// Two processes that start at once must not give one handler two ids.
-    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf register ' || current_schema(), 0)) IS NULL")
-    -> (Bool) {}
-}
+    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf register ' || current_schema(), 0)) IS NULL") -> bool {}
 
-statement! {
-    KnownKeys<'a>("SELECT key, handler_id FROM inbox_handler_key WHERE key = ANY($1)") -> (Text, SmallInt) {
-        keys: &'a [&'a str] => Array<Text>,
-    }
-}
+    KnownKeys<'a>("SELECT key, handler_id FROM inbox_handler_key WHERE key = ANY(:keys)")
+    -> (String, i16) { keys: &'a [&'a str] }
 
-statement! {
     NewHandler<'a>("
-        WITH handler AS (INSERT INTO inbox_handler (key) VALUES (($1::text[])[1]) RETURNING id)
-        INSERT INTO inbox_handler_key (key, handler_id) SELECT unnest($1), id FROM handler") {
-        keys: &'a [String] => Array<Text>,
-    }
-}
+        WITH handler AS (INSERT INTO inbox_handler (key) VALUES ((:keys::text[])[1]) RETURNING id)
+        INSERT INTO inbox_handler_key (key, handler_id) SELECT unnest(:keys), id FROM handler") { keys: &'a [String] }
 
-statement! {
-    NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES ($1, $2)") {
-        key: &'a str => Text,
-        handler_id: i16 => SmallInt,
-    }
-}
+    NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES (:key, :handler_id)")
+    { key: &'a str, handler_id: i16 }
 
-statement! {
     /// The name people see is the one the newest registration uses.
-    Rename<'a>("UPDATE inbox_handler SET key = $1 WHERE id = $2 AND key <> $1") {
-        key: &'a str => Text,
-        handler_id: i16 => SmallInt,
-    }
-}
+    Rename<'a>("UPDATE inbox_handler SET key = :key WHERE id = :handler_id AND key <> :key")
+    { key: &'a str, handler_id: i16 }
 
-statement! {
     /// Processes that know only one of the ids must not add deliveries to what is there under another.
     Unite<'a>("
-        UPDATE inbox_handler SET same_as = $1
-        WHERE (id = ANY ($2) OR same_as = ANY ($2)) AND same_as IS DISTINCT FROM $1") {
-        current: i16 => SmallInt,
-        all: &'a [i16] => Array<SmallInt>,
-    }
-}
+        UPDATE inbox_handler SET same_as = :current
+        WHERE (id = ANY (:all) OR same_as = ANY (:all)) AND same_as IS DISTINCT FROM :current")
+    { current: i16, all: &'a [i16] }
 
-statement! {
     /// Two handlers of one program are two, whatever a later version made of them: it was rolled back.
     Part<'a>("
         UPDATE inbox_handler h SET same_as = NULL
-        WHERE h.id = ANY ($1) AND h.same_as IS NOT NULL
+        WHERE h.id = ANY (:own) AND h.same_as IS NOT NULL
           AND (SELECT true FROM inbox_handler o
-               WHERE o.id = ANY ($2) AND coalesce(o.same_as, o.id) = h.same_as LIMIT 1)") {
-        own: &'a [i16] => Array<SmallInt>,
-        others: &'a [i16] => Array<SmallInt>,
-    }
+               WHERE o.id = ANY (:others) AND coalesce(o.same_as, o.id) = h.same_as LIMIT 1)")
+    { own: &'a [i16], others: &'a [i16] }
 }
 
 /// Why registration was rolled back.
@@ -83,7 +58,7 @@ impl From<diesel::result::Error> for Trouble {
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
     let registered = conn
         .transaction(async |conn| {
-            Lock {}.load::<(bool,)>(conn).await.and_then(only_row)?;
+            Lock {}.load::<bool>(conn).await?;
             let known = known_keys(conn, wanted).await?;
             aliases::refuse_shared_ids(wanted, &known).map_err(Trouble::Refused)?;
             let plan = aliases::plan(wanted, &known);
@@ -121,5 +96,5 @@ async fn known_keys(
         .flat_map(|handler| std::iter::once(&handler.key).chain(&handler.former_keys))
         .map(String::as_str)
         .collect();
-    Ok(KnownKeys { keys: &keys }.load::<(String, i16)>(conn).await?.into_iter().collect())
+    Ok(KnownKeys { keys: &keys }.load(conn).await?.into_iter().collect())
 }

@@ -1,28 +1,46 @@
-//! Prepared statements of PostgreSQL: binds are `$1`, `$2`, …
+//! Prepared statements of PostgreSQL, and the types that only it has.
 
 use std::io::Write;
-use std::sync::Arc;
 
-use diesel::deserialize::{FromSql, FromSqlRow};
+use diesel::deserialize::FromSql;
+use diesel::pg::data_types::PgTimestamp;
 use diesel::pg::{Pg, PgValue};
 use diesel::serialize::{IsNull, Output, ToSql};
-use diesel::sql_types::{Text, Uuid};
+use diesel::sql_types::{Array, Text, Timestamptz, Uuid};
 
 use crate::store::identity_hash::IdentityHash;
+use crate::store::rows::SharedText;
+use crate::store::statement::{SqlValue, sql_values};
 
-/// Declares a statement: see `store/statement.rs`.
-macro_rules! statement {
-    ($($declaration:tt)*) => {
-        $crate::store::statement::declare_statement! { [diesel::pg::Pg, '$'] $($declaration)* }
+/// Declares statements: see `store/statement.rs`.
+macro_rules! statements {
+    ($($declarations:tt)*) => {
+        $crate::store::statement::declare_statements! { [diesel::pg::Pg, '$', []] $($declarations)* }
     };
 }
-pub(super) use statement;
+pub(super) use statements;
 
-pub(super) use crate::store::statement::only_row;
+pub(super) use crate::store::statement::{only_row, rows};
 
-/// Text that is read into the form it is kept in.
-#[derive(Debug, FromSqlRow)]
-pub(super) struct SharedText(pub(super) Arc<str>);
+sql_values! { PgTimestamp => Timestamptz, IdentityHash => Uuid }
+
+/// What an array can be made of. Not bytes: they are one value.
+pub(super) trait Element: SqlValue {}
+
+macro_rules! elements {
+    ($($element:ty),*) => { $(impl Element for $element {})* };
+}
+elements!(i16, i32, i64, bool, &str, String, &[u8], Vec<u8>, PgTimestamp, IdentityHash);
+
+impl<T: Element> Element for Option<T> {}
+
+impl<T: Element> SqlValue for Vec<T> {
+    type Sql = Array<T::Sql>;
+}
+
+impl<T: Element> SqlValue for &[T] {
+    type Sql = Array<T::Sql>;
+}
 
 impl FromSql<Text, Pg> for SharedText {
     fn from_sql(value: PgValue<'_>) -> diesel::deserialize::Result<Self> {

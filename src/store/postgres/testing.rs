@@ -4,13 +4,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use diesel::sql_types::{BigInt, Integer, Nullable, Text};
 use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
 use super::connect::{Connector, PostgresOptions};
 use super::errors::database;
 use super::process::millis;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
 use super::{Postgres, act};
 use crate::store::Store;
 use crate::store::testing::{DeliveryRow, Testing, delivery};
@@ -21,9 +20,9 @@ const PREFIX: &str = "wharf_test_";
 /// What is older was left behind by a test that was killed.
 const LEFT_BEHIND_SECS: u64 = 3_600;
 
-statement! {
+statements! {
     MoveClock("
-        WITH past AS MATERIALIZED (SELECT $1 * interval '1 millisecond' AS passed),
+        WITH past AS MATERIALIZED (SELECT :by_ms * interval '1 millisecond' AS passed),
         delivery AS (UPDATE inbox_delivery SET due_at = due_at - passed, locked_until = locked_until - passed,
                                                finished_at = finished_at - passed FROM past),
         message AS (UPDATE inbox_message SET received_at = received_at - passed, recorded_at = recorded_at - passed FROM past),
@@ -35,37 +34,22 @@ statement! {
         identity AS (UPDATE inbox_identity SET purged_at = purged_at - passed, forget_at = forget_at - passed FROM past),
         lease AS (UPDATE inbox_lease SET held_until = held_until - passed FROM past),
         audit AS (UPDATE inbox_audit SET acted_at = acted_at - passed FROM past)
-        UPDATE inbox_history SET finished_at = finished_at - passed FROM past") {
-        by_ms: i64 => BigInt,
-    }
-}
+        UPDATE inbox_history SET finished_at = finished_at - passed FROM past") { by_ms: i64 }
 
-statement! {
     /// Without a message, any delivery.
     Find<'a>("
         SELECT state, attempts, errors, crashes,
                CASE WHEN state = 'pending' AND due_at > now() THEN (extract(epoch FROM due_at - now()) * 1e6)::bigint ELSE 0 END,
                reason, last_error
-        FROM inbox_status WHERE ($1 IS NULL OR (message_id = $1 AND handler_key = $2)) LIMIT 1")
-    -> (Text, Integer, Integer, Integer, BigInt, Nullable<Text>, Nullable<Text>) {
-        message_id: Option<&'a str> => Nullable<Text>,
-        handler_key: &'a str => Text,
-    }
-}
+        FROM inbox_status WHERE (:message_id IS NULL OR (message_id = :message_id AND handler_key = :handler_key)) LIMIT 1")
+    -> DeliveryRow { message_id: Option<&'a str>, handler_key: &'a str }
 
-statement! {
-    Schema("SELECT current_schema()") -> (Nullable<Text>) {}
-}
+    Schema("SELECT current_schema()") -> Option<String> {}
 
-statement! {
     LeftBehind<'a>("
         SELECT nspname::text FROM pg_namespace
-        WHERE starts_with(nspname, $1) AND split_part(nspname, '_', 3) < $2 AND split_part(nspname, '_', 3) ~ '^[0-9]{10}$'
-        LIMIT 100")
-    -> (Text) {
-        prefix: &'a str => Text,
-        older_than: &'a str => Text,
-    }
+        WHERE starts_with(nspname, :prefix) AND split_part(nspname, '_', 3) < :older_than AND split_part(nspname, '_', 3) ~ '^[0-9]{10}$'
+        LIMIT 100") -> String { prefix: &'a str, older_than: &'a str }
 }
 
 impl Store<Postgres> {
@@ -80,8 +64,8 @@ impl Store<Postgres> {
         remove_left_behind(&mut conn, since_1970).await;
         let made = conn.batch_execute(&format!("CREATE SCHEMA {schema}")).await;
         made.map_err(database("cannot make a schema for the test"))?;
-        let current = Schema {}.load::<(Option<String>,)>(&mut conn).await.and_then(only_row);
-        let (current,) = current.map_err(database("cannot look at the schema of the test"))?;
+        let current: diesel::QueryResult<Option<String>> = Schema {}.load(&mut conn).await.and_then(only_row);
+        let current = current.map_err(database("cannot look at the schema of the test"))?;
         drop(conn);
         if current.as_deref() == Some(&schema) {
             return Ok(store);
@@ -97,7 +81,7 @@ impl Store<Postgres> {
 async fn remove_left_behind(conn: &mut AsyncPgConnection, now_secs: u64) {
     let older_than = format!("{:010}", now_secs.saturating_sub(LEFT_BEHIND_SECS));
     let find = LeftBehind { prefix: PREFIX, older_than: &older_than };
-    for (schema,) in find.load::<(String,)>(conn).await.unwrap_or_default() {
+    for schema in find.load::<String>(conn).await.unwrap_or_default() {
         let _ = conn.batch_execute(&format!("DROP SCHEMA IF EXISTS \"{schema}\" CASCADE")).await;
     }
 }
@@ -126,12 +110,12 @@ impl Testing for Postgres {
 
     async fn remove(&self) -> Result<()> {
         let current = act!(self, conn => async {
-            let schema = Schema {}.load::<(Option<String>,)>(&mut conn).await.and_then(only_row);
+            let schema = Schema {}.load::<Option<String>>(&mut conn).await.and_then(only_row);
             schema.map_err(database("cannot look at the schema of the test"))
         });
         match current? {
             // Never anything but what was made for a test.
-            (Some(schema),) if schema.starts_with(PREFIX) => self.drop_schema(&schema).await,
+            Some(schema) if schema.starts_with(PREFIX) => self.drop_schema(&schema).await,
             _ => Ok(()),
         }
     }

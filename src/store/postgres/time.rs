@@ -4,6 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::pg::data_types::PgTimestamp;
 
+use crate::store::rows::DatabaseStamp;
+use crate::store::seam::Stamp;
+
 /// From 1970 to 2000.
 const POSTGRES_EPOCH_SECS: u64 = 946_684_800;
 /// Year 9999: later stamps are valid for PostgreSQL but for few who read them.
@@ -18,7 +21,17 @@ pub(super) fn to_postgres(time: SystemTime) -> PgTimestamp {
     })
 }
 
-pub(super) fn from_postgres(PgTimestamp(micros): PgTimestamp) -> SystemTime {
+impl DatabaseStamp for PgTimestamp {
+    fn to_stamp(self) -> Stamp {
+        Stamp(self.0)
+    }
+
+    fn to_time(self) -> SystemTime {
+        from_postgres(self)
+    }
+}
+
+fn from_postgres(PgTimestamp(micros): PgTimestamp) -> SystemTime {
     let epoch = UNIX_EPOCH + Duration::from_secs(POSTGRES_EPOCH_SECS);
     let distance = Duration::from_micros(micros.unsigned_abs());
     let moved = if micros >= 0 { epoch.checked_add(distance) } else { epoch.checked_sub(distance) };

@@ -4,7 +4,6 @@
 //! the handler runs; a stale run finds its attempt gone and is rolled back. Only a COMMIT that was sent and never answered is in
 //! doubt, and then `read_back` asks the row itself. A connection that was stopped midway is closed, never reused.
 
-use diesel::sql_types::{BigInt, Bool, Integer, Nullable, SmallInt};
 use diesel_async::pooled_connection::deadpool::Object;
 use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
 use tokio::runtime::Handle;
@@ -12,35 +11,31 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::connect::is_alive;
 use super::errors::{database, kind};
-use super::statement::statement;
+use super::statement::{rows, statements};
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
 use crate::types::{Kind, Result};
 
-statement! {
+rows! {
+    /// `is_free` is NULL while another transaction holds the row's lock.
+    RowInDoubt { is_current: bool, is_done: bool, is_free: Option<bool> }
+}
+
+statements! {
     SettleInTransaction("
         UPDATE inbox_delivery
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-        WHERE message_seq = $1 AND handler_id = $2
-          AND CASE WHEN attempts = $3 AND locked_until IS NOT NULL AND finished_at IS NULL THEN true ELSE false END
-          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        attempt: i32 => Integer,
-    }
-}
+        WHERE message_seq = :message_seq AND handler_id = :handler_id
+          AND CASE WHEN attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL THEN true ELSE false END
+          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL")
+    { message_seq: i64, handler_id: i16, attempt: i32 }
 
-statement! {
     /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock.
-    ReadRow("
-        SELECT d.attempts = $1, d.status = 2,
-               (SELECT true FROM (SELECT 1 FROM inbox_delivery f WHERE f.message_seq = $2 AND f.handler_id = $3
+    ReadBackRow("
+        SELECT d.attempts = :attempt, d.status = 2,
+               (SELECT true FROM (SELECT 1 FROM inbox_delivery f WHERE f.message_seq = :message_seq AND f.handler_id = :handler_id
                                   FOR NO KEY UPDATE SKIP LOCKED) free)
-        FROM inbox_delivery d WHERE d.message_seq = $2 AND d.handler_id = $3")
-    -> (Bool, Bool, Nullable<Bool>) {
-        attempt: i32 => Integer,
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
+        FROM inbox_delivery d WHERE d.message_seq = :message_seq AND d.handler_id = :handler_id")
+    -> RowInDoubt { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
 pub(super) async fn transact(
@@ -103,15 +98,12 @@ pub(super) async fn transact(
 
 pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> Result<ReadBack> {
     let ClaimId { message_seq, handler_id, attempt } = claim;
-    let rows = ReadRow { message_seq, handler_id, attempt }
-        .load::<(bool, bool, Option<bool>)>(conn)
-        .await
-        .map_err(database("cannot read back a delivery"))?;
-    Ok(match rows.as_slice() {
-        [(true, true, _), ..] => ReadBack::Committed,
-        [(true, false, Some(true)), ..] => ReadBack::NotCommitted,
-        [(true, false, None | Some(false)), ..] => ReadBack::Undecided,
-        [(false, _, _), ..] | [] => ReadBack::ClaimLost,
+    let rows = ReadBackRow { message_seq, handler_id, attempt }.load::<RowInDoubt>(conn).await;
+    Ok(match rows.map_err(database("cannot read back a delivery"))?.pop() {
+        Some(RowInDoubt { is_current: false, .. }) | None => ReadBack::ClaimLost,
+        Some(RowInDoubt { is_done: true, .. }) => ReadBack::Committed,
+        Some(RowInDoubt { is_free: Some(true), .. }) => ReadBack::NotCommitted,
+        Some(RowInDoubt { is_free: None | Some(false), .. }) => ReadBack::Undecided,
     })
 }
 

@@ -5,85 +5,52 @@
 
 use std::time::Duration;
 
-use diesel::sql_types::{BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock::{self, micros, to_stamp};
 use super::errors::database;
 use super::ledger;
 use super::quarantine;
-use super::statement::{Content, only_row, statement};
+use super::statement::{Content, only_row, statements};
 use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
 use crate::types::{Error, Kind, Result};
 
-statement! {
+statements! {
     /// Inserts a message unless its identity is known.
     Insert<'a>("
         INSERT INTO inbox_message (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, received_at, recorded_at,
                                    record_key, headers, payload)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+        VALUES (:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :received_at, :recorded_at, :record_key, :headers, :payload)
         ON CONFLICT (message_id, source) DO NOTHING
         RETURNING seq")
-    -> (BigInt) {
-        message_id: &'a str => Text,
-        source: &'a str => Text,
-        topic: &'a str => Text,
-        payload_hash: &'a [u8] => Binary,
-        kafka_partition: Option<i32> => Nullable<Integer>,
-        kafka_offset: Option<i64> => Nullable<BigInt>,
-        received_at: i64 => BigInt,
-        recorded_at: Option<i64> => Nullable<BigInt>,
-        record_key: Content<'a> => Content<'static>,
-        headers: Option<&'a [u8]> => Nullable<Binary>,
-        payload: Content<'a> => Content<'static>,
+    -> i64 {
+        message_id: &'a str, source: &'a str, topic: &'a str, payload_hash: &'a [u8], kafka_partition: Option<i32>,
+        kafka_offset: Option<i64>, received_at: i64, recorded_at: Option<i64>, record_key: Content<'a>,
+        headers: Option<&'a [u8]>, payload: Content<'a>,
     }
-}
 
-statement! {
     InsertDelivery("
         INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6)") {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        due_at: i64 => BigInt,
-        locked_until: Option<i64> => Nullable<BigInt>,
-        locked_by: Option<i32> => Nullable<Integer>,
-        attempts: i32 => Integer,
-    }
-}
+        VALUES (:message_seq, :handler_id, :due_at, :locked_until, :locked_by, :attempts)")
+    { message_seq: i64, handler_id: i16, due_at: i64, locked_until: Option<i64>, locked_by: Option<i32>, attempts: i32 }
 
-statement! {
-    Find<'a>("SELECT seq, payload_hash FROM inbox_message WHERE message_id = ?1 AND source = ?2") -> (BigInt, Binary) {
-        message_id: &'a str => Text,
-        source: &'a str => Text,
-    }
-}
+    Find<'a>("SELECT seq, payload_hash FROM inbox_message WHERE message_id = :message_id AND source = :source")
+    -> (i64, Vec<u8>) { message_id: &'a str, source: &'a str }
 
-statement! {
     /// Whether a handler has a delivery of the message under this id, or one that became the same handler, also for a process that
     /// knows only the older one.
     IsTaken("
         SELECT count(*) > 0 FROM inbox_handler own
         JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-        JOIN inbox_delivery d ON d.message_seq = ?1 AND d.handler_id = same.id
-        WHERE own.id = ?2")
-    -> (Bool) {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
-}
+        JOIN inbox_delivery d ON d.message_seq = :message_seq AND d.handler_id = same.id
+        WHERE own.id = :handler_id") -> bool { message_seq: i64, handler_id: i16 }
 
-statement! {
     /// Whether any identity of a purged message is kept at all.
-    KeepsIdentities("SELECT count(*) > 0 FROM (SELECT 1 FROM inbox_identity LIMIT 1)") -> (Bool) {}
-}
+    KeepsIdentities("SELECT count(*) > 0 FROM (SELECT 1 FROM inbox_identity LIMIT 1)") -> bool {}
 
-statement! {
-    IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = ?1") -> (Bool) {
-        hash: &'a [u8] => Binary,
-    }
+    IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = :hash") -> bool { hash: &'a [u8] }
 }
 
 /// A batch that outlives its caller.
@@ -115,15 +82,15 @@ pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(V
     for record in &batch.quarantined {
         quarantine::insert(conn, record, now).map_err(cannot())?;
     }
-    let (keeps_identities,) = KeepsIdentities {}.load::<(bool,)>(conn).and_then(only_row).map_err(cannot())?;
+    let keeps_identities = KeepsIdentities {}.load::<bool>(conn).and_then(only_row).map_err(cannot())?;
     let mut answers = Vec::with_capacity(count);
     for message in &batch.messages {
         if keeps_identities && is_remembered(conn, message).map_err(cannot())? {
             answers.push(known(conn, message, now).map_err(cannot())?.unwrap_or(Accepted::Remembered));
             continue;
         }
-        let answer = match insert(message, now).load::<(i64,)>(conn).map_err(cannot())?.pop() {
-            Some((seq,)) => {
+        let answer = match insert(message, now).load::<i64>(conn).map_err(cannot())?.pop() {
+            Some(seq) => {
                 for delivery in &message.deliveries {
                     insert_delivery(batch, seq, delivery, now).execute(conn).map_err(cannot())?;
                 }
@@ -145,7 +112,7 @@ pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(V
 
 fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResult<bool> {
     let IdentityHash(hash) = IdentityHash::of(&message.message.id, &message.message.source);
-    IsRemembered { hash: &hash }.load::<(bool,)>(conn).and_then(only_row).map(|(is_remembered,)| is_remembered)
+    IsRemembered { hash: &hash }.load(conn).and_then(only_row)
 }
 
 /// The identity was there before: adds what is missing, or quarantines another payload.
@@ -176,7 +143,7 @@ fn known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> QueryRe
 
 fn is_taken(conn: &mut SqliteConnection, message_seq: i64, delivery: &NewDelivery) -> QueryResult<bool> {
     for &handler_id in delivery.ids.all.iter() {
-        let (is_taken,) = IsTaken { message_seq, handler_id }.load::<(bool,)>(conn).and_then(only_row)?;
+        let is_taken: bool = IsTaken { message_seq, handler_id }.load(conn).and_then(only_row)?;
         if is_taken {
             return Ok(true);
         }

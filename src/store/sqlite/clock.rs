@@ -5,20 +5,21 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use diesel::sql_types::BigInt;
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
+use crate::store::rows::DatabaseStamp;
+use crate::store::seam::Stamp;
 
 /// Year 9999: later stamps are only odd, but few who read them know them.
 const MICROS_MAX: i64 = 253_402_300_799_999_999;
 
-statement! {
-    Now("SELECT at FROM inbox_now") -> (BigInt) {}
+statements! {
+    Now("SELECT at FROM inbox_now") -> i64 {}
 }
 
 pub(super) fn now(conn: &mut SqliteConnection) -> QueryResult<i64> {
-    Now {}.load::<(i64,)>(conn).and_then(only_row).map(|(now,)| now)
+    Now {}.load::<i64>(conn).and_then(only_row)
 }
 
 /// An interval as it is added to the clock's stamps: cut to the clock's ticks, so that what is due in less than one is due now.
@@ -35,7 +36,17 @@ fn saturating(micros: u128) -> i64 {
     i64::try_from(micros).unwrap_or(MICROS_MAX).min(MICROS_MAX)
 }
 
-pub(super) fn from_stamp(micros: i64) -> SystemTime {
+impl DatabaseStamp for i64 {
+    fn to_stamp(self) -> Stamp {
+        Stamp(self)
+    }
+
+    fn to_time(self) -> SystemTime {
+        from_stamp(self)
+    }
+}
+
+fn from_stamp(micros: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(micros.clamp(0, MICROS_MAX).unsigned_abs())
 }
 

@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
-use diesel::sql_types::Text;
+use diesel::sql_types::{Nullable, Text};
 use diesel::{Connection as _, QueryResult, RunQueryDsl, SqliteConnection};
 use diesel_async::sync_connection_wrapper::{SpawnBlocking, SyncConnectionWrapper};
 use futures_util::FutureExt;
@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 
 use super::errors::database;
 use super::line::PATIENCE_OF_SQLITE_MS;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
 use crate::types::{Error, Kind, Result, fingerprint};
 
 /// How the store opens its file.
@@ -85,11 +85,11 @@ impl fmt::Display for Place {
 
 diesel::define_sql_function! {
     /// See `operate/fingerprint.rs`.
-    fn inbox_fingerprint(error: diesel::sql_types::Nullable<Text>) -> diesel::sql_types::Nullable<Text>;
+    fn inbox_fingerprint(error: Nullable<Text>) -> Nullable<Text>;
 }
 
-statement! {
-    JournalMode("SELECT journal_mode FROM pragma_journal_mode") -> (Text) {}
+statements! {
+    JournalMode("SELECT journal_mode FROM pragma_journal_mode") -> String {}
 }
 
 /// Opens the connection that writes.
@@ -108,7 +108,7 @@ pub(super) async fn open_writer(
     open(place, reactor, move |conn, is_file| {
         conn.batch_execute(&settings)?;
         // SQLite says it here, and not as an error, when it cannot.
-        let (mode,) = JournalMode {}.load::<(String,)>(conn).and_then(only_row)?;
+        let mode = JournalMode {}.load::<String>(conn).and_then(only_row)?;
         if is_file && mode != "wal" {
             return Err(diesel::result::Error::QueryBuilderError(
                 format!("it cannot be in WAL mode, it is in {mode}").into(),

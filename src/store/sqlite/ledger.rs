@@ -5,70 +5,40 @@
 
 use std::sync::Arc;
 
-use diesel::sql_types::{BigInt, Integer, Nullable, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
-use super::clock::{self, from_stamp};
+use super::clock;
 use super::errors::database;
-use super::statement::statement;
-use crate::store::seam::{Gap, LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
+use super::statement::statements;
+use crate::store::rows::{GapRow, gap};
+use crate::store::seam::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
 use crate::types::Result;
 
-statement! {
+statements! {
     Advance<'a>("
-        UPDATE inbox_ledger SET next_offset = max(next_offset, ?1), updated_at = ?2
-        WHERE consumer_group = ?3 AND topic = ?4 AND kafka_partition = ?5 AND next_offset >= ?6") {
-        next_offset: i64 => BigInt,
-        now: i64 => BigInt,
-        group: &'a str => Text,
-        topic: &'a str => Text,
-        partition: i32 => Integer,
-        from_offset: i64 => BigInt,
-    }
-}
+        UPDATE inbox_ledger SET next_offset = max(next_offset, :next_offset), updated_at = :now
+        WHERE consumer_group = :group AND topic = :topic AND kafka_partition = :partition AND next_offset >= :from_offset")
+    { next_offset: i64, now: i64, group: &'a str, topic: &'a str, partition: i32, from_offset: i64 }
 
-statement! {
     Read<'a>("
         SELECT next_offset, topic_id FROM inbox_ledger
-        WHERE consumer_group = ?1 AND topic = ?2 AND kafka_partition = ?3")
-    -> (BigInt, Nullable<Text>) {
-        group: &'a str => Text,
-        topic: &'a str => Text,
-        partition: i32 => Integer,
-    }
-}
+        WHERE consumer_group = :group AND topic = :topic AND kafka_partition = :partition")
+    -> (i64, Option<String>) { group: &'a str, topic: &'a str, partition: i32 }
 
-statement! {
     Open<'a>("
         INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset, updated_at, topic_id)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+        VALUES (:group, :topic, :partition, :next_offset, :now, :topic_id)
         ON CONFLICT (consumer_group, topic, kafka_partition)
         DO UPDATE SET next_offset = max(l.next_offset, excluded.next_offset), updated_at = excluded.updated_at,
-                      topic_id = coalesce(l.topic_id, excluded.topic_id)") {
-        group: &'a str => Text,
-        topic: &'a str => Text,
-        partition: i32 => Integer,
-        next_offset: i64 => BigInt,
-        now: i64 => BigInt,
-        topic_id: Option<&'a str> => Nullable<Text>,
-    }
-}
+                      topic_id = coalesce(l.topic_id, excluded.topic_id)")
+    { group: &'a str, topic: &'a str, partition: i32, next_offset: i64, now: i64, topic_id: Option<&'a str> }
 
-statement! {
     NoteGap<'a>("
         INSERT INTO inbox_gap (consumer_group, topic, kafka_partition, from_offset, to_offset, noticed_at)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-        ON CONFLICT DO NOTHING") {
-        group: &'a str => Text,
-        topic: &'a str => Text,
-        partition: i32 => Integer,
-        from_offset: i64 => BigInt,
-        to_offset: i64 => BigInt,
-        now: i64 => BigInt,
-    }
-}
+        VALUES (:group, :topic, :partition, :from_offset, :to_offset, :now)
+        ON CONFLICT DO NOTHING")
+    { group: &'a str, topic: &'a str, partition: i32, from_offset: i64, to_offset: i64, now: i64 }
 
-statement! {
     /// Scans the messages: a person asked.
     States<'a>("
         SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest
@@ -78,20 +48,13 @@ statement! {
                          UNION ALL
                          SELECT topic, kafka_partition, kafka_offset FROM inbox_quarantine WHERE kafka_offset IS NOT NULL)
                    GROUP BY topic, kafka_partition) s USING (topic, kafka_partition)
-        WHERE l.consumer_group = ?1
-        ORDER BY l.topic, l.kafka_partition")
-    -> (Text, Integer, BigInt, BigInt, Nullable<BigInt>) {
-        group: &'a str => Text,
-    }
-}
+        WHERE l.consumer_group = :group
+        ORDER BY l.topic, l.kafka_partition") -> LedgerState { group: &'a str }
 
-statement! {
     Gaps<'a>("
         SELECT topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
-        WHERE consumer_group = ?1 ORDER BY topic, kafka_partition, from_offset, to_offset")
-    -> (Text, Integer, BigInt, BigInt, BigInt) {
-        group: &'a str => Text,
-    }
+        WHERE consumer_group = :group ORDER BY topic, kafka_partition, from_offset, to_offset")
+    -> GapRow<i64> { group: &'a str }
 }
 
 /// Moves the ledger in the transaction of the caller; one answer an entry.
@@ -135,17 +98,7 @@ pub(super) fn open(conn: &mut SqliteConnection, group: &str, openings: &[Opening
 }
 
 pub(super) fn report(conn: &mut SqliteConnection, group: &str) -> Result<LedgerReport> {
-    let states = States { group }.load::<(String, i32, i64, i64, Option<i64>)>(conn);
-    let gaps = Gaps { group }.load::<(String, i32, i64, i64, i64)>(conn);
-    let gap = |(topic, partition, from_offset, to_offset, noticed_at)| Gap {
-        topic,
-        partition,
-        from_offset,
-        to_offset,
-        noticed_at: from_stamp(noticed_at),
-    };
-    Ok(LedgerReport {
-        partitions: states.map_err(database("cannot read the ledger"))?.into_iter().map(LedgerState::from).collect(),
-        gaps: gaps.map_err(database("cannot read the gaps"))?.into_iter().map(gap).collect(),
-    })
+    let partitions = States { group }.load(conn).map_err(database("cannot read the ledger"))?;
+    let gaps = Gaps { group }.load::<GapRow<i64>>(conn).map_err(database("cannot read the gaps"))?;
+    Ok(LedgerReport { partitions, gaps: gaps.into_iter().map(gap).collect() })
 }

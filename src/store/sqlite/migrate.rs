@@ -4,13 +4,12 @@
 //! table. A schema newer than this build is refused, unless the newer migration says that this build can live with it.
 
 use diesel::connection::SimpleConnection;
-use diesel::sql_types::{Bool, Integer, Nullable};
 use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
 use crate::store::operating::SchemaVersion;
-use crate::store::version::{self, Found, Migration};
+use crate::store::version::{self, Migration, SchemaRow};
 use crate::types::Result;
 
 const MIGRATIONS: &[Migration] =
@@ -23,20 +22,13 @@ const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
     compatible_with INTEGER NOT NULL,
     applied_at      TEXT    NOT NULL DEFAULT CURRENT_TIMESTAMP)";
 
-statement! {
-    HasVersions("SELECT count(*) > 0 FROM sqlite_schema WHERE type = 'table' AND name = 'inbox_migration'") -> (Bool) {}
-}
+statements! {
+    HasVersions("SELECT count(*) > 0 FROM sqlite_schema WHERE type = 'table' AND name = 'inbox_migration'") -> bool {}
 
-statement! {
-    Newest("SELECT max(version), (SELECT compatible_with FROM inbox_migration ORDER BY version DESC LIMIT 1) FROM inbox_migration")
-    -> (Nullable<Integer>, Nullable<Integer>) {}
-}
+    Newest("SELECT version, compatible_with FROM inbox_migration ORDER BY version DESC LIMIT 1") -> SchemaRow {}
 
-statement! {
-    Note("INSERT INTO inbox_migration (version, compatible_with) VALUES (?1, ?2)") {
-        version: i32 => Integer,
-        compatible_with: i32 => Integer,
-    }
+    Note("INSERT INTO inbox_migration (version, compatible_with) VALUES (:version, :compatible_with)")
+    { version: i32, compatible_with: i32 }
 }
 
 /// Runs what is missing, in the transaction of the caller.
@@ -71,13 +63,11 @@ pub(super) fn all() -> Vec<(i32, &'static str)> {
     MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
 }
 
-fn find(conn: &mut SqliteConnection) -> Result<Option<Found>> {
+fn find(conn: &mut SqliteConnection) -> Result<Option<SchemaRow>> {
     let cannot = || database("cannot read the schema version");
-    let (has_versions,) = HasVersions {}.load::<(bool,)>(conn).and_then(only_row).map_err(cannot())?;
+    let has_versions: bool = HasVersions {}.load(conn).and_then(only_row).map_err(cannot())?;
     if !has_versions {
         return Ok(None);
     }
-    let newest = Newest {}.load::<(Option<i32>, Option<i32>)>(conn).and_then(only_row);
-    let (version, compatible_with) = newest.map_err(cannot())?;
-    Ok(Found::from_columns(version, compatible_with))
+    Ok(Newest {}.load::<SchemaRow>(conn).map_err(cannot())?.pop())
 }

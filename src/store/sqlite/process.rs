@@ -3,151 +3,79 @@
 //! A claim costs what its batch costs, whatever lies beside it: one walk of the claim index per handler, in its order, an update by key
 //! for each row. A settlement without the current attempt changes nothing.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use diesel::sql_types::{BigInt, Binary, Bool, Integer, Nullable, SmallInt, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
-use super::clock::{self, from_stamp, micros};
+use super::clock::{self, micros};
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
+use crate::store::rows::{ClaimRow, claims};
 use crate::store::seam::{Ask, ClaimId, ClaimScope, Claimed, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
-use crate::types::{Headers, Outcome, Position, Result, StoredMessage};
+use crate::types::{Outcome, Result};
 
-statement! {
+statements! {
     /// What is due of a handler, unless it is paused, with the crashes it has when it is claimed: a lock that ran out without being given
     /// back means that its process died, unless the process is known to be alive, then it is only late. A row whose attempt cannot grow
     /// any more could not be fenced and is left alone.
     Due("
         SELECT d.message_seq, d.handler_id, d.attempts + 1, d.errors,
-               d.crashes + CASE WHEN d.locked_until IS NULL OR d.crashes = 2147483647 OR d.locked_by = ?1 THEN 0
-                                WHEN (SELECT p.alive_until > ?2 FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
+               d.crashes + CASE WHEN d.locked_until IS NULL OR d.crashes = 2147483647 OR d.locked_by = :processor THEN 0
+                                WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
                                 ELSE 1 END,
                d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
                m.payload
         FROM inbox_delivery d INDEXED BY inbox_delivery_due
         LEFT JOIN inbox_message m ON m.seq = d.message_seq
-        WHERE d.handler_id = ?3 AND d.finished_at IS NULL AND d.due_at >= ?4 AND d.due_at <= ?2
-          AND CASE WHEN ?5 THEN d.locked_until IS NULL OR d.locked_until <= ?2
-                   ELSE d.locked_until IS NULL AND d.crashes < ?6 END
+        WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at >= :floor AND d.due_at <= :now
+          AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= :now
+                   ELSE d.locked_until IS NULL AND d.crashes < :solo_from END
           AND d.attempts < 2147483647
-          AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = ?3)
+          AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = :handler_id)
         ORDER BY d.due_at, d.message_seq
-        LIMIT ?7")
-    -> (BigInt, SmallInt, Integer, Integer, Integer, BigInt, Nullable<Text>, Nullable<Text>, Nullable<Text>, Nullable<Integer>,
-        Nullable<BigInt>, Nullable<BigInt>, Nullable<Binary>, Nullable<Binary>, Nullable<Binary>) {
-        processor: i32 => Integer,
-        now: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        floor: i64 => BigInt,
-        with_suspects: bool => Bool,
-        solo_from: i32 => Integer,
-        limit: i32 => Integer,
-    }
-}
+        LIMIT :limit")
+    -> ClaimRow<i64> { processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, limit: i32 }
 
-type DueRow = (
-    i64,
-    i16,
-    i32,
-    i32,
-    i32,
-    i64,
-    Option<String>,
-    Option<String>,
-    Option<String>,
-    Option<i32>,
-    Option<i64>,
-    Option<i64>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-    Option<Vec<u8>>,
-);
-
-statement! {
     Lock("
-        UPDATE inbox_delivery SET locked_until = ?1, locked_by = ?2, attempts = ?3, crashes = ?4
-        WHERE message_seq = ?5 AND handler_id = ?6") {
-        locked_until: i64 => BigInt,
-        processor: i32 => Integer,
-        attempt: i32 => Integer,
-        crashes: i32 => Integer,
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
-}
+        UPDATE inbox_delivery SET locked_until = :locked_until, locked_by = :processor, attempts = :attempt, crashes = :crashes
+        WHERE message_seq = :message_seq AND handler_id = :handler_id")
+    { locked_until: i64, processor: i32, attempt: i32, crashes: i32, message_seq: i64, handler_id: i16 }
 
-statement! {
     /// The common case, kept narrow; also the settlement of a transactional handler.
     SettleDone("
         UPDATE inbox_delivery
-        SET finished_at = ?1, status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-        WHERE message_seq = ?2 AND handler_id = ?3 AND attempts = ?4 AND locked_until IS NOT NULL AND finished_at IS NULL") {
-        now: i64 => BigInt,
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        attempt: i32 => Integer,
-    }
-}
+        SET finished_at = :now, status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL")
+    { now: i64, message_seq: i64, handler_id: i16, attempt: i32 }
 
-statement! {
     /// Everything that is not simply done.
     SettleOther<'a>("
         UPDATE inbox_delivery
-        SET due_at = coalesce(?1, due_at), finished_at = ?2, status = ?3, errors = min(errors + ?4, 2147483647),
-            crashes = CASE WHEN ?5 THEN crashes ELSE 0 END, locked_until = NULL, locked_by = NULL, reason = ?6,
-            last_error = coalesce(?7, last_error)
-        WHERE message_seq = ?8 AND handler_id = ?9 AND attempts = ?10 AND locked_until IS NOT NULL AND finished_at IS NULL") {
-        due_at: Option<i64> => Nullable<BigInt>,
-        finished_at: Option<i64> => Nullable<BigInt>,
-        status: i16 => SmallInt,
-        charge: i32 => Integer,
-        keeps_crashes: bool => Bool,
-        reason: Option<&'a str> => Nullable<Text>,
-        error: Option<&'a str> => Nullable<Text>,
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        attempt: i32 => Integer,
+        SET due_at = coalesce(:due_at, due_at), finished_at = :finished_at, status = :status, errors = min(errors + :charge, 2147483647),
+            crashes = CASE WHEN :keeps_crashes THEN crashes ELSE 0 END, locked_until = NULL, locked_by = NULL, reason = :reason,
+            last_error = coalesce(:error, last_error)
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL") {
+        due_at: Option<i64>, finished_at: Option<i64>, status: i16, charge: i32, keeps_crashes: bool,
+        reason: Option<&'a str>, error: Option<&'a str>, message_seq: i64, handler_id: i16, attempt: i32,
     }
-}
 
-statement! {
     /// Whether a settlement took effect in an earlier try whose answer was lost: its attempt, unlocked, with the status it set.
     HasTakenEffect("
         SELECT count(*) > 0 FROM inbox_delivery
-        WHERE message_seq = ?1 AND handler_id = ?2 AND attempts = ?3 AND locked_until IS NULL AND status = ?4")
-    -> (Bool) {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        attempt: i32 => Integer,
-        status: i16 => SmallInt,
-    }
-}
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NULL AND status = :status")
+    -> bool { message_seq: i64, handler_id: i16, attempt: i32, status: i16 }
 
-statement! {
     Renew("
-        UPDATE inbox_delivery SET locked_until = ?1
-        WHERE message_seq = ?2 AND handler_id = ?3 AND attempts = ?4 AND locked_until IS NOT NULL AND finished_at IS NULL") {
-        locked_until: i64 => BigInt,
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        attempt: i32 => Integer,
-    }
-}
+        UPDATE inbox_delivery SET locked_until = :locked_until
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL")
+    { locked_until: i64, message_seq: i64, handler_id: i16, attempt: i32 }
 
-statement! {
     /// Fenced by the processor as well: attempt 1 may by now be another's.
     ReleaseHandedOver("
         UPDATE inbox_delivery SET locked_until = NULL, locked_by = NULL
-        WHERE message_seq = ?1 AND handler_id = ?2 AND attempts = 1 AND locked_by = ?3 AND locked_until IS NOT NULL
-          AND finished_at IS NULL") {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        processor: i32 => Integer,
-    }
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = 1 AND locked_by = :processor AND locked_until IS NOT NULL
+          AND finished_at IS NULL") { message_seq: i64, handler_id: i16, processor: i32 }
 }
 
 /// What is asked for, and by whom.
@@ -163,7 +91,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, request: &Request) -> Result<Ve
     let cannot = || database("cannot claim deliveries");
     let now = clock::now(conn).map_err(cannot())?;
     let locked_until = now + micros(request.lease);
-    let mut claims = Vec::new();
+    let mut claimed = Vec::new();
     for ask in &request.asks {
         let due = Due {
             processor: request.processor,
@@ -177,15 +105,15 @@ pub(super) fn claim(conn: &mut SqliteConnection, request: &Request) -> Result<Ve
             solo_from: request.solo_from,
             limit: ask.limit,
         };
-        let due: Vec<Claimed> = due.load::<DueRow>(conn).map_err(cannot())?.into_iter().map(claimed).collect();
+        let due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);
         for Claimed { claim: ClaimId { message_seq, handler_id, attempt }, crashes, .. } in &due {
             let (message_seq, handler_id, attempt, crashes) = (*message_seq, *handler_id, *attempt, *crashes);
             let lock = Lock { locked_until, processor: request.processor, attempt, crashes, message_seq, handler_id };
             lock.execute(conn).map_err(cannot())?;
         }
-        claims.extend(due);
+        claimed.extend(due);
     }
-    Ok(claims)
+    Ok(claimed)
 }
 
 pub(super) fn settle(conn: &mut SqliteConnection, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
@@ -253,42 +181,6 @@ fn settle_other<'a>(claim: ClaimId, written: &Written<'a>, now: i64) -> SettleOt
 fn has_taken_effect(conn: &mut SqliteConnection, claim: ClaimId, outcome: &Outcome) -> QueryResult<bool> {
     let ClaimId { message_seq, handler_id, attempt } = claim;
     let status = Written::from(outcome).status;
-    let found = HasTakenEffect { message_seq, handler_id, attempt, status }.load::<(bool,)>(conn);
-    found.and_then(only_row).map(|(has,)| has)
-}
-
-fn claimed(row: DueRow) -> Claimed {
-    let (
-        message_seq,
-        handler_id,
-        attempt,
-        errors,
-        crashes,
-        due_at,
-        id,
-        source,
-        topic,
-        partition,
-        offset,
-        recorded_at,
-        key,
-        headers,
-        payload,
-    ) = row;
-    let message = match (id, source, topic) {
-        (Some(id), Some(source), Some(topic)) => Some(Arc::new(StoredMessage {
-            id: id.into(),
-            source: source.into(),
-            topic: topic.into(),
-            position: partition.zip(offset).map(|(partition, offset)| Position { partition, offset }),
-            key: key.map(Bytes::from),
-            headers: headers.and_then(Headers::decode).unwrap_or_default(),
-            payload: payload.map(Bytes::from),
-            recorded_at: recorded_at.map(from_stamp),
-        })),
-        // The columns are NOT NULL, so there is no message row.
-        (_, _, _) => None,
-    };
-    let claim = ClaimId { message_seq, handler_id, attempt };
-    Claimed { claim, errors, crashes, due_at: Stamp(due_at), message }
+    let found = HasTakenEffect { message_seq, handler_id, attempt, status }.load(conn);
+    found.and_then(only_row)
 }

@@ -5,103 +5,59 @@
 
 use std::time::Duration;
 
-use diesel::sql_types::{BigInt, Binary, Integer, Nullable, SmallInt, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock::{self, micros};
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, rows, statements};
+use crate::store::counts::{count, limit};
 use crate::store::identity_hash::IdentityHash;
-use crate::store::purging::{Counted, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
+use crate::store::purging::{Counted, IDS_OF_KEY, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
 use crate::types::Result;
 
-statement! {
+rows! {
+    MessageRow { seq: i64, received_at: i64, message_id: String, source: String }
+
+    /// When and how a delivery was finished.
+    FinishedRow { handler_id: i16, status: i16, finished_at: Option<i64> }
+}
+
+statements! {
     /// One row when it is taken.
     TakeLease<'a>("
-        INSERT INTO inbox_lease (name, holder, held_until) VALUES (?1, ?2, ?3)
-        ON CONFLICT (name) DO UPDATE SET holder = ?2, held_until = ?3 WHERE holder = ?2 OR held_until <= ?4") {
-        name: &'a str => Text,
-        holder: i64 => BigInt,
-        held_until: i64 => BigInt,
-        now: i64 => BigInt,
-    }
-}
+        INSERT INTO inbox_lease (name, holder, held_until) VALUES (:name, :holder, :held_until)
+        ON CONFLICT (name) DO UPDATE SET holder = :holder, held_until = :held_until WHERE holder = :holder OR held_until <= :now")
+    { name: &'a str, holder: i64, held_until: i64, now: i64 }
 
-statement! {
-    ReleaseLease<'a>("UPDATE inbox_lease SET held_until = 0 WHERE name = ?1 AND holder = ?2") {
-        name: &'a str => Text,
-        holder: i64 => BigInt,
-    }
-}
+    ReleaseLease<'a>("UPDATE inbox_lease SET held_until = 0 WHERE name = :name AND holder = :holder")
+    { name: &'a str, holder: i64 }
 
-statement! {
-    Walk("SELECT seq, received_at, message_id, source FROM inbox_message WHERE seq > ?1 ORDER BY seq LIMIT ?2")
-    -> (BigInt, BigInt, Text, Text) {
-        cursor: i64 => BigInt,
-        rows: i32 => Integer,
-    }
-}
+    Walk("SELECT seq, received_at, message_id, source FROM inbox_message WHERE seq > :cursor ORDER BY seq LIMIT :rows")
+    -> MessageRow { cursor: i64, rows: i32 }
 
-statement! {
-    DeliveriesOf("SELECT handler_id, status, finished_at FROM inbox_delivery WHERE message_seq = ?1")
-    -> (SmallInt, SmallInt, Nullable<BigInt>) {
-        message_seq: i64 => BigInt,
-    }
-}
+    DeliveriesOf("SELECT handler_id, status, finished_at FROM inbox_delivery WHERE message_seq = :message_seq")
+    -> FinishedRow { message_seq: i64 }
 
-statement! {
-    RemoveDeliveries("DELETE FROM inbox_delivery WHERE message_seq = ?1") {
-        message_seq: i64 => BigInt,
-    }
-}
+    RemoveDeliveries("DELETE FROM inbox_delivery WHERE message_seq = :message_seq") { message_seq: i64 }
 
-statement! {
-    RemoveHistory("DELETE FROM inbox_history WHERE message_seq = ?1") {
-        message_seq: i64 => BigInt,
-    }
-}
+    RemoveHistory("DELETE FROM inbox_history WHERE message_seq = :message_seq") { message_seq: i64 }
 
-statement! {
-    RemoveMessage("DELETE FROM inbox_message WHERE seq = ?1") {
-        message_seq: i64 => BigInt,
-    }
-}
+    RemoveMessage("DELETE FROM inbox_message WHERE seq = :message_seq") { message_seq: i64 }
 
-statement! {
     Keep<'a>("
-        INSERT INTO inbox_identity (hash, purged_at, forget_at) VALUES (?1, ?2, ?3)
-        ON CONFLICT (hash) DO UPDATE SET forget_at = max(forget_at, excluded.forget_at)") {
-        hash: &'a [u8] => Binary,
-        purged_at: i64 => BigInt,
-        forget_at: i64 => BigInt,
-    }
-}
+        INSERT INTO inbox_identity (hash, purged_at, forget_at) VALUES (:hash, :purged_at, :forget_at)
+        ON CONFLICT (hash) DO UPDATE SET forget_at = max(forget_at, excluded.forget_at)")
+    { hash: &'a [u8], purged_at: i64, forget_at: i64 }
 
-statement! {
     Forget("
         DELETE FROM inbox_identity
-        WHERE hash IN (SELECT hash FROM inbox_identity WHERE forget_at < ?1 ORDER BY forget_at LIMIT ?2)") {
-        now: i64 => BigInt,
-        rows: i32 => Integer,
-    }
-}
+        WHERE hash IN (SELECT hash FROM inbox_identity WHERE forget_at < :now ORDER BY forget_at LIMIT :rows)")
+    { now: i64, rows: i32 }
 
-statement! {
-    Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < ?1") -> (BigInt) {
-        now: i64 => BigInt,
-    }
-}
+    Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < :now") -> i64 { now: i64 }
 
-statement! {
     /// Ids that became one handler are one.
-    IdsOfKey<'a>("
-        SELECT same.id FROM inbox_handler_key k
-        JOIN inbox_handler own ON own.id = k.handler_id
-        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-        WHERE k.key = ?1")
-    -> (SmallInt) {
-        key: &'a str => Text,
-    }
+    IdsOfKey<'a>(IDS_OF_KEY) -> i16 { key: &'a str }
 }
 
 /// A message that can go.
@@ -165,22 +121,22 @@ fn walk(
     rows: u32,
     now: i64,
 ) -> QueryResult<(Vec<Over>, Option<i64>)> {
-    let walked = Walk { cursor, rows: limit(rows) }.load::<(i64, i64, String, String)>(conn)?;
+    let walked = Walk { cursor, rows: limit(rows) }.load::<MessageRow>(conn)?;
     let shortest = now - micros(periods.shortest());
-    let is_at_end = walked.len() < rows as usize || !walked.iter().any(|(_, received_at, ..)| *received_at < shortest);
-    let last = walked.last().map(|(seq, ..)| *seq);
+    let is_at_end = walked.len() < rows as usize || !walked.iter().any(|row| row.received_at < shortest);
+    let last = walked.last().map(|row| row.seq);
     let mut over = Vec::new();
-    for (seq, received_at, message_id, source) in walked {
+    for MessageRow { seq, received_at, message_id, source } in walked {
         if received_at >= shortest {
             continue;
         }
-        let deliveries = DeliveriesOf { message_seq: seq }.load::<(i16, i16, Option<i64>)>(conn)?;
+        let deliveries = DeliveriesOf { message_seq: seq }.load::<FinishedRow>(conn)?;
         let is_orphan = deliveries.is_empty() && received_at < now - micros(periods.default);
-        let is_over = |&(handler_id, status, finished_at): &(i16, i16, Option<i64>)| {
-            let own = periods.of_handlers.iter().find(|(id, _)| *id == handler_id);
+        let is_over = |row: &FinishedRow| {
+            let own = periods.of_handlers.iter().find(|(id, _)| *id == row.handler_id);
             let period = own.map_or(periods.default, |(_, period)| *period);
             // Done or discarded.
-            matches!(status, 2 | 4) && finished_at.is_some_and(|at| at < now - micros(period))
+            matches!(row.status, 2 | 4) && row.finished_at.is_some_and(|at| at < now - micros(period))
         };
         if is_orphan || (!deliveries.is_empty() && deliveries.iter().all(is_over)) {
             over.push(Over { seq, message_id, source, deliveries: deliveries.len() as u64 });
@@ -207,19 +163,13 @@ pub(super) fn count_purgeable(
 }
 
 pub(super) fn count_forgettable(conn: &mut SqliteConnection) -> Result<u64> {
-    let counted = clock::now(conn).and_then(|now| Forgettable { now }.load::<(i64,)>(conn).and_then(only_row));
-    let (count,) = counted.map_err(database("cannot count what can be forgotten"))?;
-    Ok(count.unsigned_abs())
+    let counted = clock::now(conn).and_then(|now| Forgettable { now }.load(conn).and_then(only_row));
+    counted.map(count).map_err(database("cannot count what can be forgotten"))
 }
 
 pub(super) fn ids_of_keys(conn: &mut SqliteConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {
-    let ids_of = |key: &String| {
-        let ids = IdsOfKey { key }.load::<(i16,)>(conn);
-        ids.map(|ids| ids.into_iter().map(|(id,)| id).collect())
-    };
-    keys.iter().map(ids_of).collect::<QueryResult<_>>().map_err(database("cannot find handlers by their keys"))
-}
-
-fn limit(rows: u32) -> i32 {
-    i32::try_from(rows).unwrap_or(i32::MAX)
+    keys.iter()
+        .map(|key| IdsOfKey { key }.load(conn))
+        .collect::<QueryResult<_>>()
+        .map_err(database("cannot find handlers by their keys"))
 }

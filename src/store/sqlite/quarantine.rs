@@ -2,37 +2,26 @@
 
 use diesel::connection::SimpleConnection;
 use diesel::result::Error as DieselError;
-use diesel::sql_types::{BigInt, Binary, Integer, Nullable, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::accept;
 use super::clock::{self, to_stamp};
 use super::errors::{database, kind};
-use super::statement::{Content, statement};
+use super::statement::{Content, statements};
 use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
 use crate::types::{Kind, Result, sanitize};
 
-statement! {
+statements! {
     /// A record that comes again is quarantined once.
     InsertQuarantined<'a>("
         INSERT INTO inbox_quarantine (quarantined_at, topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id,
                                       source, record_key, headers, payload, record_hash)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+        VALUES (:quarantined_at, :topic, :reason, :detail, :kafka_partition, :kafka_offset, :recorded_at, :message_id, :source, :record_key, :headers, :payload, :record_hash)
         ON CONFLICT (record_hash) DO NOTHING") {
-        quarantined_at: i64 => BigInt,
-        topic: String => Text,
-        reason: &'a str => Text,
-        detail: Option<String> => Nullable<Text>,
-        kafka_partition: Option<i32> => Nullable<Integer>,
-        kafka_offset: Option<i64> => Nullable<BigInt>,
-        recorded_at: Option<i64> => Nullable<BigInt>,
-        message_id: Content<'a> => Content<'static>,
-        source: Content<'a> => Content<'static>,
-        record_key: Content<'a> => Content<'static>,
-        headers: Option<&'a [u8]> => Nullable<Binary>,
-        payload: Content<'a> => Content<'static>,
-        record_hash: Vec<u8> => Binary,
+        quarantined_at: i64, topic: String, reason: &'a str, detail: Option<String>, kafka_partition: Option<i32>,
+        kafka_offset: Option<i64>, recorded_at: Option<i64>, message_id: Content<'a>, source: Content<'a>,
+        record_key: Content<'a>, headers: Option<&'a [u8]>, payload: Content<'a>, record_hash: Vec<u8>,
     }
 }
 
@@ -62,7 +51,7 @@ pub(super) fn refuses(conn: &mut SqliteConnection, message: &NewMessage) -> Resu
     let cannot = || database("cannot ask why a message is refused");
     let now = clock::now(conn).map_err(cannot())?;
     conn.batch_execute("SAVEPOINT wharf_refusal").map_err(cannot())?;
-    let inserted = accept::insert(message, now).load::<(i64,)>(conn);
+    let inserted = accept::insert(message, now).load::<i64>(conn);
     conn.batch_execute("ROLLBACK TO wharf_refusal; RELEASE wharf_refusal").map_err(cannot())?;
     Ok(inserted.is_err_and(|error| is_refusal(&error)))
 }

@@ -2,52 +2,33 @@
 
 use std::collections::HashMap;
 
-use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock;
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, statements};
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
 use crate::types::Result;
 
-statement! {
+statements! {
     /// All keys: they are as many as there were handlers, ever.
-    KnownKeys("SELECT key, handler_id FROM inbox_handler_key") -> (Text, SmallInt) {}
-}
+    KnownKeys("SELECT key, handler_id FROM inbox_handler_key") -> (String, i16) {}
 
-statement! {
-    NewHandler<'a>("INSERT INTO inbox_handler (key, registered_at) VALUES (?1, ?2) RETURNING id") -> (SmallInt) {
-        key: &'a str => Text,
-        now: i64 => BigInt,
-    }
-}
+    NewHandler<'a>("INSERT INTO inbox_handler (key, registered_at) VALUES (:key, :now) RETURNING id")
+    -> i16 { key: &'a str, now: i64 }
 
-statement! {
-    NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES (?1, ?2)") {
-        key: &'a str => Text,
-        handler_id: i16 => SmallInt,
-    }
-}
+    NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES (:key, :handler_id)")
+    { key: &'a str, handler_id: i16 }
 
-statement! {
     /// The name people see is the one the newest registration uses.
-    Rename<'a>("UPDATE inbox_handler SET key = ?1 WHERE id = ?2 AND key <> ?1") {
-        key: &'a str => Text,
-        handler_id: i16 => SmallInt,
-    }
-}
+    Rename<'a>("UPDATE inbox_handler SET key = :key WHERE id = :handler_id AND key <> :key")
+    { key: &'a str, handler_id: i16 }
 
-statement! {
-    SameAs("SELECT id, same_as FROM inbox_handler") -> (SmallInt, Nullable<SmallInt>) {}
-}
+    SameAs("SELECT id, same_as FROM inbox_handler") -> (i16, Option<i16>) {}
 
-statement! {
-    SetSameAs("UPDATE inbox_handler SET same_as = ?1 WHERE id = ?2") {
-        same_as: Option<i16> => Nullable<SmallInt>,
-        handler_id: i16 => SmallInt,
-    }
+    SetSameAs("UPDATE inbox_handler SET same_as = :same_as WHERE id = :handler_id")
+    { same_as: Option<i16>, handler_id: i16 }
 }
 
 pub(super) fn register(conn: &mut SqliteConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
@@ -61,7 +42,7 @@ pub(super) fn register(conn: &mut SqliteConnection, wanted: &[WantedHandler]) ->
 }
 
 fn known_keys(conn: &mut SqliteConnection) -> QueryResult<HashMap<String, i16>> {
-    Ok(KnownKeys {}.load::<(String, i16)>(conn)?.into_iter().collect())
+    Ok(KnownKeys {}.load(conn)?.into_iter().collect())
 }
 
 fn add_missing(conn: &mut SqliteConnection, wanted: &[WantedHandler], known: &HashMap<String, i16>) -> QueryResult<()> {
@@ -70,7 +51,7 @@ fn add_missing(conn: &mut SqliteConnection, wanted: &[WantedHandler], known: &Ha
     let mut aliases = plan.aliases;
     for keys in plan.new_handlers {
         let Some(first) = keys.first() else { continue };
-        let (id,) = NewHandler { key: first, now }.load::<(i16,)>(conn).and_then(only_row)?;
+        let id = NewHandler { key: first, now }.load::<i16>(conn).and_then(only_row)?;
         aliases.extend(keys.into_iter().map(|key| (key, id)));
     }
     for (key, handler_id) in &aliases {

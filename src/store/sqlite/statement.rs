@@ -1,33 +1,34 @@
-//! Prepared statements of SQLite: binds are `?1`, `?2`, …; and bytes that are stored as text where they are text.
+//! Prepared statements of SQLite; and bytes that are stored as text where they are text.
 
 use diesel::QueryResult;
+use diesel::deserialize::FromSql;
 use diesel::query_builder::AstPass;
 use diesel::sql_types::{Binary, Nullable, Text};
-use diesel::sqlite::Sqlite;
+use diesel::sqlite::{Sqlite, SqliteValue};
 
+use crate::store::rows::SharedText;
 use crate::store::statement::Bind;
 
-/// Declares a statement: see `store/statement.rs`.
-macro_rules! statement {
-    ($(#[$meta:meta])* $name:ident<'a>($sql:expr) $($rest:tt)*) => {
-        $crate::store::statement::declare_statement! {
-            [diesel::sqlite::Sqlite, '?'] $(#[$meta])* $name<'a>($sql) $($rest)*
+/// Declares statements: see `store/statement.rs`.
+macro_rules! statements {
+    ($($declarations:tt)*) => {
+        $crate::store::statement::declare_statements! {
+            [diesel::sqlite::Sqlite, '?', [diesel::RunQueryDsl<diesel::SqliteConnection>]] $($declarations)*
         }
-        impl diesel::RunQueryDsl<diesel::SqliteConnection> for $name<'_> {}
-    };
-    ($(#[$meta:meta])* $name:ident($sql:expr) $($rest:tt)*) => {
-        $crate::store::statement::declare_statement! {
-            [diesel::sqlite::Sqlite, '?'] $(#[$meta])* $name($sql) $($rest)*
-        }
-        impl diesel::RunQueryDsl<diesel::SqliteConnection> for $name {}
     };
 }
-pub(super) use statement;
+pub(super) use statements;
 
-pub(super) use crate::store::statement::only_row;
+pub(super) use crate::store::statement::{only_row, rows};
+
+impl FromSql<Text, Sqlite> for SharedText {
+    fn from_sql(mut value: SqliteValue<'_, '_, '_>) -> diesel::deserialize::Result<Self> {
+        Ok(Self(value.read_text().into()))
+    }
+}
 
 /// Bytes on their way into a column: text where they are UTF-8 without NUL, so that people and JSON functions can read them in place. Read
-/// back they are the same bytes. Also the SQL type of such a bind.
+/// back they are the same bytes.
 pub(super) enum Content<'a> {
     None,
     Text(&'a str),
@@ -45,7 +46,7 @@ impl<'a> From<Option<&'a [u8]>> for Content<'a> {
     }
 }
 
-impl Bind<Sqlite, Content<'_>> for Content<'_> {
+impl Bind<Sqlite> for Content<'_> {
     fn push<'b>(&'b self, out: &mut AstPass<'_, 'b, Sqlite>) -> QueryResult<()> {
         match self {
             Self::None => out.push_bind_param::<Nullable<Binary>, _>(&None::<Vec<u8>>),

@@ -2,23 +2,18 @@
 
 use std::time::Duration;
 
-use diesel::sql_types::{BigInt, Integer, Nullable, Text};
 use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::Sqlite;
 use super::clock::micros;
 use super::errors::database;
-use super::statement::statement;
+use super::statement::statements;
 use crate::store::testing::{DeliveryRow, Testing, delivery};
 use crate::types::{Delivery, Result};
 
-statement! {
-    MoveClock("UPDATE inbox_clock SET offset_us = offset_us + ?1") {
-        by: i64 => BigInt,
-    }
-}
+statements! {
+    MoveClock("UPDATE inbox_clock SET offset_us = offset_us + :by") { by: i64 }
 
-statement! {
     /// Without a message, any delivery.
     Find<'a>("
         SELECT s.state, s.attempts, s.errors, s.crashes, max(0, CASE s.state WHEN 'pending' THEN d.due_at - now.at ELSE 0 END),
@@ -26,11 +21,8 @@ statement! {
         FROM inbox_status s
         JOIN inbox_delivery d ON d.message_seq = s.message_seq AND d.handler_id = s.handler_id
         CROSS JOIN inbox_now now
-        WHERE (?1 IS NULL OR (s.message_id = ?1 AND s.handler_key = ?2)) LIMIT 1")
-    -> (Text, Integer, Integer, Integer, BigInt, Nullable<Text>, Nullable<Text>) {
-        message_id: Option<&'a str> => Nullable<Text>,
-        handler_key: &'a str => Text,
-    }
+        WHERE (:message_id IS NULL OR (s.message_id = :message_id AND s.handler_key = :handler_key)) LIMIT 1")
+    -> DeliveryRow { message_id: Option<&'a str>, handler_key: &'a str }
 }
 
 impl Testing for Sqlite {

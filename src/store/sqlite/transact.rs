@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use diesel::connection::{AnsiTransactionManager, SimpleConnection};
-use diesel::sql_types::{BigInt, Bool, Integer, SmallInt};
 use diesel::{RunQueryDsl, SqliteConnection};
 use diesel_async::{AsyncConnection, TransactionManager};
 
@@ -18,7 +17,7 @@ use super::connect::AsyncSqliteConnection;
 use super::errors::{database, kind};
 use super::line::{Line, TO_WRITE, Turn, transaction, within};
 use super::noted::Noted;
-use super::statement::statement;
+use super::statement::statements;
 use super::{process, upkeep};
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
 use crate::types::{Error, Kind, Result};
@@ -26,12 +25,10 @@ use crate::types::{Error, Kind, Result};
 /// Signs of life are prolonged when the writer was away for longer than this.
 const NOTICEABLE: Duration = Duration::from_secs(1);
 
-statement! {
-    ReadRow("SELECT attempts = ?1, status = 2 FROM inbox_delivery WHERE message_seq = ?2 AND handler_id = ?3") -> (Bool, Bool) {
-        attempt: i32 => Integer,
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
+statements! {
+    /// Whether the attempt is current, and whether the delivery is done.
+    ReadBackRow("SELECT attempts = :attempt, status = 2 FROM inbox_delivery WHERE message_seq = :message_seq AND handler_id = :handler_id")
+    -> (bool, bool) { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
 pub(super) async fn transact(
@@ -55,7 +52,7 @@ pub(super) async fn transact(
 /// What became of a transaction in doubt. There is none here, but the row can always tell.
 pub(super) fn read_back(conn: &mut SqliteConnection, claim: ClaimId) -> Result<ReadBack> {
     let ClaimId { message_seq, handler_id, attempt } = claim;
-    let rows = ReadRow { attempt, message_seq, handler_id }.load::<(bool, bool)>(conn);
+    let rows = ReadBackRow { attempt, message_seq, handler_id }.load::<(bool, bool)>(conn);
     Ok(match rows.map_err(database("cannot read back a delivery"))?.as_slice() {
         [(true, true), ..] => ReadBack::Committed,
         [(true, false), ..] => ReadBack::NotCommitted,

@@ -2,118 +2,74 @@
 
 use std::time::Duration;
 
-use diesel::sql_types::{BigInt, Bool, Integer, Nullable, SmallInt, Text};
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock::{self, micros};
 use super::errors::database;
-use super::statement::{only_row, statement};
+use super::statement::{only_row, rows, statements};
+use crate::store::counts::{count, limit};
 use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
 use crate::types::Result;
 
 /// How long a processor that is not seen any more stays on the list.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);
 
-statement! {
-    Forget("DELETE FROM inbox_processor WHERE alive_until < ?1") {
-        before: i64 => BigInt,
-    }
+rows! {
+    /// `is_unknown`: deliveries wait for it and no live processor knows it.
+    HandlerRow { id: i16, key: String, unknown_since: Option<i64>, is_unknown: bool }
+
+    BacklogRow { open: i64, oldest_due: Option<i64> }
 }
 
-statement! {
+statements! {
+    Forget("DELETE FROM inbox_processor WHERE alive_until < :before") { before: i64 }
+
     Enroll<'a>("
-        INSERT INTO inbox_processor (name, version, handler_ids, started_at, seen_at, alive_until) VALUES (?1, ?2, ?3, ?4, ?4, ?5)
-        RETURNING id")
-    -> (Integer) {
-        name: &'a str => Text,
-        version: &'a str => Text,
-        handler_ids: String => Text,
-        now: i64 => BigInt,
-        alive_until: i64 => BigInt,
-    }
-}
+        INSERT INTO inbox_processor (name, version, handler_ids, started_at, seen_at, alive_until) VALUES (:name, :version, :handler_ids, :now, :now, :alive_until)
+        RETURNING id") -> i32 { name: &'a str, version: &'a str, handler_ids: String, now: i64, alive_until: i64 }
 
-statement! {
     /// Written again when it is gone: the file may have been put back to an older state.
     KeepAlive<'a>("
         INSERT INTO inbox_processor (id, name, version, handler_ids, started_at, seen_at, alive_until, report)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)
-        ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, alive_until = excluded.alive_until, report = excluded.report") {
-        id: i32 => Integer,
-        name: &'a str => Text,
-        version: &'a str => Text,
-        handler_ids: String => Text,
-        now: i64 => BigInt,
-        alive_until: i64 => BigInt,
-        report: &'a str => Text,
-    }
-}
+        VALUES (:id, :name, :version, :handler_ids, :now, :now, :alive_until, :report)
+        ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, alive_until = excluded.alive_until, report = excluded.report")
+    { id: i32, name: &'a str, version: &'a str, handler_ids: String, now: i64, alive_until: i64, report: &'a str }
 
-statement! {
-    Paused("SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL") -> (SmallInt) {}
-}
+    Paused("SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL") -> i16 {}
 
-statement! {
-    Withdraw("DELETE FROM inbox_processor WHERE id = ?1") {
-        id: i32 => Integer,
-    }
-}
+    Withdraw("DELETE FROM inbox_processor WHERE id = :id") { id: i32 }
 
-statement! {
     /// While a transactional handler had the writer, nobody could give a sign of life.
-    Prolong("UPDATE inbox_processor SET alive_until = alive_until + ?1 WHERE alive_until > ?2") {
-        by: i64 => BigInt,
-        alive_at: i64 => BigInt,
-    }
-}
+    Prolong("UPDATE inbox_processor SET alive_until = alive_until + :by WHERE alive_until > :alive_at")
+    { by: i64, alive_at: i64 }
 
-statement! {
     /// Every handler: whether a live processor knows it or no delivery of it is open. One index probe a handler.
     Judge("
         SELECT h.id, h.key, h.unknown_since,
-               h.id NOT IN (SELECT k.value FROM inbox_processor p, json_each(p.handler_ids) k WHERE p.alive_until > ?1 OR p.id = ?2)
+               h.id NOT IN (SELECT k.value FROM inbox_processor p, json_each(p.handler_ids) k WHERE p.alive_until > :now OR p.id = :processor)
                AND (SELECT true FROM inbox_delivery d INDEXED BY inbox_delivery_due
                     WHERE d.handler_id = h.id AND d.finished_at IS NULL LIMIT 1) IS TRUE
-        FROM inbox_handler h")
-    -> (SmallInt, Text, Nullable<BigInt>, Bool) {
-        now: i64 => BigInt,
-        processor: i32 => Integer,
-    }
-}
+        FROM inbox_handler h") -> HandlerRow { now: i64, processor: i32 }
 
-statement! {
-    SetUnknownSince("UPDATE inbox_handler SET unknown_since = ?1 WHERE id = ?2") {
-        since: Option<i64> => Nullable<BigInt>,
-        handler_id: i16 => SmallInt,
-    }
-}
+    SetUnknownSince("UPDATE inbox_handler SET unknown_since = :since WHERE id = :handler_id")
+    { since: Option<i64>, handler_id: i16 }
 
-statement! {
     /// Poisons, in bounded steps, what has been unknown for longer than the grace.
     PoisonUnknown("
         UPDATE inbox_delivery
-        SET status = 3, reason = 'unknown key', finished_at = ?1, locked_until = NULL, locked_by = NULL
-        WHERE handler_id = ?2
+        SET status = 3, reason = 'unknown key', finished_at = :now, locked_until = NULL, locked_by = NULL
+        WHERE handler_id = :handler_id
           AND message_seq IN (SELECT d.message_seq FROM inbox_delivery d INDEXED BY inbox_delivery_due
-                              WHERE d.handler_id = ?2 AND d.finished_at IS NULL AND d.due_at <= ?1
-                                AND (d.locked_until IS NULL OR d.locked_until <= ?1)
-                              ORDER BY d.due_at, d.message_seq LIMIT ?3)") {
-        now: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-        limit: i32 => Integer,
-    }
-}
+                              WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at <= :now
+                                AND (d.locked_until IS NULL OR d.locked_until <= :now)
+                              ORDER BY d.due_at, d.message_seq LIMIT :limit)") { now: i64, handler_id: i16, limit: i32 }
 
-statement! {
     /// One index walk, no longer than the limit.
     BacklogOf("
         SELECT count(*), min(due_at)
         FROM (SELECT due_at FROM inbox_delivery INDEXED BY inbox_delivery_due
-              WHERE handler_id = ?1 AND finished_at IS NULL ORDER BY due_at, message_seq LIMIT ?2)")
-    -> (BigInt, Nullable<BigInt>) {
-        handler_id: i16 => SmallInt,
-        limit: i32 => Integer,
-    }
+              WHERE handler_id = :handler_id AND finished_at IS NULL ORDER BY due_at, message_seq LIMIT :limit)")
+    -> BacklogRow { handler_id: i16, limit: i32 }
 }
 
 /// A processor, as it signs.
@@ -140,13 +96,13 @@ impl Signature {
 pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
     let cannot = || database("cannot count the backlog");
     let now = clock::now(conn).map_err(cannot())?;
-    let limit = i32::try_from(count_max).unwrap_or(i32::MAX);
+    let limit = limit(count_max);
     let (mut open, mut oldest_due) = (0, now);
     for &handler_id in handler_ids {
-        let counted = BacklogOf { handler_id, limit }.load::<(i64, Option<i64>)>(conn).and_then(only_row);
-        let (count, oldest) = counted.map_err(cannot())?;
-        open += count.unsigned_abs();
-        oldest_due = oldest.map_or(oldest_due, |oldest| oldest_due.min(oldest));
+        let counted = BacklogOf { handler_id, limit }.load::<BacklogRow>(conn).and_then(only_row);
+        let backlog = counted.map_err(cannot())?;
+        open += count(backlog.open);
+        oldest_due = backlog.oldest_due.map_or(oldest_due, |oldest| oldest_due.min(oldest));
     }
     Ok(Backlog { open, oldest_age: Duration::from_micros((now - oldest_due).unsigned_abs()) })
 }
@@ -159,15 +115,15 @@ pub(super) fn enroll(conn: &mut SqliteConnection, signature: &Signature) -> Resu
         let alive_until = now + micros(signature.ttl);
         let handler_ids = signature.ids_as_json();
         let enroll = Enroll { name: &signature.name, version: crate::VERSION, handler_ids, now, alive_until };
-        let (id,) = enroll.load::<(i32,)>(conn).and_then(only_row)?;
+        let id = enroll.load(conn).and_then(only_row)?;
         QueryResult::Ok((id, paused(conn, signature)?))
     };
     enroll(conn).map_err(database("cannot enroll the processor"))
 }
 
 fn paused(conn: &mut SqliteConnection, signature: &Signature) -> QueryResult<Vec<i16>> {
-    let paused = Paused {}.load::<(i16,)>(conn)?;
-    Ok(paused.into_iter().map(|(id,)| id).filter(|id| signature.handler_ids.contains(id)).collect())
+    let paused = Paused {}.load::<i16>(conn)?;
+    Ok(paused.into_iter().filter(|id| signature.handler_ids.contains(id)).collect())
 }
 
 pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, signature: &Signature) -> Result<Vec<i16>> {
@@ -200,10 +156,10 @@ pub(super) fn check_unknown(
 ) -> Result<Vec<UnknownHandler>> {
     let cannot = || database("cannot look for unknown handler keys");
     let now = clock::now(conn).map_err(cannot())?;
-    let judged = Judge { now, processor }.load::<(i16, String, Option<i64>, bool)>(conn).map_err(cannot())?;
-    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    let judged = Judge { now, processor }.load::<HandlerRow>(conn).map_err(cannot())?;
+    let limit = self::limit(limit);
     let mut unknown = Vec::new();
-    for (handler_id, key, since, is_unknown) in judged {
+    for HandlerRow { id: handler_id, key, unknown_since: since, is_unknown } in judged {
         if is_unknown != since.is_some() {
             let since = is_unknown.then_some(now);
             SetUnknownSince { since, handler_id }.execute(conn).map_err(cannot())?;

@@ -1,94 +1,68 @@
 //! Acts of a person: the SQL functions that anybody has in psql too.
 
-use diesel::sql_types::{BigInt, Integer, Nullable, Text};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
-use super::super::statement::{only_row, statement};
-use crate::store::operating::{Act, Signed};
+use super::super::statement::{only_row, statements};
+use crate::store::counts::{count, limit};
+use crate::store::operating::{Act, Audit, Signed, Verb};
 use crate::types::Result;
 
-/// An act on what a filter means.
-macro_rules! act_by_filter {
-    ($name:ident($sql:literal)) => {
-        statement! {
-            $name<'a>($sql) -> (BigInt) {
-                filter: &'a str => Text,
-                limit: i32 => Integer,
-                reason: Option<&'a str> => Nullable<Text>,
-                operator: Option<&'a str> => Nullable<Text>,
+/// Declares acts on what a filter means, each by the function that does it.
+macro_rules! acts_by_filter {
+    ($($name:ident($function:literal))*) => {
+        statements! {$(
+            $name<'a>(concat!("SELECT ", $function, "(:filter::jsonb, :limit, :reason, :operator)")) -> i64 {
+                filter: &'a str, limit: i32, reason: Option<&'a str>, operator: Option<&'a str>,
             }
-        }
+        )*}
     };
 }
-act_by_filter!(Replay("SELECT inbox_replay_matching($1::jsonb, $2, $3, $4)"));
-act_by_filter!(Discard("SELECT inbox_discard_matching($1::jsonb, $2, $3, $4)"));
-act_by_filter!(ReplayQuarantined("SELECT inbox_quarantine_replay($1::jsonb, $2, $3, $4)"));
-act_by_filter!(DiscardQuarantined("SELECT inbox_quarantine_discard($1::jsonb, $2, $3, $4)"));
+acts_by_filter! {
+    Replay("inbox_replay_matching")
+    Discard("inbox_discard_matching")
+    ReplayQuarantined("inbox_quarantine_replay")
+    DiscardQuarantined("inbox_quarantine_discard")
+}
 
-statement! {
-    Pause<'a>("SELECT inbox_pause_handler($1, $2, $3)") -> (BigInt) {
-        handler_key: &'a str => Text,
-        reason: Option<&'a str> => Nullable<Text>,
-        operator: Option<&'a str> => Nullable<Text>,
+statements! {
+    Pause<'a>("SELECT inbox_pause_handler(:handler_key, :reason, :operator)") -> i64 {
+        handler_key: &'a str, reason: Option<&'a str>, operator: Option<&'a str>,
+    }
+
+    Resume<'a>("SELECT inbox_resume_handler(:handler_key, :reason, :operator)") -> i64 {
+        handler_key: &'a str, reason: Option<&'a str>, operator: Option<&'a str>,
+    }
+
+    InsertAudit<'a>("
+        INSERT INTO inbox_audit (action, filter, affected, reason, operator)
+        VALUES (:action, :filter::jsonb, :affected, :reason, :operator)") {
+        action: &'a str, filter: &'a str, affected: i64, reason: Option<&'a str>, operator: Option<&'a str>,
     }
 }
 
-statement! {
-    Resume<'a>("SELECT inbox_resume_handler($1, $2, $3)") -> (BigInt) {
-        handler_key: &'a str => Text,
-        reason: Option<&'a str> => Nullable<Text>,
-        operator: Option<&'a str> => Nullable<Text>,
-    }
-}
-
-statement! {
-    Audit<'a>("INSERT INTO inbox_audit (action, filter, affected, reason, operator) VALUES ($1, $2::jsonb, $3, $4, $5)") {
-        action: &'a str => Text,
-        filter: &'a str => Text,
-        affected: i64 => BigInt,
-        reason: Option<&'a str> => Nullable<Text>,
-        operator: Option<&'a str> => Nullable<Text>,
-    }
-}
-
-pub(super) async fn audit(
-    conn: &mut AsyncPgConnection,
-    action: &str,
-    filter: &str,
-    affected: u64,
-    signed: &Signed,
-) -> Result<()> {
-    let audit = Audit {
-        action,
-        filter,
-        affected: i64::try_from(affected).unwrap_or(i64::MAX),
-        reason: signed.reason.as_deref(),
-        operator: signed.operator.as_deref(),
-    };
-    audit.execute(conn).await.map_err(database("cannot write the audit"))?;
-    Ok(())
-}
-
-pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act<'_>, signed: &Signed) -> Result<u64> {
+pub(super) async fn audit(conn: &mut AsyncPgConnection, audit: &Audit, signed: &Signed) -> Result<()> {
+    let Audit { action, filter, affected } = audit;
+    let affected = i64::try_from(*affected).unwrap_or(i64::MAX);
     let (reason, operator) = (signed.reason.as_deref(), signed.operator.as_deref());
-    let rows = |limit: u32| i32::try_from(limit).unwrap_or(i32::MAX);
+    let inserted = InsertAudit { action, filter, affected, reason, operator }.execute(conn).await;
+    inserted.map(drop).map_err(database("cannot write the audit"))
+}
+
+pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed) -> Result<u64> {
+    let (reason, operator) = (signed.reason.as_deref(), signed.operator.as_deref());
+    let filter = &act.filter();
     let changed = match *act {
-        Act::Replay { filter, limit } => {
-            Replay { filter: &filter.to_json(), limit: rows(limit), reason, operator }.load::<(i64,)>(conn).await
-        }
-        Act::Discard { filter, limit } => {
-            Discard { filter: &filter.to_json(), limit: rows(limit), reason, operator }.load(conn).await
-        }
-        Act::ReplayQuarantined { filter, limit } => {
-            ReplayQuarantined { filter: &filter.to_json(), limit: rows(limit), reason, operator }.load(conn).await
-        }
-        Act::DiscardQuarantined { filter, limit } => {
-            DiscardQuarantined { filter: &filter.to_json(), limit: rows(limit), reason, operator }.load(conn).await
-        }
-        Act::Pause { handler_key } => Pause { handler_key, reason, operator }.load(conn).await,
-        Act::Resume { handler_key } => Resume { handler_key, reason, operator }.load(conn).await,
+        Act::Deliveries { verb, limit: rows, .. } => match verb {
+            Verb::Replay => Replay { filter, limit: limit(rows), reason, operator }.load(conn).await,
+            Verb::Discard => Discard { filter, limit: limit(rows), reason, operator }.load(conn).await,
+        },
+        Act::Quarantined { verb, limit: rows, .. } => match verb {
+            Verb::Replay => ReplayQuarantined { filter, limit: limit(rows), reason, operator }.load(conn).await,
+            Verb::Discard => DiscardQuarantined { filter, limit: limit(rows), reason, operator }.load(conn).await,
+        },
+        Act::Pause { ref handler_key } => Pause { handler_key, reason, operator }.load(conn).await,
+        Act::Resume { ref handler_key } => Resume { handler_key, reason, operator }.load(conn).await,
     };
-    let (changed,) = changed.and_then(only_row).map_err(database(format!("cannot {}", act.name())))?;
-    Ok(u64::try_from(changed).unwrap_or_default())
+    changed.and_then(only_row).map(count).map_err(database(format!("cannot {}", act.name())))
 }

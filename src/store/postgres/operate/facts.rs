@@ -1,14 +1,13 @@
 //! What the server knows about itself and about work that does not move. Each part is bounded, whatever the tables hold.
 
-use diesel::sql_types::Text;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
-use super::super::statement::statement;
+use super::super::statement::statements;
 use crate::store::operating::from_json;
 use crate::types::{Error, Facts, Kind, Result};
 
-statement! {
+statements! {
     ReadFacts("
         SELECT jsonb_build_object(
             'database', 'PostgreSQL ' || current_setting('server_version'),
@@ -65,8 +64,7 @@ statement! {
                     FROM inbox_ledger l GROUP BY 1 ORDER BY 1) x),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000) q),
             'replay_asked_secs', (SELECT extract(epoch FROM now() - min(replay_asked_at))::float8 FROM inbox_quarantine
-                                  WHERE replay_asked_at IS NOT NULL))::text")
-    -> (Text) {}
+                                  WHERE replay_asked_at IS NOT NULL))::text") -> String {}
 }
 
 pub(super) async fn facts(conn: &mut AsyncPgConnection) -> Result<Facts> {

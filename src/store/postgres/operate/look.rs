@@ -1,21 +1,19 @@
 //! Looks: handlers, processes, deliveries, quarantined records, as JSON.
 
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, SmallInt, Text};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
-use super::super::statement::statement;
+use super::super::statement::statements;
+use crate::store::counts::limit;
 use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
 use crate::types::{
     DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
     Result, State,
 };
 
-statement! {
-    HandlerKeys(HANDLER_KEYS) -> (Text, Text) {}
-}
+statements! {
+    HandlerKeys(HANDLER_KEYS) -> (String, String) {}
 
-statement! {
     /// Ids that became one handler are one row.
     Handlers("
         SELECT row_to_json(x)::text FROM (
@@ -37,11 +35,8 @@ statement! {
                 FROM inbox_delivery d WHERE d.handler_id = same.id AND d.finished_at IS NULL) open
             CROSS JOIN LATERAL (
                 SELECT count(*) AS poisoned FROM inbox_delivery d WHERE d.handler_id = same.id AND d.status = 3) given_up
-            GROUP BY h.id ORDER BY h.key) x")
-    -> (Text) {}
-}
+            GROUP BY h.id ORDER BY h.key) x") -> String {}
 
-statement! {
     /// What a process holds is at the head of the index: rows keep their place in it while they run. The first thousand of each handler
     /// are looked at.
     Processors("
@@ -59,8 +54,7 @@ statement! {
                          JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id)
                          WHERE own.id = ANY (p.handler_ids) ORDER BY 1) AS handler_keys
             FROM inbox_processor p LEFT JOIN held ON held.locked_by = p.id
-            ORDER BY p.alive_until > now() DESC, p.name) x")
-    -> (Text) {}
+            ORDER BY p.alive_until > now() DESC, p.name) x") -> String {}
 }
 
 /// A delivery as JSON, from a row `s` of `inbox_status`.
@@ -76,87 +70,53 @@ macro_rules! delivery {
     };
 }
 
-statement! {
+statements! {
     /// What an act would take.
     Poisoned<'a>(delivery!("
-        FROM inbox_matching($1::jsonb, $2, 'show') WITH ORDINALITY AS f (tid, message_seq, handler_id, place)
+        FROM inbox_matching(:filter::jsonb, :limit, 'show') WITH ORDINALITY AS f (tid, message_seq, handler_id, place)
         CROSS JOIN LATERAL (SELECT * FROM inbox_status WHERE message_seq = f.message_seq AND handler_id = f.handler_id LIMIT 1) s
-        ORDER BY f.place"))
-    -> (Text) {
-        filter: &'a str => Text,
-        limit: i32 => Integer,
-    }
-}
+        ORDER BY f.place")) -> String { filter: &'a str, limit: i32 }
 
-statement! {
     OfMessage<'a>(delivery!("
-        FROM (SELECT seq FROM inbox_message WHERE message_id = $1 ORDER BY seq LIMIT 1000) m
-        CROSS JOIN unnest(inbox_handler_ids($2)) AS h (id)
+        FROM (SELECT seq FROM inbox_message WHERE message_id = :message_id ORDER BY seq LIMIT 1000) m
+        CROSS JOIN unnest(inbox_handler_ids(:handler_key)) AS h (id)
         CROSS JOIN LATERAL (SELECT * FROM inbox_status WHERE message_seq = m.seq AND handler_id = h.id LIMIT 1) s
-        WHERE ($3::text IS NULL OR s.state = $3)
-          AND inbox_is_meant($4::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
-        ORDER BY s.message_seq, s.handler_key LIMIT $5"))
-    -> (Text) {
-        message_id: &'a str => Text,
-        handler_key: Option<&'a str> => Nullable<Text>,
-        state: Option<&'a str> => Nullable<Text>,
-        filter: &'a str => Text,
-        limit: i32 => Integer,
-    }
-}
+        WHERE (:state::text IS NULL OR s.state = :state)
+          AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+        ORDER BY s.message_seq, s.handler_key LIMIT :limit"))
+    -> String { message_id: &'a str, handler_key: Option<&'a str>, state: Option<&'a str>, filter: &'a str, limit: i32 }
 
-statement! {
     /// Pending and running ones, the longest due first.
     Open<'a>(delivery!("
-        FROM unnest(inbox_handler_ids($1)) AS h (id)
+        FROM unnest(inbox_handler_ids(:handler_key)) AS h (id)
         CROSS JOIN LATERAL (SELECT * FROM inbox_status s
-                            WHERE s.handler_id = h.id AND s.finished_at IS NULL AND s.state = $2
-                              AND inbox_is_meant($3::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
-                            ORDER BY s.due_at, s.message_seq LIMIT $4) s
-        ORDER BY s.due_at, s.message_seq LIMIT $4"))
-    -> (Text) {
-        handler_key: Option<&'a str> => Nullable<Text>,
-        state: &'a str => Text,
-        filter: &'a str => Text,
-        limit: i32 => Integer,
-    }
-}
+                            WHERE s.handler_id = h.id AND s.finished_at IS NULL AND s.state = :state
+                              AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+                            ORDER BY s.due_at, s.message_seq LIMIT :limit) s
+        ORDER BY s.due_at, s.message_seq LIMIT :limit"))
+    -> String { handler_key: Option<&'a str>, state: &'a str, filter: &'a str, limit: i32 }
 
-statement! {
     /// The newest first.
     Recent<'a>(delivery!("
         FROM (SELECT * FROM inbox_status s
-              WHERE ($1::text IS NULL OR s.state = $1) AND ($2::text IS NULL OR s.handler_id = ANY (inbox_handler_ids($2)))
-                AND inbox_is_meant($3::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
-              ORDER BY s.message_seq DESC, s.handler_id LIMIT $4) s"))
-    -> (Text) {
-        state: Option<&'a str> => Nullable<Text>,
-        handler_key: Option<&'a str> => Nullable<Text>,
-        filter: &'a str => Text,
-        limit: i32 => Integer,
-    }
-}
+              WHERE (:state::text IS NULL OR s.state = :state) AND (:handler_key::text IS NULL OR s.handler_id = ANY (inbox_handler_ids(:handler_key)))
+                AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+              ORDER BY s.message_seq DESC, s.handler_id LIMIT :limit) s"))
+    -> String { state: Option<&'a str>, handler_key: Option<&'a str>, filter: &'a str, limit: i32 }
 
-statement! {
     Standings("
         SELECT row_to_json(x)::text FROM (
             SELECT d.message_seq, d.handler_id, d.errors, d.replays,
                    CASE d.status WHEN 0 THEN CASE WHEN d.locked_until > now() THEN 'running' ELSE 'pending' END
                                  WHEN 2 THEN 'done' WHEN 3 THEN 'poisoned' ELSE 'discarded' END AS state
-            FROM unnest($1, $2) AS r (message_seq, handler_id)
+            FROM unnest(:message_seqs, :handler_ids) AS r (message_seq, handler_id)
             CROSS JOIN LATERAL (SELECT * FROM inbox_delivery
                                 WHERE message_seq = r.message_seq AND handler_id = r.handler_id LIMIT 1) d) x")
-    -> (Text) {
-        message_seqs: Vec<i64> => Array<BigInt>,
-        handler_ids: Vec<i16> => Array<SmallInt>,
-    }
-}
+    -> String { message_seqs: Vec<i64>, handler_ids: Vec<i16> }
 
-statement! {
     PoisonedErrors("
         SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text
-        FROM inbox_poisoned_by_error e ORDER BY e.poisoned DESC, e.handler_key, e.fingerprint")
-    -> (Text) {}
+        FROM inbox_poisoned_by_error e ORDER BY e.poisoned DESC, e.handler_key, e.fingerprint") -> String {}
 }
 
 /// A quarantined record as JSON, from a row `q` of `inbox_quarantine`.
@@ -172,27 +132,16 @@ macro_rules! quarantined {
     };
 }
 
-statement! {
+statements! {
     QuarantinedList<'a>(quarantined!("
-        FROM inbox_quarantine_matching($1::jsonb, $2) AS f (id)
+        FROM inbox_quarantine_matching(:filter::jsonb, :limit) AS f (id)
         CROSS JOIN LATERAL (SELECT * FROM inbox_quarantine WHERE id = f.id LIMIT 1) q ORDER BY q.id"))
-    -> (Text) {
-        filter: &'a str => Text,
-        limit: i32 => Integer,
-    }
-}
+    -> String { filter: &'a str, limit: i32 }
 
-statement! {
-    QuarantinedOne(quarantined!(" FROM inbox_quarantine q WHERE q.id = $1")) -> (Text) {
-        id: i64 => BigInt,
-    }
-}
+    QuarantinedOne(quarantined!(" FROM inbox_quarantine q WHERE q.id = :id")) -> String { id: i64 }
 
-statement! {
-    DeliveryOne(delivery!("FROM inbox_status s WHERE s.message_seq = $1 AND s.handler_id = $2")) -> (Text) {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
+    DeliveryOne(delivery!("FROM inbox_status s WHERE s.message_seq = :message_seq AND s.handler_id = :handler_id"))
+    -> String { message_seq: i64, handler_id: i16 }
 }
 
 pub(super) async fn handler_keys(conn: &mut AsyncPgConnection) -> Result<Vec<(String, String)>> {
@@ -213,7 +162,7 @@ pub(super) async fn deliveries(
     state: Option<State>,
     limit: u32,
 ) -> Result<Vec<DeliverySummary>> {
-    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    let limit = self::limit(limit);
     let json = &*looking(filter.to_json());
     let handler_key = filter.handler_key.as_deref();
     let name = state.map(State::as_str);
@@ -256,7 +205,7 @@ pub(super) async fn quarantined(
     filter: &QuarantineFilter,
     limit: u32,
 ) -> Result<Vec<QuarantineSummary>> {
-    let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+    let limit = self::limit(limit);
     let listed = QuarantinedList { filter: &looking(filter.to_json()), limit }.load(conn).await;
     from_json(listed.map_err(database("cannot list the quarantine"))?)
 }

@@ -7,7 +7,9 @@ mod look;
 mod records;
 
 use super::{Postgres, act, migrate};
-use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing};
+use crate::store::operating::{
+    Act, Audit, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing,
+};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -51,28 +53,28 @@ impl Operating for Postgres {
         act!(self, conn => records::quarantined(&mut conn, id))
     }
 
-    async fn act(&self, act: &Act<'_>, signed: &Signed) -> Result<u64> {
-        act!(self, conn => act::act(&mut conn, act, signed))
+    async fn act(&self, act: Act, signed: Signed) -> Result<u64> {
+        act!(self, conn => act::act(&mut conn, &act, &signed))
     }
 
-    async fn asked_replays(&self, topics: &[&str], limit: u32) -> Result<Vec<(i64, Record)>> {
-        act!(self, conn => records::asked_replays(&mut conn, topics, limit))
+    async fn asked_replays(&self, topics: Vec<String>, limit: u32) -> Result<Vec<(i64, Record)>> {
+        act!(self, conn => records::asked_replays(&mut conn, &topics, limit))
     }
 
-    async fn replayed(&self, id: i64, replayed: &Replayed<'_>) -> Result<()> {
-        act!(self, conn => records::replayed(&mut conn, id, replayed))
+    async fn replayed(&self, id: i64, replayed: Replayed) -> Result<()> {
+        act!(self, conn => records::replayed(&mut conn, id, &replayed))
     }
 
-    async fn backfill(&self, step: &BackfillStep<'_>) -> Result<Backfilled> {
-        act!(self, conn => backfill::backfill(&mut conn, step))
+    async fn backfill(&self, step: BackfillStep) -> Result<Backfilled> {
+        act!(self, conn => backfill::backfill(&mut conn, &step))
     }
 
     async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
         act!(self, conn => look::standings(&mut conn, rows))
     }
 
-    async fn audit(&self, action: &str, filter: &str, affected: u64, signed: &Signed) -> Result<()> {
-        act!(self, conn => act::audit(&mut conn, action, filter, affected, signed))
+    async fn audit(&self, audit: Audit, signed: Signed) -> Result<()> {
+        act!(self, conn => act::audit(&mut conn, &audit, &signed))
     }
 
     async fn facts(&self) -> Result<Facts> {

@@ -1,14 +1,13 @@
 //! What is known about the file and about work that does not move.
 
-use diesel::sql_types::{BigInt, Text};
 use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::super::errors::database;
-use super::super::statement::{only_row, statement};
+use super::super::statement::{only_row, statements};
 use crate::store::operating::from_json;
 use crate::types::{Error, Facts, Kind, Result};
 
-statement! {
+statements! {
     ReadFacts("
         SELECT json_object(
             'database', 'SQLite ' || sqlite_version(),
@@ -45,12 +44,9 @@ statement! {
                     FROM inbox_ledger l GROUP BY 1 ORDER BY 1)),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000)),
             'replay_asked_secs', (SELECT ((SELECT at FROM inbox_now) - min(replay_asked_at)) / 1e6 FROM inbox_quarantine
-                                  WHERE replay_asked_at IS NOT NULL))")
-    -> (Text) {}
-}
+                                  WHERE replay_asked_at IS NOT NULL))") -> String {}
 
-statement! {
-    Synchronous("SELECT synchronous FROM pragma_synchronous") -> (BigInt) {}
+    Synchronous("SELECT synchronous FROM pragma_synchronous") -> i64 {}
 }
 
 pub(super) fn facts(conn: &mut SqliteConnection) -> Result<Facts> {
@@ -58,7 +54,7 @@ pub(super) fn facts(conn: &mut SqliteConnection) -> Result<Facts> {
     let rows = ReadFacts {}.load(conn).map_err(cannot())?;
     let facts: Option<Facts> = from_json(rows)?.pop();
     let mut facts = facts.ok_or_else(|| Error::new(Kind::Server, "the database told nothing of itself"))?;
-    let (synchronous,) = Synchronous {}.load::<(i64,)>(conn).and_then(only_row).map_err(cannot())?;
+    let synchronous = Synchronous {}.load::<i64>(conn).and_then(only_row).map_err(cannot())?;
     if synchronous < 2 {
         facts.unsafe_settings.push(format!("synchronous = {synchronous}"));
     }

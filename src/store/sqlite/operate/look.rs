@@ -2,23 +2,20 @@
 //!
 //! `inbox_fingerprint` is a function that every connection of ours has; SQLite's own shell does not, so no view may use it.
 
-use diesel::sql_types::{BigInt, Nullable, SmallInt, Text};
 use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::super::clock;
 use super::super::errors::database;
-use super::super::statement::statement;
+use super::super::statement::statements;
 use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
 use crate::types::{
     DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
     Result, State,
 };
 
-statement! {
-    HandlerKeys(HANDLER_KEYS) -> (Text, Text) {}
-}
+statements! {
+    HandlerKeys(HANDLER_KEYS) -> (String, String) {}
 
-statement! {
     /// Ids that became one handler are one row.
     Handlers("
         SELECT json_object(
@@ -44,11 +41,8 @@ statement! {
               FROM inbox_handler same LEFT JOIN inbox_delivery d ON d.handler_id = same.id AND d.status = 3
               GROUP BY 1) given_up ON given_up.id = open.id
         JOIN inbox_handler h ON h.id = open.id
-        ORDER BY h.key")
-    -> (Text) {}
-}
+        ORDER BY h.key") -> String {}
 
-statement! {
     Processors("
         SELECT json_object(
             'id', p.id, 'name', p.name, 'version', p.version, 'started_at', p.started_at, 'seen_at', p.seen_at,
@@ -62,8 +56,7 @@ statement! {
                 JOIN inbox_handler own ON own.id = i.value
                 JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) ORDER BY 1)))
         FROM inbox_processor p CROSS JOIN inbox_now now
-        ORDER BY p.alive_until > now.at DESC, p.name")
-    -> (Text) {}
+        ORDER BY p.alive_until > now.at DESC, p.name") -> String {}
 }
 
 /// A delivery as JSON, of those in `inbox_delivery d` that a condition is true for. `m` is its message, `h` its handler.
@@ -93,42 +86,36 @@ macro_rules! delivery {
 macro_rules! is_meant {
     ($aged:literal) => {
         concat!(
-            " AND (?1 IS NULL OR d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = ?1))
-              AND (?2 IS NULL OR d.message_seq IN (SELECT seq FROM inbox_message WHERE message_id = ?2))
-              AND (?3 IS NULL OR m.source = ?3) AND (?4 IS NULL OR m.topic = ?4) AND (?5 IS NULL OR d.reason = ?5)
-              AND (?6 IS NULL OR instr(lower(d.last_error), lower(?6)) > 0)
-              AND (?7 IS NULL OR inbox_fingerprint(d.last_error) = ?7)
-              AND (?8 IS NULL OR ",
+            " AND (:handler_key IS NULL OR d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key))
+              AND (:message_id IS NULL OR d.message_seq IN (SELECT seq FROM inbox_message WHERE message_id = :message_id))
+              AND (:source IS NULL OR m.source = :source) AND (:topic IS NULL OR m.topic = :topic)
+              AND (:reason IS NULL OR d.reason = :reason)
+              AND (:error IS NULL OR instr(lower(d.last_error), lower(:error)) > 0)
+              AND (:fingerprint IS NULL OR inbox_fingerprint(d.last_error) = :fingerprint)
+              AND (:before IS NULL OR ",
             $aged,
-            " < ?8) AND (?9 IS NULL OR ",
+            " < :before) AND (:after IS NULL OR ",
             $aged,
-            " >= ?9) "
+            " >= :after) "
         )
     };
 }
 pub(super) use is_meant;
 
-/// Declares a statement whose binds are a filter, a word and a bound.
+/// Declares a statement whose binds are a filter, a bound, and perhaps one more.
 macro_rules! by_filter {
-    ($name:ident($sql:expr) -> ($($row:ty),*)) => {
-        statement! {
-            $name<'a>($sql) -> ($($row),*) {
-                handler_key: Option<&'a str> => Nullable<Text>,
-                message_id: Option<&'a str> => Nullable<Text>,
-                source: Option<&'a str> => Nullable<Text>,
-                topic: Option<&'a str> => Nullable<Text>,
-                reason: Option<&'a str> => Nullable<Text>,
-                error: Option<&'a str> => Nullable<Text>,
-                fingerprint: Option<&'a str> => Nullable<Text>,
-                before: Option<i64> => Nullable<BigInt>,
-                after: Option<i64> => Nullable<BigInt>,
-                word: Option<&'a str> => Nullable<Text>,
-                limit: i64 => BigInt,
+    ($name:ident($sql:expr) -> $row:ty $(, $more:ident: $more_type:ty)?) => {
+        statements! {
+            $name<'a>($sql) -> $row {
+                handler_key: Option<&'a str>, message_id: Option<&'a str>, source: Option<&'a str>, topic: Option<&'a str>,
+                reason: Option<&'a str>, error: Option<&'a str>, fingerprint: Option<&'a str>, before: Option<i64>,
+                after: Option<i64>, limit: i64, $($more: $more_type,)?
             }
         }
 
         impl<'a> $name<'a> {
-            pub(super) fn new(filter: &'a DeliveryFilter, word: Option<&'a str>, limit: u32, now: i64) -> Self {
+            fn new(filter: &'a DeliveryFilter, $($more: $more_type,)? limit: u32, now: i64) -> Self {
+                use $crate::store::sqlite::clock::micros;
                 Self {
                     handler_key: filter.handler_key.as_deref(),
                     message_id: filter.message_id.as_deref(),
@@ -137,10 +124,10 @@ macro_rules! by_filter {
                     reason: filter.reason.as_deref(),
                     error: filter.error.as_deref(),
                     fingerprint: filter.fingerprint.as_deref(),
-                    before: filter.older_than.map(|age| now - $crate::store::sqlite::clock::micros(age)),
-                    after: filter.newer_than.map(|age| now - $crate::store::sqlite::clock::micros(age)),
-                    word,
+                    before: filter.older_than.map(|age| now - micros(age)),
+                    after: filter.newer_than.map(|age| now - micros(age)),
                     limit: limit.into(),
+                    $($more,)?
                 }
             }
         }
@@ -149,41 +136,32 @@ macro_rules! by_filter {
 pub(super) use by_filter;
 
 by_filter!(Poisoned(delivery!(
-    "d.status = 3", is_meant!("d.finished_at"), "AND ?10 IS NULL ORDER BY d.finished_at, d.message_seq LIMIT ?11"
-)) -> (Text));
+    "d.status = 3", is_meant!("d.finished_at"), "ORDER BY d.finished_at, d.message_seq LIMIT :limit"
+)) -> String);
 
 by_filter!(Open(delivery!(
     "d.finished_at IS NULL", is_meant!("coalesce(m.received_at, d.due_at)"),
-    "AND iif(d.locked_until > now.at, 'running', 'pending') = ?10 ORDER BY d.due_at, d.message_seq LIMIT ?11"
-)) -> (Text));
+    "AND iif(d.locked_until > now.at, 'running', 'pending') = :state ORDER BY d.due_at, d.message_seq LIMIT :limit"
+)) -> String, state: &'static str);
 
 by_filter!(Recent(delivery!(
     "true", is_meant!("coalesce(m.received_at, d.due_at)"),
-    "AND (?10 IS NULL OR ?10 = CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
+    "AND (:state IS NULL OR :state = CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
                                              WHEN 3 THEN 'poisoned' ELSE 'discarded' END)
-     ORDER BY d.message_seq DESC, d.handler_id LIMIT ?11"
-)) -> (Text));
+     ORDER BY d.message_seq DESC, d.handler_id LIMIT :limit"
+)) -> String, state: Option<&'static str>);
 
-statement! {
-    DeliveryOne(delivery!("d.message_seq = ?1 AND d.handler_id = ?2")) -> (Text) {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
-}
+statements! {
+    DeliveryOne(delivery!("d.message_seq = :message_seq AND d.handler_id = :handler_id"))
+    -> String { message_seq: i64, handler_id: i16 }
 
-statement! {
     StandingOne("
         SELECT json_object('message_seq', message_seq, 'handler_id', handler_id, 'errors', errors, 'replays', replays,
             'state', CASE status WHEN 0 THEN iif(locked_until > (SELECT at FROM inbox_now), 'running', 'pending') WHEN 2 THEN 'done'
                                  WHEN 3 THEN 'poisoned' ELSE 'discarded' END)
-        FROM inbox_delivery WHERE message_seq = ?1 AND handler_id = ?2")
-    -> (Text) {
-        message_seq: i64 => BigInt,
-        handler_id: i16 => SmallInt,
-    }
-}
+        FROM inbox_delivery WHERE message_seq = :message_seq AND handler_id = :handler_id")
+    -> String { message_seq: i64, handler_id: i16 }
 
-statement! {
     PoisonedErrors("
         SELECT json_object('handler_key', h.key, 'reason', reason, 'fingerprint', fingerprint, 'poisoned', poisoned, 'first_at', first_at,
                            'last_at', last_at, 'example', example)
@@ -191,26 +169,20 @@ statement! {
                      min(d.finished_at) AS first_at, max(d.finished_at) AS last_at, min(d.last_error) AS example
               FROM inbox_delivery d WHERE d.status = 3 GROUP BY 1, 2, 3) e
         LEFT JOIN inbox_handler h ON h.id = e.handler_id
-        ORDER BY poisoned DESC, h.key, fingerprint")
-    -> (Text) {}
+        ORDER BY poisoned DESC, h.key, fingerprint") -> String {}
 }
 
 /// Declares a statement about the quarantined records that a filter means: what stands before and behind their choice.
 macro_rules! by_quarantine_filter {
-    ($name:ident($before:literal, $behind:literal) $(-> ($row:ty))?) => {
-        statement! {
+    ($name:ident($before:literal, $behind:literal) $(-> $row:ty)?) => {
+        statements! {
             $name<'a>(concat!($before, "
-                WHERE (?1 IS NULL OR id = ?1) AND (?2 IS NULL OR topic = ?2) AND (?3 IS NULL OR reason = ?3)
-                  AND (?4 IS NULL OR instr(lower(detail), lower(?4)) > 0)
-                  AND (?5 IS NULL OR quarantined_at < ?5) AND (?6 IS NULL OR quarantined_at >= ?6)
-                ORDER BY id LIMIT ?7", $behind)) $(-> ($row))? {
-                id: Option<i64> => Nullable<BigInt>,
-                topic: Option<&'a str> => Nullable<Text>,
-                reason: Option<&'a str> => Nullable<Text>,
-                detail: Option<&'a str> => Nullable<Text>,
-                before: Option<i64> => Nullable<BigInt>,
-                after: Option<i64> => Nullable<BigInt>,
-                limit: i64 => BigInt,
+                WHERE (:id IS NULL OR id = :id) AND (:topic IS NULL OR topic = :topic) AND (:reason IS NULL OR reason = :reason)
+                  AND (:detail IS NULL OR instr(lower(detail), lower(:detail)) > 0)
+                  AND (:before IS NULL OR quarantined_at < :before) AND (:after IS NULL OR quarantined_at >= :after)
+                ORDER BY id LIMIT :limit", $behind)) $(-> $row)? {
+                id: Option<i64>, topic: Option<&'a str>, reason: Option<&'a str>, detail: Option<&'a str>,
+                before: Option<i64>, after: Option<i64>, limit: i64,
             }
         }
 
@@ -237,7 +209,7 @@ by_quarantine_filter!(QuarantinedList(
                         'detail', detail, 'quarantined_at', quarantined_at, 'replay_asked_at', replay_asked_at, 'replays', replays,
                         'payload_bytes', octet_length(payload))
      FROM inbox_quarantine", ""
-) -> (Text));
+) -> String);
 
 pub(super) fn handler_keys(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>> {
     HandlerKeys {}.load(conn).map_err(database("cannot read the handler keys"))
@@ -259,11 +231,12 @@ pub(super) fn deliveries(
 ) -> Result<Vec<DeliverySummary>> {
     let cannot = || database("cannot list deliveries");
     let now = clock::now(conn).map_err(cannot())?;
-    let name = state.map(State::as_str);
     let rows = match state {
-        Some(State::Poisoned) => Poisoned::new(filter, None, limit, now).load(conn),
-        Some(State::Pending | State::Running) => Open::new(filter, name, limit, now).load(conn),
-        Some(State::Done | State::Discarded) | None => Recent::new(filter, name, limit, now).load(conn),
+        Some(State::Poisoned) => Poisoned::new(filter, limit, now).load(conn),
+        Some(open @ (State::Pending | State::Running)) => Open::new(filter, open.as_str(), limit, now).load(conn),
+        Some(State::Done | State::Discarded) | None => {
+            Recent::new(filter, state.map(State::as_str), limit, now).load(conn)
+        }
     };
     from_json(rows.map_err(cannot())?)
 }

@@ -8,7 +8,9 @@ mod records;
 
 use super::errors::database;
 use super::{Sqlite, migrate};
-use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing};
+use crate::store::operating::{
+    Act, Audit, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing,
+};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -54,26 +56,19 @@ impl Operating for Sqlite {
         self.read(move |conn| records::quarantined(conn, id)).await
     }
 
-    async fn act(&self, act: &Act<'_>, signed: &Signed) -> Result<u64> {
-        let (name, act, signed) = (act.name(), act::OwnAct::from(act), signed.clone());
-        self.write(move |conn| act::act(conn, name, &act, &signed)).await
+    async fn act(&self, act: Act, signed: Signed) -> Result<u64> {
+        self.write(move |conn| act::act(conn, &act, &signed)).await
     }
 
-    async fn asked_replays(&self, topics: &[&str], limit: u32) -> Result<Vec<(i64, Record)>> {
-        let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
+    async fn asked_replays(&self, topics: Vec<String>, limit: u32) -> Result<Vec<(i64, Record)>> {
         self.read(move |conn| records::asked_replays(conn, &topics, limit)).await
     }
 
-    async fn replayed(&self, id: i64, replayed: &Replayed<'_>) -> Result<()> {
-        let reason = match replayed {
-            Replayed::Left => None,
-            Replayed::Stays { reason, detail } => Some(((*reason).to_owned(), detail.map(str::to_owned))),
-        };
-        self.write(move |conn| records::replayed(conn, id, reason)).await
+    async fn replayed(&self, id: i64, replayed: Replayed) -> Result<()> {
+        self.write(move |conn| records::replayed(conn, id, &replayed)).await
     }
 
-    async fn backfill(&self, step: &BackfillStep<'_>) -> Result<Backfilled> {
-        let step = backfill::OwnStep::from(step);
+    async fn backfill(&self, step: BackfillStep) -> Result<Backfilled> {
         self.write(move |conn| backfill::backfill(conn, &step)).await
     }
 
@@ -82,11 +77,9 @@ impl Operating for Sqlite {
         self.read(move |conn| look::standings(conn, &rows)).await
     }
 
-    async fn audit(&self, action: &str, filter: &str, affected: u64, signed: &Signed) -> Result<()> {
-        let (action, filter, signed) = (action.to_owned(), filter.to_owned(), signed.clone());
-        let affected = usize::try_from(affected).unwrap_or(usize::MAX);
-        let audit = move |conn: &mut _| act::audit(conn, &action, &filter, affected, &signed).map(drop);
-        self.write(move |conn| audit(conn).map_err(database("cannot write the audit"))).await
+    async fn audit(&self, audit: Audit, signed: Signed) -> Result<()> {
+        let write = move |conn: &mut _| act::audit(conn, &audit, &signed).map(drop);
+        self.write(move |conn| write(conn).map_err(database("cannot write the audit"))).await
     }
 
     async fn facts(&self) -> Result<Facts> {
