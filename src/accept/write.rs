@@ -202,24 +202,25 @@ async fn try_write<B: Backend>(
             Row::Message { .. } => None,
         })
         .collect();
-    let batch = AcceptBatch {
-        messages: &messages,
-        quarantined: &quarantined,
-        ledger,
+    let batch = Arc::new(AcceptBatch {
+        messages,
+        quarantined,
+        ledger: ledger.to_vec(),
         processor: reservations.as_ref().map(|reservations| reservations.processor()),
         lease: intake.limits.lease,
-    };
+    });
     let answers = intake.store.backend.accept(&batch).await?;
+    let messages = &batch.messages;
     if answers.messages.len() != messages.len() {
         let (sent, answered) = (messages.len(), answers.messages.len());
         return Err(Error::bug(format!("{sent} messages were accepted and {answered} answered")));
     }
-    let (receipts, known) = told(rows, &messages, &answers.messages);
+    let (receipts, known) = told(rows, messages, &answers.messages);
     let new: Vec<Option<i64>> = answers.messages.iter().map(new_seq).collect();
     let is_new = new.iter().all(Option::is_some);
     let is_handing_over = reservations.is_some();
     if let Some(reservations) = reservations {
-        reservations.start(&messages, &new, answers.sent_at);
+        reservations.start(messages, &new, answers.sent_at);
     }
     // Deliveries that were added to known messages, or stored while nobody could take them over, wait to be claimed.
     if !(is_new && is_handing_over)

@@ -48,7 +48,7 @@ impl<B: Backend> Store<B> {
 
     /// The SQL of the migrations with their versions, for those who run it themselves.
     pub fn migrations() -> Vec<(i32, &'static str)> {
-        B::migrations()
+        B::MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
     }
 }
 

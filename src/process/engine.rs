@@ -159,8 +159,8 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    pub(super) fn claim_request<'a>(&self, asks: &'a [Ask], scope: ClaimScope) -> ClaimRequest<'a> {
-        let Limits { lease, .. } = self.limits;
+    pub(super) fn claim_request(&self, asks: &[Ask], scope: ClaimScope) -> ClaimRequest {
+        let (asks, lease) = (asks.to_vec(), self.limits.lease);
         ClaimRequest { processor: self.processor, lease, asks, scope, solo_from: self.limits.solo_from() }
     }
 

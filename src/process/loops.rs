@@ -64,8 +64,8 @@ impl<B: Backend> Loops<B> {
         retention: Option<Retention>,
     ) -> Result<Self> {
         let name: Arc<str> = processor_name().into();
-        let enrolment =
-            Enrolment { name: &name, handler_ids: &handler_ids(&lanes), ttl: alive_for(&limits), report: "{}" };
+        let (handler_ids, ttl) = (handler_ids(&lanes), alive_for(&limits));
+        let enrolment = Enrolment { name: Arc::clone(&name), handler_ids, ttl, report: "{}".to_owned() };
         let (processor, paused) = store.backend.enroll(&enrolment).await?;
         // Before anything can be handed over.
         note_paused(&lanes, &paused);

@@ -27,7 +27,7 @@ pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<st
     let mut reported_at = Instant::now();
     loop {
         let report = report(&engine, std::mem::replace(&mut reported_at, Instant::now()).elapsed());
-        keep_alive(&engine, &name, &report).await;
+        keep_alive(&engine, &name, report).await;
         if Instant::now() >= check_at {
             check_unknown(&engine).await;
             check_at = Instant::now() + jittered(check_every);
@@ -74,9 +74,9 @@ pub(super) fn note_paused<B: Backend>(lanes: &[Arc<Lane<B>>], paused: &[i16]) ->
     goes_on
 }
 
-async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &str, report: &str) {
-    let handler_ids = handler_ids(&engine.lanes);
-    let processor = Enrolment { name, handler_ids: &handler_ids, ttl: alive_for(&engine.limits), report };
+async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: String) {
+    let (name, handler_ids) = (Arc::clone(name), handler_ids(&engine.lanes));
+    let processor = Enrolment { name, handler_ids, ttl: alive_for(&engine.limits), report };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
             if note_paused(&engine.lanes, &paused) {

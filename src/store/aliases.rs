@@ -59,14 +59,18 @@ pub(super) fn resolve(wanted: &[WantedHandler], known: &HashMap<String, i16>) ->
     refuse_shared_ids(wanted, known)?;
     let mut resolved = Vec::with_capacity(wanted.len());
     for handler in wanted {
-        let mut all: Vec<i16> = Vec::new();
-        for key in std::iter::once(&handler.key).chain(&handler.former_keys) {
-            let id = *known.get(key).ok_or_else(|| Error::configuration(format!("handler key {key} has no id")))?;
+        let id_of = |key: &String| {
+            let id = known.get(key).copied();
+            id.ok_or_else(|| Error::configuration(format!("handler key {key} has no id")))
+        };
+        let current = id_of(&handler.key)?;
+        let mut all = vec![current];
+        for key in &handler.former_keys {
+            let id = id_of(key)?;
             if !all.contains(&id) {
                 all.push(id);
             }
         }
-        let Some(&current) = all.first() else { continue };
         resolved.push(HandlerIds { current, all: all.into() });
     }
     Ok(resolved)
@@ -83,9 +87,9 @@ mod tests {
 
     /// A database that carries plans out, as the stores do.
     #[derive(Default)]
-    struct Known(HashMap<String, i16>, i16);
+    struct Keys(HashMap<String, i16>, i16);
 
-    impl Known {
+    impl Keys {
         fn register(&mut self, handlers: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
             let plan = plan(handlers, &self.0);
             self.0.extend(plan.aliases);
@@ -99,7 +103,7 @@ mod tests {
 
     #[test]
     fn renamed_twice_and_back_it_is_still_one_handler() {
-        let mut known = Known::default();
+        let mut known = Keys::default();
         let first = known.register(&[wanted("a", &[])]).unwrap();
         for renamed in [wanted("b", &["a"]), wanted("c", &["b", "a"]), wanted("c", &["b"]), wanted("a", &["c"])] {
             assert_eq!(known.register(&[renamed]).unwrap(), first);
@@ -108,14 +112,14 @@ mod tests {
 
     #[test]
     fn an_old_build_that_starts_after_the_rename_shares_the_id() {
-        let mut known = Known::default();
+        let mut known = Keys::default();
         let renamed = known.register(&[wanted("b", &["a"])]).unwrap();
         assert_eq!(known.register(&[wanted("a", &[])]).unwrap(), renamed);
     }
 
     #[test]
     fn two_keys_with_ids_become_one_handler_that_owns_both() {
-        let mut known = Known::default();
+        let mut known = Keys::default();
         known.register(&[wanted("a", &[])]).unwrap();
         known.register(&[wanted("b", &[])]).unwrap();
         let both = known.register(&[wanted("b", &["a"])]).unwrap();
@@ -124,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_key_that_was_anothers_former_key_is_refused() {
-        let mut known = Known::default();
+        let mut known = Keys::default();
         known.register(&[wanted("b", &["a"])]).unwrap();
         let error = known.register(&[wanted("b", &[]), wanted("a", &[])]).unwrap_err().to_string();
         assert!(error.contains("keys b and a"), "{error}");
@@ -135,7 +139,7 @@ mod tests {
         fn keys_keep_their_id_and_no_id_has_two_handlers(
             rounds in prop::collection::vec(prop::collection::vec((0u8..8, prop::collection::vec(0u8..8, 0..3)), 1..4), 1..8),
         ) {
-            let mut known = Known::default();
+            let mut known = Keys::default();
             for round in rounds {
                 let before = known.0.clone();
                 let mut used = std::collections::HashSet::new();

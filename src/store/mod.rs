@@ -26,7 +26,6 @@ mod sqlite;
 mod statement;
 #[cfg(feature = "testing")]
 pub(crate) mod testing;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod version;
 mod written;
 

@@ -69,12 +69,6 @@ pub trait Operating: Send + Sync + Sized + 'static {
 
     /// What is known about the database itself and about work that does not move.
     fn facts(&self) -> impl Future<Output = Result<Facts>> + Send;
-
-    /// The version of the schema in the database, and the newest that this build knows.
-    fn schema_version(&self) -> impl Future<Output = Result<SchemaVersion>> + Send;
-
-    /// The migrations' SQL, in order.
-    fn migrations() -> Vec<(i32, &'static str)>;
 }
 
 /// What a person does.

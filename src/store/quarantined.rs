@@ -3,10 +3,10 @@
 use sha2::{Digest, Sha256};
 
 use super::seam::{NewMessage, Quarantined};
-use crate::types::Record;
+use crate::types::{Record, sanitize};
 
 /// Characters of the detail that are kept.
-pub(super) const DETAIL_CHARS_MAX: usize = 500;
+const DETAIL_CHARS_MAX: usize = 500;
 
 /// A message whose identity is taken by another payload, as the record it was.
 pub(super) fn conflict(message: &NewMessage) -> Quarantined {
@@ -16,6 +16,15 @@ pub(super) fn conflict(message: &NewMessage) -> Quarantined {
         reason: "conflict",
         detail: Some("the identity is taken by a message with another payload".to_owned()),
     }
+}
+
+/// The record's topic as it is stored. It is text in the table, so what cannot be text is made so; Kafka allows only [a-zA-Z0-9._-].
+pub(super) fn topic(quarantined: &Quarantined) -> String {
+    sanitize::text(&quarantined.record.topic, DETAIL_CHARS_MAX)
+}
+
+pub(super) fn detail(quarantined: &Quarantined) -> Option<String> {
+    quarantined.detail.as_deref().map(|detail| sanitize::text(detail, DETAIL_CHARS_MAX))
 }
 
 /// Where it was, who it says it is, and what it holds: the same for a redelivered record, different for any other.

@@ -9,6 +9,7 @@ use diesel::sql_types::{BigInt, Integer, Nullable, SmallInt, Text};
 
 use super::seam::{ClaimId, Claimed, Gap, LedgerState, Stamp};
 use super::statement::{SqlValue, rows, sql_values};
+use super::version::SchemaRow;
 use crate::types::{Headers, Position, Record, StoredMessage};
 
 rows! {
@@ -31,7 +32,13 @@ rows! {
 sql_values! {
     SharedText => Text,
     ClaimId => (BigInt, SmallInt, Integer),
+    SchemaRow => (Integer, Integer),
     LedgerState => (Text, Integer, BigInt, BigInt, Nullable<BigInt>),
+}
+
+#[cfg(feature = "testing")]
+sql_values! {
+    super::testing::DeliveryRow => (Text, Integer, Integer, Integer, BigInt, Nullable<Text>, Nullable<Text>),
 }
 
 /// A stamp as the database keeps it.

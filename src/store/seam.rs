@@ -13,6 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::BoxFuture;
 use smallvec::SmallVec;
 
+use super::operating::SchemaVersion;
+use super::version::{self, Migration, SchemaRow};
 use crate::types::{Outcome, Record, Result, StoredMessage};
 
 /// As many as a message has handlers: mostly a few, which need no memory of their own.
@@ -24,14 +26,30 @@ pub trait Seam: Send + Sync + Sized + 'static {
 
     fn migrate(&self) -> impl Future<Output = Result<()>> + Send;
 
+    /// The schema's steps, in order. There is at least one.
+    const MIGRATIONS: &'static [Migration];
+
+    /// The newest migration that the database has had; none when there is no inbox.
+    fn newest_migration(&self) -> impl Future<Output = Result<Option<SchemaRow>>> + Send;
+
     /// Refuses a schema that this build does not know.
-    fn check_schema(&self) -> impl Future<Output = Result<()>> + Send;
+    fn check_schema(&self) -> impl Future<Output = Result<()>> + Send {
+        async { version::check(self.newest_migration().await?, version::newest(Self::MIGRATIONS)) }
+    }
+
+    /// The version of the schema in the database, and the newest that this build knows.
+    fn schema_version(&self) -> impl Future<Output = Result<SchemaVersion>> + Send {
+        async {
+            let found = self.newest_migration().await?.map(|newest| newest.version);
+            Ok(SchemaVersion { found, known: version::newest(Self::MIGRATIONS) })
+        }
+    }
 
     /// Finds or makes the ids of handlers, in the order given.
     fn register(&self, wanted: &[WantedHandler]) -> impl Future<Output = Result<Vec<HandlerIds>>> + Send;
 
     /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
-    fn accept(&self, batch: &AcceptBatch<'_>) -> impl Future<Output = Result<Answers>> + Send;
+    fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Answers>> + Send;
 
     /// Where the ledger stands for a group's topics and partitions, in the order asked for.
     fn ledger(
@@ -53,7 +71,7 @@ pub trait Seam: Send + Sync + Sized + 'static {
     fn refuses(&self, message: &NewMessage) -> impl Future<Output = Result<bool>> + Send;
 
     /// Takes due deliveries for this processor, at most as many as asked for.
-    fn claim(&self, request: &ClaimRequest<'_>) -> impl Future<Output = Result<Claims>> + Send;
+    fn claim(&self, request: &ClaimRequest) -> impl Future<Output = Result<Claims>> + Send;
 
     /// Writes outcomes, each only while its claim is current. Returns the claims that were lost.
     fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
@@ -72,10 +90,10 @@ pub trait Seam: Send + Sync + Sized + 'static {
     fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;
 
     /// Makes this processor known; returns its id, and the handlers that are paused.
-    fn enroll(&self, processor: &Enrolment<'_>) -> impl Future<Output = Result<(i32, Vec<i16>)>> + Send;
+    fn enroll(&self, processor: &Enrolment) -> impl Future<Output = Result<(i32, Vec<i16>)>> + Send;
 
     /// Says that the processor is alive; returns the handlers that are paused.
-    fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> impl Future<Output = Result<Vec<i16>>> + Send;
+    fn keep_alive(&self, id: i32, processor: &Enrolment) -> impl Future<Output = Result<Vec<i16>>> + Send;
 
     /// Takes the processor off the list.
     fn withdraw(&self, id: i32) -> impl Future<Output = Result<()>> + Send;
@@ -123,14 +141,21 @@ pub struct ClaimId {
     pub attempt: i32,
 }
 
-pub struct AcceptBatch<'a> {
-    pub messages: &'a [NewMessage],
-    pub quarantined: &'a [Quarantined],
+pub struct AcceptBatch {
+    pub messages: Vec<NewMessage>,
+    pub quarantined: Vec<Quarantined>,
     /// Moves in the transaction that leaves nothing of the batch open, never before.
-    pub ledger: &'a [LedgerEntry],
+    pub ledger: Vec<LedgerEntry>,
     /// Set when deliveries may be inserted already claimed.
     pub processor: Option<i32>,
     pub lease: Duration,
+}
+
+impl AcceptBatch {
+    /// The processor that a delivery is inserted as claimed by. Without one nobody would run what is inserted so.
+    pub(super) fn claimed_by(&self, delivery: &NewDelivery) -> Option<i32> {
+        self.processor.filter(|_| delivery.is_handed_over)
+    }
 }
 
 /// A step of the ledger: per consumer group, topic and partition the next offset to accept.
@@ -252,10 +277,11 @@ pub struct Quarantined {
     pub detail: Option<String>,
 }
 
-pub struct ClaimRequest<'a> {
+#[derive(Clone)]
+pub struct ClaimRequest {
     pub processor: i32,
     pub lease: Duration,
-    pub asks: &'a [Ask],
+    pub asks: Vec<Ask>,
     pub scope: ClaimScope,
     /// Deliveries with this many crashes have to run alone.
     pub solo_from: i32,
@@ -275,6 +301,15 @@ pub enum ClaimScope {
     /// Neither those whose lock has run out, nor those that have to run alone.
     Unsuspected,
     All,
+}
+
+impl ClaimScope {
+    pub(super) fn has_suspects(self) -> bool {
+        match self {
+            Self::Unsuspected => false,
+            Self::All => true,
+        }
+    }
 }
 
 /// A moment of the database's clock. Opaque here: it is only ever given back to the database.
@@ -350,13 +385,14 @@ pub enum ReadBack {
     Undecided,
 }
 
-pub struct Enrolment<'a> {
-    pub name: &'a str,
-    pub handler_ids: &'a [i16],
+#[derive(Clone)]
+pub struct Enrolment {
+    pub name: Arc<str>,
+    pub handler_ids: Vec<i16>,
     /// How long it counts as alive without a sign.
     pub ttl: Duration,
     /// What it says of itself, as JSON.
-    pub report: &'a str,
+    pub report: String,
 }
 
 /// Connections of this process to its database.

@@ -232,3 +232,50 @@ const fn find(fields: &[&str], sql: &[u8], start: usize, end: usize) -> usize {
     }
     panic!("the statement names a bind that it does not have");
 }
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use diesel::{Connection, RunQueryDsl, SqliteConnection};
+
+    use super::Template;
+
+    super::declare_statements! {
+        [diesel::sqlite::Sqlite, '?', [diesel::RunQueryDsl<diesel::SqliteConnection>]]
+
+        Echo<'a>("SELECT :ten || :nine || :eight || :seven || :six || :five || :four || :three || :two || :one, :one || :two || :ten")
+        -> (String, String) {
+            one: &'a str, two: &'a str, three: &'a str, four: &'a str, five: &'a str, six: &'a str, seven: &'a str,
+            eight: &'a str, nine: &'a str, ten: &'a str,
+        }
+    }
+
+    #[test]
+    fn binds_are_found_by_their_names_in_any_order_and_more_than_once() {
+        let mut conn = SqliteConnection::establish(":memory:").unwrap();
+        let [one, two, three, four, five] = ["1", "2", "3", "4", "5"];
+        let [six, seven, eight, nine, ten] = ["6", "7", "8", "9", "ten "];
+        let echo = Echo { one, two, three, four, five, six, seven, eight, nine, ten };
+        let rows = echo.load::<(String, String)>(&mut conn).unwrap();
+        assert_eq!(rows, [("ten 987654321".to_owned(), "12ten ".to_owned())]);
+    }
+
+    #[test]
+    fn a_cast_is_not_a_bind() {
+        assert_eq!(
+            Template::<28, 1>::new("SELECT :at::text, x::jsonb ", '$', &["at"]).text(),
+            "SELECT ::text, x::jsonb "
+        );
+    }
+
+    #[test]
+    #[should_panic = "names a bind that it does not have"]
+    fn a_name_that_is_no_field_is_refused() {
+        Template::<16, 1>::new("SELECT :handlers", '?', &["handler"]);
+    }
+
+    #[test]
+    #[should_panic = "does not name every bind"]
+    fn a_field_without_a_mention_is_refused() {
+        Template::<16, 2>::new("SELECT :handlers", '?', &["handlers", "limit"]);
+    }
+}

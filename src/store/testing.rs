@@ -8,7 +8,6 @@
 use std::future::Future;
 use std::time::Duration;
 
-use super::statement::rows;
 use crate::types::{Delivery, Error, Result, State};
 
 pub trait Testing: Send + Sync {
@@ -22,11 +21,16 @@ pub trait Testing: Send + Sync {
     fn remove(&self) -> impl Future<Output = Result<()>> + Send;
 }
 
-rows! {
-    /// A delivery as both stores find it.
-    DeliveryRow {
-        state: String, attempts: i32, errors: i32, crashes: i32, due_in_us: i64, reason: Option<String>, last_error: Option<String>,
-    }
+/// A delivery as both stores find it.
+#[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
+pub(super) struct DeliveryRow {
+    state: String,
+    attempts: i32,
+    errors: i32,
+    crashes: i32,
+    due_in_us: i64,
+    reason: Option<String>,
+    last_error: Option<String>,
 }
 
 pub(super) fn delivery(row: DeliveryRow) -> Result<Delivery> {

@@ -1,20 +1,30 @@
 //! Versions of the schema: which one a build can work with, and which migrations are missing. Pure: the stores read and write.
 
-use super::statement::rows;
+// As seam.rs.
+#![allow(unreachable_pub, missing_docs)]
+
 use crate::types::{Error, Kind, Result};
 
 /// One step of the schema. Never edited after release.
-pub(super) struct Migration {
-    pub(super) version: i32,
-    pub(super) sql: &'static str,
+#[derive(Debug)]
+pub struct Migration {
+    pub version: i32,
+    pub sql: &'static str,
     /// The oldest build, by the newest migration it has, that can go on working with this schema.
-    pub(super) compatible_with: i32,
+    pub compatible_with: i32,
 }
 
-rows! {
-    /// The newest migration that a database has had. All zero where there was none.
-    #[derive(Debug, Clone, Copy, Default)]
-    SchemaRow { version: i32, compatible_with: i32 }
+/// The newest migration that a database has had. All zero where there was none.
+#[derive(Debug, Clone, Copy, Default)]
+#[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
+pub struct SchemaRow {
+    pub version: i32,
+    pub compatible_with: i32,
+}
+
+/// The version that these migrations lead to.
+pub(super) const fn newest(migrations: &[Migration]) -> i32 {
+    migrations[migrations.len() - 1].version
 }
 
 /// The migrations that are to be run, in order.

@@ -1,11 +1,13 @@
 //! Accepts a batch: messages, deliveries and the ledger in one statement, quarantined records and known identities in a short
 //! transaction.
 //!
-//! The fast path is one autocommitted statement. The ledger moves with whatever leaves nothing of the batch open, never before. Identities that already exist take the slow path, which locks their message rows
-//! first, so that two processes that know one handler under two ids cannot both add a delivery. No step joins two arrays: whatever
-//! the planner believes of their length, the cost stays that of the batch.
+//! The fast path is one autocommitted statement. The ledger moves with whatever leaves nothing of the batch open, never before.
+//! Identities that already exist take the slow path, which locks their message rows first, so that two processes that know one handler
+//! under two ids cannot both add a delivery. No step joins two arrays: whatever the planner believes of their length, the cost stays
+//! that of the batch.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
@@ -19,7 +21,7 @@ use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
-use crate::store::seam::{AcceptBatch, Accepted, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, Answers, NewDelivery, NewMessage, Quarantined};
 use crate::types::{Error, Kind, Result};
 
 /// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
@@ -52,8 +54,8 @@ statements! {
             SELECT (SELECT by_rank FROM seqs)[rank], message_id, source, topic, payload_hash, kafka_partition, kafka_offset,
                    recorded_at, record_key, headers, payload
             FROM (SELECT unnest(:ranks) AS rank, unnest(:message_ids) AS message_id, unnest(:sources) AS source, unnest(:topics) AS topic,
-                         unnest(:payload_hashes) AS payload_hash, unnest(:kafka_partitions) AS kafka_partition, unnest(:kafka_offsets) AS kafka_offset,
-                         unnest(:recorded_ats) AS recorded_at, unnest(:record_keys) AS record_key, unnest(:headers) AS headers,
+                         unnest(:payload_hashes) AS payload_hash, unnest(:kafka_partitions) AS kafka_partition,
+                         unnest(:kafka_offsets) AS kafka_offset, unnest(:recorded_ats) AS recorded_at, unnest(:record_keys) AS record_key, unnest(:headers) AS headers,
                          unnest(:payloads) AS payload) i
             WHERE (SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[])
             ON CONFLICT (message_id, source) DO NOTHING
@@ -65,11 +67,13 @@ statements! {
                    CASE WHEN d.is_handed_over THEN :processor END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
             FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
-                  FROM (SELECT unnest(:delivery_ranks) AS rank, unnest(:delivery_handlers) AS handler_id, unnest(:delivery_handed_over) AS is_handed_over) w) d
+                  FROM (SELECT unnest(:delivery_ranks) AS rank, unnest(:delivery_handlers) AS handler_id,
+                               unnest(:delivery_handed_over) AS is_handed_over) w) d
             WHERE CASE WHEN (SELECT count(*) FROM message) = :count THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
             UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-            FROM unnest(:ledger_groups, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+            FROM unnest(:ledger_groups, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets)
+                AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
             WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
               AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = :count
             RETURNING l.topic, l.kafka_partition)
@@ -130,12 +134,10 @@ struct Progress {
 }
 
 /// Accepts the batch. An identity that stands in it twice is new once; the others find it in the slow path.
-pub(super) async fn accept(
-    conn: &mut AsyncPgConnection,
-    batch: &AcceptBatch<'_>,
-) -> Result<(Vec<Accepted>, Vec<LedgerMove>)> {
+pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Result<Answers> {
+    let sent_at = Instant::now();
     let mut progress = Progress { answers: vec![None; batch.messages.len()], moved: Moved::default() };
-    let mut quarantined = batch.quarantined;
+    let mut quarantined = &*batch.quarantined;
     if batch.messages.is_empty() {
         insert_quarantined(conn, batch, &mut progress).await?;
     }
@@ -151,26 +153,22 @@ pub(super) async fn accept(
             add_to_known(conn, batch, &known, &mut progress).await?;
         }
     }
-    let answers = progress.answers.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
+    let messages = progress.answers.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
         Error::new(
             Kind::Server,
             format!("cannot accept {} messages: their identities come and go", batch.messages.len()),
         )
     })?;
-    Ok((answers, ledger::moves(batch.ledger, &progress.moved)))
+    Ok(Answers { sent_at, messages, ledger: ledger::moves(&batch.ledger, &progress.moved) })
 }
 
 /// A batch without a message: nothing in it was wanted, or all of it is quarantined.
-async fn insert_quarantined(
-    conn: &mut AsyncPgConnection,
-    batch: &AcceptBatch<'_>,
-    progress: &mut Progress,
-) -> Result<()> {
+async fn insert_quarantined(conn: &mut AsyncPgConnection, batch: &AcceptBatch, progress: &mut Progress) -> Result<()> {
     let written = conn.transaction(async |conn| {
         if !batch.quarantined.is_empty() {
-            quarantine::insert(batch.quarantined).execute(conn).await?;
+            quarantine::insert(&batch.quarantined).execute(conn).await?;
         }
-        ledger::advance(conn, batch.ledger).await
+        ledger::advance(conn, &batch.ledger).await
     });
     let cannot = database(format!("cannot quarantine {} records", batch.quarantined.len()));
     progress.moved = written.await.map_err(cannot)?;
@@ -180,7 +178,7 @@ async fn insert_quarantined(
 /// The fast path. With records to quarantine it is a transaction of two statements, else a single autocommitted one.
 async fn insert_new(
     conn: &mut AsyncPgConnection,
-    batch: &AcceptBatch<'_>,
+    batch: &AcceptBatch,
     open: &[usize],
     quarantined: &[Quarantined],
     progress: &mut Progress,
@@ -197,6 +195,7 @@ async fn insert_new(
         .map_err(cannot())?
     };
     progress.moved.extend(inserted.moved_topics.into_iter().zip(inserted.moved_partitions));
+    debug_assert_eq!(inserted.seqs.len(), open.len(), "one seq is set aside for each message");
     let used: HashSet<i64> = inserted.used.into_iter().collect();
     for (&index, seq) in open.iter().zip(inserted.seqs) {
         if used.contains(&seq) {
@@ -209,14 +208,14 @@ async fn insert_new(
 /// The slow path: identities that were there before.
 async fn add_to_known(
     conn: &mut AsyncPgConnection,
-    batch: &AcceptBatch<'_>,
+    batch: &AcceptBatch,
     known: &[usize],
     progress: &mut Progress,
 ) -> Result<()> {
     let messages: Vec<&NewMessage> = known.iter().map(|&index| &batch.messages[index]).collect();
     let found = conn
         .transaction(async |conn| {
-            let found = lock_known(&messages).load::<KnownRow>(conn).await?;
+            let found = stored(&messages, lock_known(&messages).load(conn).await?)?;
             let remembered = remembered(conn, &messages, &found).await?;
             let (same, conflicting) = split_conflicts(&messages, &found);
             let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<i64>(conn).await? };
@@ -225,7 +224,7 @@ async fn add_to_known(
             }
             // What vanished between the two paths comes round again, and the ledger with it.
             let is_last = found.len() + remembered.len() == known.len();
-            let moved = if is_last { ledger::advance(conn, batch.ledger).await? } else { Moved::default() };
+            let moved = if is_last { ledger::advance(conn, &batch.ledger).await? } else { Moved::default() };
             QueryResult::Ok((found, remembered, added, moved))
         })
         .await;
@@ -240,9 +239,8 @@ async fn add_to_known(
         *counts.entry(seq).or_default() += 1;
         counts
     });
-    for KnownRow { ord, seq, payload_hash } in found {
-        let at = place(ord, known.len())?;
-        progress.answers[known[at]] = Some(if payload_hash == messages[at].payload_hash {
+    for Stored { at, seq, is_same } in found {
+        progress.answers[known[at]] = Some(if is_same {
             Accepted::Duplicate { seq, added: added.remove(&seq).unwrap_or_default() }
         } else {
             Accepted::Conflict
@@ -255,23 +253,40 @@ async fn add_to_known(
 async fn remembered(
     conn: &mut AsyncPgConnection,
     messages: &[&NewMessage],
-    found: &[KnownRow],
+    found: &[Stored],
 ) -> QueryResult<Vec<usize>> {
-    let found: HashSet<usize> = found.iter().filter_map(|row| usize::try_from(row.ord - 1).ok()).collect();
+    let found: HashSet<usize> = found.iter().map(|stored| stored.at).collect();
     let missing: Vec<usize> = (0..messages.len()).filter(|at| !found.contains(at)).collect();
     if missing.is_empty() {
         return Ok(Vec::new());
     }
     let identity_hashes = missing.iter().map(|&at| identity_hash(messages[at])).collect();
     let ords: Vec<i32> = Remembered { identity_hashes }.load(conn).await.and_then(only_row)?;
-    let place = |ord: i32| usize::try_from(ord - 1).ok().and_then(|at| missing.get(at).copied());
-    Ok(ords.into_iter().filter_map(place).collect())
+    ords.into_iter().map(|ord| Ok(missing[place(ord.into(), missing.len())?])).collect()
 }
 
-/// An ordinal of the database as a place among so many.
-fn place(ord: i64, count: usize) -> Result<usize> {
+/// A message that was there before: its place among those that were asked for, and whether it has the same payload.
+struct Stored {
+    at: usize,
+    seq: i64,
+    is_same: bool,
+}
+
+fn stored(messages: &[&NewMessage], rows: Vec<KnownRow>) -> QueryResult<Vec<Stored>> {
+    let stored = |KnownRow { ord, seq, payload_hash }| {
+        let at = place(ord, messages.len())?;
+        Ok(Stored { at, seq, is_same: payload_hash == messages[at].payload_hash })
+    };
+    rows.into_iter().map(stored).collect()
+}
+
+/// An ordinal of the database, which counts from 1, as a place in the array that it was given.
+fn place(ord: i64, count: usize) -> QueryResult<usize> {
     let place = usize::try_from(ord - 1).ok().filter(|&place| place < count);
-    place.ok_or_else(|| Error::new(Kind::Server, format!("the database answered for message {ord} of {count}")))
+    place.ok_or_else(|| {
+        let odd = format!("the database answered for element {ord} of an array of {count}");
+        diesel::result::Error::DeserializationError(odd.into())
+    })
 }
 
 fn identity_hash(message: &NewMessage) -> IdentityHash {
@@ -281,22 +296,21 @@ fn identity_hash(message: &NewMessage) -> IdentityHash {
 /// Messages that are the same as the stored ones, with their seq, and those that only claim to be.
 fn split_conflicts<'a>(
     messages: &[&'a NewMessage],
-    found: &[KnownRow],
+    found: &[Stored],
 ) -> (Vec<(i64, &'a NewMessage)>, Vec<Quarantined>) {
     let mut same = Vec::new();
     let mut conflicting = Vec::new();
-    for KnownRow { ord, seq, payload_hash } in found {
-        let Some(message) = usize::try_from(ord - 1).ok().and_then(|at| messages.get(at)) else { continue };
-        if *payload_hash == message.payload_hash {
-            same.push((*seq, *message));
+    for &Stored { at, seq, is_same } in found {
+        if is_same {
+            same.push((seq, messages[at]));
         } else {
-            conflicting.push(quarantined::conflict(message));
+            conflicting.push(quarantined::conflict(messages[at]));
         }
     }
     (same, conflicting)
 }
 
-fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
+fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
     let rank = |at: usize| i32::try_from(at + 1).unwrap_or(i32::MAX);
     let mut messages: Vec<(i32, &'a NewMessage)> =
         open.iter().enumerate().map(|(at, &index)| (rank(at), &batch.messages[index])).collect();
@@ -305,8 +319,6 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
         .flat_map(|(rank, message)| message.deliveries.iter().map(move |delivery| (*rank, delivery)))
         .collect();
     messages.sort_unstable_by_key(|(rank, new)| (&new.message.id, &new.message.source, *rank));
-    // Without a processor nobody would run what is inserted as claimed.
-    let is_handed_over = |delivery: &NewDelivery| delivery.is_handed_over && batch.processor.is_some();
     Insert {
         // In the order of ranks, unlike the rest.
         identity_hashes: open.iter().map(|&index| identity_hash(&batch.messages[index])).collect(),
@@ -326,7 +338,7 @@ fn insert<'a>(batch: &AcceptBatch<'a>, open: &[usize]) -> Insert<'a> {
         processor: batch.processor,
         delivery_ranks: deliveries.iter().map(|(rank, _)| *rank).collect(),
         delivery_handlers: deliveries.iter().map(|(_, delivery)| delivery.ids.current).collect(),
-        delivery_handed_over: deliveries.iter().map(|(_, delivery)| is_handed_over(delivery)).collect(),
+        delivery_handed_over: deliveries.iter().map(|(_, delivery)| batch.claimed_by(delivery).is_some()).collect(),
         ledger_groups: batch.ledger.iter().map(|entry| &*entry.group).collect(),
         ledger_topics: batch.ledger.iter().map(|entry| &*entry.topic).collect(),
         ledger_partitions: batch.ledger.iter().map(|entry| entry.partition).collect(),

@@ -12,6 +12,33 @@ pub(super) fn database(context: impl Into<String>) -> impl FnOnce(DieselError) -
     errors::database(kind, context)
 }
 
+/// Why a transaction was rolled back, where it can refuse by itself: diesel wants an error that its own can become.
+pub(super) enum Trouble {
+    Ours(Error),
+    Database(DieselError),
+}
+
+impl Trouble {
+    pub(super) fn or(self, database: impl FnOnce(DieselError) -> Error) -> Error {
+        match self {
+            Self::Ours(error) => error,
+            Self::Database(error) => database(error),
+        }
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Ours(error)
+    }
+}
+
+impl From<DieselError> for Trouble {
+    fn from(error: DieselError) -> Self {
+        Self::Database(error)
+    }
+}
+
 pub(super) fn kind(error: &DieselError) -> Kind {
     match error {
         DieselError::DatabaseError(kind, _) => match kind {

@@ -27,7 +27,8 @@ statements! {
     /// The same as in accept's own statement, for batches that take the longer way.
     Advance<'a>("
         UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-        FROM unnest(:groups, :topics, :partitions, :from_offsets, :next_offsets) AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
+        FROM unnest(:groups, :topics, :partitions, :from_offsets, :next_offsets)
+            AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
         WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
           AND l.next_offset >= e.from_offset
           AND (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'

@@ -5,19 +5,18 @@
 
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
-use super::errors::database;
+use super::errors::{Trouble, database};
 use super::statement::{only_row, statements};
-use crate::store::operating::SchemaVersion;
 use crate::store::version::{self, Migration, SchemaRow};
-use crate::types::{Error, Result};
+use crate::types::Result;
 
-const MIGRATIONS: &[Migration] = &[Migration {
+pub(super) const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
     sql: include_str!("../../../migrations/postgres/0001_inbox/up.sql"),
     compatible_with: 1,
 }];
 
-const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+const VERSION: i32 = version::newest(MIGRATIONS);
 
 const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
     version         integer     PRIMARY KEY,
@@ -38,13 +37,13 @@ statements! {
 
 /// Runs what is missing.
 pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
-    if let Some(found) = find(conn).await? {
+    if let Some(found) = newest(conn).await? {
         version::refuse_unknown(found, VERSION)?;
         if found.version >= VERSION {
             return Ok(());
         }
     }
-    conn.transaction::<(), MigrateError, _>(async |conn| {
+    conn.transaction::<(), Trouble, _>(async |conn| {
         Lock {}.load::<bool>(conn).await?;
         conn.batch_execute(CREATE_VERSIONS).await?;
         // Read again: another process may have migrated while this one waited for the lock.
@@ -59,49 +58,15 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
         Ok(())
     })
     .await
-    .map_err(|error| match error {
-        MigrateError::Ours(error) => error,
-        MigrateError::Diesel(error) => database("cannot migrate the schema")(error),
-    })
+    .map_err(|trouble| trouble.or(database("cannot migrate the schema")))
 }
 
-/// Refuses a schema that this build cannot work with, and says what to do about it.
-pub(super) async fn check(conn: &mut AsyncPgConnection) -> Result<()> {
-    version::check(find(conn).await?, VERSION)
-}
-
-/// The version that is there and the one this build knows.
-pub(super) async fn version(conn: &mut AsyncPgConnection) -> Result<SchemaVersion> {
-    Ok(SchemaVersion { found: find(conn).await?.map(|found| found.version), known: VERSION })
-}
-
-pub(super) fn all() -> Vec<(i32, &'static str)> {
-    MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
-}
-
-async fn find(conn: &mut AsyncPgConnection) -> Result<Option<SchemaRow>> {
+/// The newest migration that the database has had; none when there is no inbox.
+pub(super) async fn newest(conn: &mut AsyncPgConnection) -> Result<Option<SchemaRow>> {
     let cannot = || database("cannot read the schema version");
     let has_versions: bool = HasVersions {}.load(conn).await.and_then(only_row).map_err(cannot())?;
     if !has_versions {
         return Ok(None);
     }
     Ok(Newest {}.load::<SchemaRow>(conn).await.map_err(cannot())?.pop())
-}
-
-/// Diesel's `transaction` wants an error that diesel's own errors can become.
-enum MigrateError {
-    Ours(Error),
-    Diesel(diesel::result::Error),
-}
-
-impl From<diesel::result::Error> for MigrateError {
-    fn from(error: diesel::result::Error) -> Self {
-        Self::Diesel(error)
-    }
-}
-
-impl From<Error> for MigrateError {
-    fn from(error: Error) -> Self {
-        Self::Ours(error)
-    }
 }

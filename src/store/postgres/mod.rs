@@ -23,7 +23,7 @@ mod upkeep;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use connect::PostgresOptions;
 
@@ -38,6 +38,7 @@ use super::seam::{
     NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
     WantedHandler,
 };
+use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 use connect::Connector;
@@ -94,8 +95,17 @@ impl Store<Postgres> {
 }
 
 /// Runs a statement file's act on a connection, within a time that only a database that will never answer can exceed: a proxy that keeps the
-/// socket alive for a dead server, say. The connection is closed then, never reused, and what became of the act is not known.
+/// socket alive for a dead server, say. The connection is closed then, never reused, and what became of the act is not known. The error of
+/// an act that is `judged` says whether the connection was lost with it.
 macro_rules! act {
+    ($self:ident, judged $conn:ident => $act:expr) => {
+        $crate::store::postgres::act!($self, $conn => async {
+            match $act.await {
+                Err(error) => Err(connect::judge(&mut $conn, error).await),
+                acted => acted,
+            }
+        })
+    };
     ($self:ident, $conn:ident => $act:expr) => {
         $crate::store::postgres::act!($self, &$self.pool, $conn => $act)
     };
@@ -138,27 +148,23 @@ impl Backend for Postgres {}
 impl Seam for Postgres {
     type Connection = AsyncPgConnection;
 
+    const MIGRATIONS: &'static [Migration] = migrate::MIGRATIONS;
+
     async fn migrate(&self) -> Result<()> {
         // However long it takes: a migration of a large table is not to be cut off.
         migrate::migrate(&mut *self.conn().await?).await
     }
 
-    async fn check_schema(&self) -> Result<()> {
-        act!(self, conn => migrate::check(&mut conn))
+    async fn newest_migration(&self) -> Result<Option<SchemaRow>> {
+        act!(self, conn => migrate::newest(&mut conn))
     }
 
     async fn register(&self, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
         act!(self, conn => register::register(&mut conn, wanted))
     }
 
-    async fn accept(&self, batch: &AcceptBatch<'_>) -> Result<Answers> {
-        act!(self, conn => async {
-            let sent_at = Instant::now();
-            match accept::accept(&mut conn, batch).await {
-                Ok((messages, ledger)) => Ok(Answers { sent_at, messages, ledger }),
-                Err(error) => Err(connect::judge(&mut conn, error).await),
-            }
-        })
+    async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Answers> {
+        act!(self, judged conn => accept::accept(&mut conn, batch))
     }
 
     async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
@@ -182,20 +188,12 @@ impl Seam for Postgres {
         act!(self, conn => quarantine::refuses(&mut conn, message))
     }
 
-    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claims> {
-        act!(self, conn => async {
-            let sent_at = Instant::now();
-            Ok(Claims { sent_at, deliveries: process::claim(&mut conn, request).await? })
-        })
+    async fn claim(&self, request: &ClaimRequest) -> Result<Claims> {
+        act!(self, conn => process::claim(&mut conn, request))
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
-        act!(self, conn => async {
-            match process::settle(&mut conn, settlements).await {
-                Ok(lost) => Ok(lost),
-                Err(error) => Err(connect::judge(&mut conn, error).await),
-            }
-        })
+        act!(self, judged conn => process::settle(&mut conn, settlements))
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {
@@ -220,11 +218,11 @@ impl Seam for Postgres {
         act!(self, conn => transact::read_back(&mut conn, claim))
     }
 
-    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<(i32, Vec<i16>)> {
+    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
         act!(self, conn => upkeep::enroll(&mut conn, processor))
     }
 
-    async fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
+    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
         act!(self, conn => upkeep::keep_alive(&mut conn, id, processor))
     }
 
@@ -257,12 +255,7 @@ impl Purging for Postgres {
     }
 
     async fn purge_step(&self, holder: i64, step: &PurgeStep) -> Result<Stepped> {
-        act!(self, conn => async {
-            match purge::step(&mut conn, holder, step, self.patience).await {
-                Ok(stepped) => Ok(stepped),
-                Err(error) => Err(connect::judge(&mut conn, error).await),
-            }
-        })
+        act!(self, judged conn => purge::step(&mut conn, holder, step, self.patience))
     }
 
     async fn release_purge(&self, holder: i64) -> Result<()> {

@@ -12,7 +12,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::statement::{rows, statements};
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Renewal, Settlement, Stamp};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claims, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -78,9 +78,9 @@ statements! {
             locked_until = NULL, locked_by = NULL,
             reason = s.reason,
             last_error = coalesce(s.error, d.last_error)
-        FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt, unnest(:statuses) AS status,
-                     unnest(:delays_ms) AS delay_ms, unnest(:charges) AS charge, unnest(:keep_crashes) AS keep_crashes, unnest(:reasons) AS reason,
-                     unnest(:errors) AS error) s
+        FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt,
+                     unnest(:statuses) AS status, unnest(:delays_ms) AS delay_ms, unnest(:charges) AS charge,
+                     unnest(:keep_crashes) AS keep_crashes, unnest(:reasons) AS reason, unnest(:errors) AS error) s
         WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
           AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
@@ -135,7 +135,8 @@ statements! {
     { message_seqs: Vec<i64>, handler_ids: Vec<i16>, processor: i32 }
 }
 
-pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest<'_>) -> Result<Vec<Claimed>> {
+pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) -> Result<Claims> {
+    let sent_at = Instant::now();
     let floor = |ask: &Ask| PgTimestamp(ask.floor.map_or(i64::MIN, |Stamp(micros)| micros));
     let rows = Claim {
         lease_ms: millis(request.lease),
@@ -143,16 +144,13 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest<'
         handler_ids: request.asks.iter().map(|ask| ask.handler_id).collect(),
         limits: request.asks.iter().map(|ask| ask.limit).collect(),
         floors: request.asks.iter().map(floor).collect(),
-        with_suspects: match request.scope {
-            ClaimScope::Unsuspected => false,
-            ClaimScope::All => true,
-        },
+        with_suspects: request.scope.has_suspects(),
         solo_from: request.solo_from,
     }
     .load::<ClaimRow<PgTimestamp>>(conn)
     .await
     .map_err(database("cannot claim deliveries"))?;
-    Ok(claims(rows))
+    Ok(Claims { sent_at, deliveries: claims(rows) })
 }
 
 pub(super) async fn settle(conn: &mut AsyncPgConnection, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {

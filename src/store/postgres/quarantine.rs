@@ -6,16 +6,17 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::statement::{only_row, statements};
 use super::time::to_postgres;
-use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
+use crate::store::quarantined::{self, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
-use crate::types::{Result, sanitize};
+use crate::types::Result;
 
 statements! {
     /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
     InsertQuarantined<'a>("
         INSERT INTO inbox_quarantine (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source,
                                       record_key, headers, payload, record_hash)
-        SELECT * FROM unnest(:topics, :reasons, :details, :kafka_partitions, :kafka_offsets, :recorded_ats, :message_ids, :sources, :record_keys, :headers, :payloads, :record_hashes)
+        SELECT * FROM unnest(:topics, :reasons, :details, :kafka_partitions, :kafka_offsets, :recorded_ats, :message_ids, :sources,
+                             :record_keys, :headers, :payloads, :record_hashes)
             AS q (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers,
                   payload, record_hash)
         WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
@@ -28,7 +29,9 @@ statements! {
         payloads: Vec<Option<&'a [u8]>>, record_hashes: Vec<Vec<u8>>,
     }
 
-    Refusal<'a>("SELECT inbox_refusal(:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :recorded_at, :record_key, :headers, :payload)")
+    Refusal<'a>("
+        SELECT inbox_refusal(:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :recorded_at, :record_key,
+                             :headers, :payload)")
     -> String {
         message_id: &'a str, source: &'a str, topic: &'a str, payload_hash: &'a [u8], kafka_partition: Option<i32>,
         kafka_offset: Option<i64>, recorded_at: Option<PgTimestamp>, record_key: Option<&'a [u8]>,
@@ -60,10 +63,9 @@ pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) 
 pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
     let records = || rows.iter().map(|row| &row.record);
     InsertQuarantined {
-        // A topic is text in the table; what cannot be is made so. Kafka allows only [a-zA-Z0-9._-].
-        topics: records().map(|record| sanitize::text(&record.topic, DETAIL_CHARS_MAX)).collect(),
+        topics: rows.iter().map(quarantined::topic).collect(),
         reasons: rows.iter().map(|row| row.reason).collect(),
-        details: rows.iter().map(|row| row.detail.as_deref().map(|d| sanitize::text(d, DETAIL_CHARS_MAX))).collect(),
+        details: rows.iter().map(quarantined::detail).collect(),
         kafka_partitions: records().map(|record| record.position.map(|p| p.partition)).collect(),
         kafka_offsets: records().map(|record| record.position.map(|p| p.offset)).collect(),
         recorded_ats: records().map(|record| record.recorded_at.map(to_postgres)).collect(),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
-use super::errors::database;
+use super::errors::{Trouble, database};
 use super::statement::statements;
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
@@ -43,24 +43,12 @@ statements! {
     { own: &'a [i16], others: &'a [i16] }
 }
 
-/// Why registration was rolled back.
-enum Trouble {
-    Database(diesel::result::Error),
-    Refused(crate::types::Error),
-}
-
-impl From<diesel::result::Error> for Trouble {
-    fn from(error: diesel::result::Error) -> Self {
-        Self::Database(error)
-    }
-}
-
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
     let registered = conn
         .transaction(async |conn| {
             Lock {}.load::<bool>(conn).await?;
             let known = known_keys(conn, wanted).await?;
-            aliases::refuse_shared_ids(wanted, &known).map_err(Trouble::Refused)?;
+            aliases::refuse_shared_ids(wanted, &known)?;
             let plan = aliases::plan(wanted, &known);
             for keys in &plan.new_handlers {
                 NewHandler { keys }.execute(conn).await?;
@@ -68,7 +56,7 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
             for (key, handler_id) in &plan.aliases {
                 NewAlias { key, handler_id: *handler_id }.execute(conn).await?;
             }
-            let ids = aliases::resolve(wanted, &known_keys(conn, wanted).await?).map_err(Trouble::Refused)?;
+            let ids = aliases::resolve(wanted, &known_keys(conn, wanted).await?)?;
             let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
             for (handler, ids) in wanted.iter().zip(&ids) {
                 Rename { key: &handler.key, handler_id: ids.current }.execute(conn).await?;
@@ -81,10 +69,7 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
             Result::<_, Trouble>::Ok(ids)
         })
         .await;
-    registered.map_err(|trouble| match trouble {
-        Trouble::Database(error) => database("cannot register the handlers")(error),
-        Trouble::Refused(error) => error,
-    })
+    registered.map_err(|trouble| trouble.or(database("cannot register the handlers")))
 }
 
 async fn known_keys(

@@ -13,7 +13,7 @@ use super::connect::is_alive;
 use super::errors::{database, kind};
 use super::statement::{rows, statements};
 use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
-use crate::types::{Kind, Result};
+use crate::types::{Error, Kind, Result};
 
 rows! {
     /// `is_free` is NULL while another transaction holds the row's lock.
@@ -45,7 +45,12 @@ pub(super) async fn transact(
     work: TxWork<AsyncPgConnection>,
 ) -> Transacted {
     let mut conn = Guarded { conn: Some(conn), cancelling };
-    let Some(open) = conn.get() else { return Transacted::RolledBack };
+    let Some(open) = conn.conn.as_deref_mut() else {
+        return Transacted::Failed(Error::new(
+            Kind::Server,
+            "the connection was given back before its transaction began",
+        ));
+    };
     if let Err(error) = AnsiTransactionManager::begin_transaction(open).await {
         return Transacted::Failed(database("cannot begin a handler's transaction")(error));
     }
@@ -129,10 +134,6 @@ pub(super) struct Cancelling {
 }
 
 impl Guarded {
-    fn get(&mut self) -> Option<&mut AsyncPgConnection> {
-        self.conn.as_deref_mut()
-    }
-
     fn give_back(&mut self) {
         self.conn = None;
     }

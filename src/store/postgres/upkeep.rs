@@ -86,10 +86,10 @@ pub(super) async fn backlog(conn: &mut AsyncPgConnection, handler_ids: &[i16], c
     Ok(Backlog { open: count(open), oldest_age: Duration::from_millis(oldest_ms.max(0).unsigned_abs()) })
 }
 
-pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment<'_>) -> Result<(i32, Vec<i16>)> {
-    let Enrolment { name, handler_ids, ttl, .. } = *processor;
+pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
+    let Enrolment { name, handler_ids, ttl, .. } = processor;
     let cannot = || database("cannot enroll the processor");
-    let enroll = Enroll { name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl) };
+    let enroll = Enroll { name, version: crate::VERSION, handler_ids, ttl_ms: millis(*ttl) };
     let id = enroll.load(conn).await.and_then(only_row).map_err(cannot())?;
     Ok((id, paused(conn, handler_ids).await.map_err(cannot())?))
 }
@@ -98,10 +98,10 @@ async fn paused(conn: &mut AsyncPgConnection, handler_ids: &[i16]) -> QueryResul
     Paused { handler_ids }.load(conn).await
 }
 
-pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
-    let Enrolment { name, handler_ids, ttl, report } = *processor;
+pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
+    let Enrolment { name, handler_ids, ttl, report } = processor;
     let cannot = || database("cannot keep the processor alive");
-    let alive = KeepAlive { id, name, version: crate::VERSION, handler_ids, ttl_ms: millis(ttl), report };
+    let alive = KeepAlive { id, name, version: crate::VERSION, handler_ids, ttl_ms: millis(*ttl), report };
     alive.execute(conn).await.map_err(cannot())?;
     paused(conn, handler_ids).await.map_err(cannot())
 }

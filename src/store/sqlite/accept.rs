@@ -3,7 +3,7 @@
 //! Nobody else writes meanwhile, so there is one path: each message is inserted or found, in the order of the batch, which the seq
 //! follows. Row by row with prepared statements: in the same process that costs no more than one large statement would.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
@@ -14,7 +14,7 @@ use super::quarantine;
 use super::statement::{Content, only_row, statements};
 use crate::store::identity_hash::IdentityHash;
 use crate::store::quarantined;
-use crate::store::seam::{AcceptBatch, Accepted, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, Answers, NewDelivery, NewMessage};
 use crate::types::{Error, Kind, Result};
 
 statements! {
@@ -22,7 +22,8 @@ statements! {
     Insert<'a>("
         INSERT INTO inbox_message (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, received_at, recorded_at,
                                    record_key, headers, payload)
-        VALUES (:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :received_at, :recorded_at, :record_key, :headers, :payload)
+        VALUES (:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :received_at, :recorded_at,
+                :record_key, :headers, :payload)
         ON CONFLICT (message_id, source) DO NOTHING
         RETURNING seq")
     -> i64 {
@@ -53,29 +54,7 @@ statements! {
     IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = :hash") -> bool { hash: &'a [u8] }
 }
 
-/// A batch that outlives its caller.
-pub(super) struct OwnBatch {
-    messages: Vec<NewMessage>,
-    quarantined: Vec<Quarantined>,
-    ledger: Vec<LedgerEntry>,
-    processor: Option<i32>,
-    lease: Duration,
-}
-
-impl From<&AcceptBatch<'_>> for OwnBatch {
-    /// Cheap: payloads are shared.
-    fn from(batch: &AcceptBatch<'_>) -> Self {
-        Self {
-            messages: batch.messages.to_vec(),
-            quarantined: batch.quarantined.to_vec(),
-            ledger: batch.ledger.to_vec(),
-            processor: batch.processor,
-            lease: batch.lease,
-        }
-    }
-}
-
-pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(Vec<Accepted>, Vec<LedgerMove>)> {
+pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &AcceptBatch) -> Result<Answers> {
     let count = batch.messages.len();
     let cannot = || database(format!("cannot accept {count} messages"));
     let now = clock::now(conn).map_err(cannot())?;
@@ -83,10 +62,10 @@ pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(V
         quarantine::insert(conn, record, now).map_err(cannot())?;
     }
     let keeps_identities = KeepsIdentities {}.load::<bool>(conn).and_then(only_row).map_err(cannot())?;
-    let mut answers = Vec::with_capacity(count);
+    let mut messages = Vec::with_capacity(count);
     for message in &batch.messages {
         if keeps_identities && is_remembered(conn, message).map_err(cannot())? {
-            answers.push(known(conn, message, now).map_err(cannot())?.unwrap_or(Accepted::Remembered));
+            messages.push(add_to_known(conn, message, now).map_err(cannot())?.unwrap_or(Accepted::Remembered));
             continue;
         }
         let answer = match insert(message, now).load::<i64>(conn).map_err(cannot())?.pop() {
@@ -96,18 +75,18 @@ pub(super) fn accept(conn: &mut SqliteConnection, batch: &OwnBatch) -> Result<(V
                 }
                 Accepted::New { seq }
             }
-            None => known(conn, message, now).map_err(cannot())?.ok_or_else(|| {
+            None => add_to_known(conn, message, now).map_err(cannot())?.ok_or_else(|| {
                 Error::new(
                     Kind::Server,
                     "cannot accept a message: it is neither new nor known, as if a trigger had taken it",
                 )
             })?,
         };
-        answers.push(answer);
+        messages.push(answer);
     }
     // After everything else of the batch, and in its transaction.
-    let moves = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
-    Ok((answers, moves))
+    let ledger = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
+    Ok(Answers { sent_at, messages, ledger })
 }
 
 fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResult<bool> {
@@ -116,7 +95,7 @@ fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResu
 }
 
 /// The identity was there before: adds what is missing, or quarantines another payload.
-fn known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> QueryResult<Option<Accepted>> {
+fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> QueryResult<Option<Accepted>> {
     let find = Find { message_id: &message.message.id, source: &message.message.source };
     let Some((seq, payload_hash)) = find.load::<(i64, Vec<u8>)>(conn)?.pop() else { return Ok(None) };
     if payload_hash != message.payload_hash {
@@ -168,9 +147,8 @@ pub(super) fn insert(message: &NewMessage, now: i64) -> Insert<'_> {
     }
 }
 
-fn insert_delivery(batch: &OwnBatch, message_seq: i64, delivery: &NewDelivery, now: i64) -> InsertDelivery {
-    // Without a processor nobody would run what is inserted as claimed.
-    let locked_by = batch.processor.filter(|_| delivery.is_handed_over);
+fn insert_delivery(batch: &AcceptBatch, message_seq: i64, delivery: &NewDelivery, now: i64) -> InsertDelivery {
+    let locked_by = batch.claimed_by(delivery);
     InsertDelivery {
         message_seq,
         handler_id: delivery.ids.current,

@@ -1,7 +1,8 @@
 //! The store's clock, and its stamps: microseconds since 1970.
 //!
-//! There is one clock, the view `inbox_now`, and every act reads it once, in its transaction. It ticks in milliseconds. It is the host's, so all processes that can
-//! share the file have it in common, moved by `inbox_clock.offset_us`: who changes that row moves time for everybody, views included.
+//! There is one clock, the view `inbox_now`, and every act reads it once, in its transaction. It ticks in milliseconds. It is the host's,
+//! so all processes that can share the file have it in common, moved by `inbox_clock.offset_us`: who changes that row moves time for
+//! everybody, views included.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

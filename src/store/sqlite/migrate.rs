@@ -8,14 +8,13 @@ use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::errors::database;
 use super::statement::{only_row, statements};
-use crate::store::operating::SchemaVersion;
 use crate::store::version::{self, Migration, SchemaRow};
 use crate::types::Result;
 
-const MIGRATIONS: &[Migration] =
+pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, sql: include_str!("../../../migrations/sqlite/0001_inbox/up.sql"), compatible_with: 1 }];
 
-const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+const VERSION: i32 = version::newest(MIGRATIONS);
 
 const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
     version         INTEGER PRIMARY KEY,
@@ -34,7 +33,7 @@ statements! {
 /// Runs what is missing, in the transaction of the caller.
 pub(super) fn migrate(conn: &mut SqliteConnection) -> Result<()> {
     let cannot = || database("cannot migrate the schema");
-    let found = find(conn)?.unwrap_or_default();
+    let found = newest(conn)?.unwrap_or_default();
     version::refuse_unknown(found, VERSION)?;
     if found.version >= VERSION {
         return Ok(());
@@ -49,21 +48,8 @@ pub(super) fn migrate(conn: &mut SqliteConnection) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a schema that this build cannot work with, and says what to do about it.
-pub(super) fn check(conn: &mut SqliteConnection) -> Result<()> {
-    version::check(find(conn)?, VERSION)
-}
-
-/// The version that is there and the one this build knows.
-pub(super) fn version(conn: &mut SqliteConnection) -> Result<SchemaVersion> {
-    Ok(SchemaVersion { found: find(conn)?.map(|found| found.version), known: VERSION })
-}
-
-pub(super) fn all() -> Vec<(i32, &'static str)> {
-    MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
-}
-
-fn find(conn: &mut SqliteConnection) -> Result<Option<SchemaRow>> {
+/// The newest migration that the database has had; none when there is no inbox.
+pub(super) fn newest(conn: &mut SqliteConnection) -> Result<Option<SchemaRow>> {
     let cannot = || database("cannot read the schema version");
     let has_versions: bool = HasVersions {}.load(conn).and_then(only_row).map_err(cannot())?;
     if !has_versions {

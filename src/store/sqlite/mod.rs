@@ -42,14 +42,12 @@ use super::seam::{
     NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
     WantedHandler,
 };
+use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Result};
-use accept::OwnBatch;
 use connect::Place;
 use line::{Line, TO_READ, TO_WRITE};
 use noted::Noted;
-use process::Request;
-use upkeep::Signature;
 
 /// SQLite, built in: an inbox in a file of its own, or in memory for tests.
 ///
@@ -149,12 +147,14 @@ impl Backend for Sqlite {}
 impl Seam for Sqlite {
     type Connection = AsyncSqliteConnection;
 
+    const MIGRATIONS: &'static [Migration] = migrate::MIGRATIONS;
+
     async fn migrate(&self) -> Result<()> {
         self.write(migrate::migrate).await
     }
 
-    async fn check_schema(&self) -> Result<()> {
-        self.read(migrate::check).await
+    async fn newest_migration(&self) -> Result<Option<SchemaRow>> {
+        self.read(migrate::newest).await
     }
 
     async fn register(&self, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
@@ -162,14 +162,9 @@ impl Seam for Sqlite {
         self.write(move |conn| register::register(conn, &wanted)).await
     }
 
-    async fn accept(&self, batch: &AcceptBatch<'_>) -> Result<Answers> {
-        let batch = OwnBatch::from(batch);
-        self.writer
-            .act(move |conn, sent_at| {
-                let (messages, ledger) = accept::accept(conn, &batch)?;
-                Ok(Answers { sent_at, messages, ledger })
-            })
-            .await
+    async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Answers> {
+        let batch = Arc::clone(batch);
+        self.writer.act(move |conn, sent_at| accept::accept(conn, sent_at, &batch)).await
     }
 
     async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
@@ -205,13 +200,9 @@ impl Seam for Sqlite {
         self.write(move |conn| quarantine::refuses(conn, &message)).await
     }
 
-    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claims> {
-        let ClaimRequest { processor, lease, asks, scope, solo_from } = *request;
-        let request = Request { processor, lease, asks: asks.to_vec(), scope, solo_from };
-        let act = move |conn: &mut SqliteConnection, sent_at| {
-            Ok(Claims { sent_at, deliveries: process::claim(conn, &request)? })
-        };
-        self.writer.act(act).await
+    async fn claim(&self, request: &ClaimRequest) -> Result<Claims> {
+        let request = request.clone();
+        self.writer.act(move |conn, sent_at| process::claim(conn, sent_at, &request)).await
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
@@ -249,14 +240,14 @@ impl Seam for Sqlite {
         self.read(move |conn| transact::read_back(conn, claim)).await
     }
 
-    async fn enroll(&self, processor: &Enrolment<'_>) -> Result<(i32, Vec<i16>)> {
-        let signature = Signature::from(processor);
-        self.write(move |conn| upkeep::enroll(conn, &signature)).await
+    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
+        let processor = processor.clone();
+        self.write(move |conn| upkeep::enroll(conn, &processor)).await
     }
 
-    async fn keep_alive(&self, id: i32, processor: &Enrolment<'_>) -> Result<Vec<i16>> {
-        let signature = Signature::from(processor);
-        self.write(move |conn| upkeep::keep_alive(conn, id, &signature)).await
+    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
+        let processor = processor.clone();
+        self.write(move |conn| upkeep::keep_alive(conn, id, &processor)).await
     }
 
     async fn withdraw(&self, id: i32) -> Result<()> {

@@ -11,9 +11,17 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{only_row, statements};
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimId, ClaimScope, Claimed, Renewal, Settlement, Stamp};
+use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
+
+/// The fence: a claim that is not current changes nothing.
+macro_rules! fence {
+    () => {
+        " WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL
+            AND finished_at IS NULL"
+    };
+}
 
 statements! {
     /// What is due of a handler, unless it is paused, with the crashes it has when it is claimed: a lock that ran out without being given
@@ -43,19 +51,17 @@ statements! {
     { locked_until: i64, processor: i32, attempt: i32, crashes: i32, message_seq: i64, handler_id: i16 }
 
     /// The common case, kept narrow; also the settlement of a transactional handler.
-    SettleDone("
+    SettleDone(concat!("
         UPDATE inbox_delivery
-        SET finished_at = :now, status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL")
+        SET finished_at = :now, status = 2, locked_until = NULL, locked_by = NULL, crashes = 0", fence!()))
     { now: i64, message_seq: i64, handler_id: i16, attempt: i32 }
 
     /// Everything that is not simply done.
-    SettleOther<'a>("
+    SettleOther<'a>(concat!("
         UPDATE inbox_delivery
         SET due_at = coalesce(:due_at, due_at), finished_at = :finished_at, status = :status, errors = min(errors + :charge, 2147483647),
             crashes = CASE WHEN :keeps_crashes THEN crashes ELSE 0 END, locked_until = NULL, locked_by = NULL, reason = :reason,
-            last_error = coalesce(:error, last_error)
-        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL") {
+            last_error = coalesce(:error, last_error)", fence!())) {
         due_at: Option<i64>, finished_at: Option<i64>, status: i16, charge: i32, keeps_crashes: bool,
         reason: Option<&'a str>, error: Option<&'a str>, message_seq: i64, handler_id: i16, attempt: i32,
     }
@@ -63,45 +69,33 @@ statements! {
     /// Whether a settlement took effect in an earlier try whose answer was lost: its attempt, unlocked, with the status it set.
     HasTakenEffect("
         SELECT count(*) > 0 FROM inbox_delivery
-        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NULL AND status = :status")
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NULL
+          AND status = :status")
     -> bool { message_seq: i64, handler_id: i16, attempt: i32, status: i16 }
 
-    Renew("
-        UPDATE inbox_delivery SET locked_until = :locked_until
-        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NOT NULL AND finished_at IS NULL")
+    Renew(concat!("
+        UPDATE inbox_delivery SET locked_until = :locked_until", fence!()))
     { locked_until: i64, message_seq: i64, handler_id: i16, attempt: i32 }
 
     /// Fenced by the processor as well: attempt 1 may by now be another's.
     ReleaseHandedOver("
         UPDATE inbox_delivery SET locked_until = NULL, locked_by = NULL
-        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = 1 AND locked_by = :processor AND locked_until IS NOT NULL
-          AND finished_at IS NULL") { message_seq: i64, handler_id: i16, processor: i32 }
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = 1 AND locked_by = :processor
+          AND locked_until IS NOT NULL AND finished_at IS NULL") { message_seq: i64, handler_id: i16, processor: i32 }
 }
 
-/// What is asked for, and by whom.
-pub(super) struct Request {
-    pub(super) processor: i32,
-    pub(super) lease: Duration,
-    pub(super) asks: Vec<Ask>,
-    pub(super) scope: ClaimScope,
-    pub(super) solo_from: i32,
-}
-
-pub(super) fn claim(conn: &mut SqliteConnection, request: &Request) -> Result<Vec<Claimed>> {
+pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &ClaimRequest) -> Result<Claims> {
     let cannot = || database("cannot claim deliveries");
     let now = clock::now(conn).map_err(cannot())?;
     let locked_until = now + micros(request.lease);
-    let mut claimed = Vec::new();
+    let mut deliveries = Vec::new();
     for ask in &request.asks {
         let due = Due {
             processor: request.processor,
             now,
             handler_id: ask.handler_id,
             floor: ask.floor.map_or(i64::MIN, |Stamp(micros)| micros),
-            with_suspects: match request.scope {
-                ClaimScope::Unsuspected => false,
-                ClaimScope::All => true,
-            },
+            with_suspects: request.scope.has_suspects(),
             solo_from: request.solo_from,
             limit: ask.limit,
         };
@@ -111,9 +105,9 @@ pub(super) fn claim(conn: &mut SqliteConnection, request: &Request) -> Result<Ve
             let lock = Lock { locked_until, processor: request.processor, attempt, crashes, message_seq, handler_id };
             lock.execute(conn).map_err(cannot())?;
         }
-        claimed.extend(due);
+        deliveries.extend(due);
     }
-    Ok(claimed)
+    Ok(Claims { sent_at, deliveries })
 }
 
 pub(super) fn settle(conn: &mut SqliteConnection, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {

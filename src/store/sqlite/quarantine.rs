@@ -8,16 +8,17 @@ use super::accept;
 use super::clock::{self, to_stamp};
 use super::errors::{database, kind};
 use super::statement::{Content, statements};
-use crate::store::quarantined::{DETAIL_CHARS_MAX, record_hash};
+use crate::store::quarantined::{self, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
-use crate::types::{Kind, Result, sanitize};
+use crate::types::{Kind, Result};
 
 statements! {
     /// A record that comes again is quarantined once.
     InsertQuarantined<'a>("
         INSERT INTO inbox_quarantine (quarantined_at, topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id,
                                       source, record_key, headers, payload, record_hash)
-        VALUES (:quarantined_at, :topic, :reason, :detail, :kafka_partition, :kafka_offset, :recorded_at, :message_id, :source, :record_key, :headers, :payload, :record_hash)
+        VALUES (:quarantined_at, :topic, :reason, :detail, :kafka_partition, :kafka_offset, :recorded_at, :message_id,
+                :source, :record_key, :headers, :payload, :record_hash)
         ON CONFLICT (record_hash) DO NOTHING") {
         quarantined_at: i64, topic: String, reason: &'a str, detail: Option<String>, kafka_partition: Option<i32>,
         kafka_offset: Option<i64>, recorded_at: Option<i64>, message_id: Content<'a>, source: Content<'a>,
@@ -29,10 +30,9 @@ pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -
     let record = &row.record;
     let insert = InsertQuarantined {
         quarantined_at: now,
-        // A topic is text in the table; what cannot be is made so. Kafka allows only [a-zA-Z0-9._-].
-        topic: sanitize::text(&record.topic, DETAIL_CHARS_MAX),
+        topic: quarantined::topic(row),
         reason: row.reason,
-        detail: row.detail.as_deref().map(|detail| sanitize::text(detail, DETAIL_CHARS_MAX)),
+        detail: quarantined::detail(row),
         kafka_partition: record.position.map(|p| p.partition),
         kafka_offset: record.position.map(|p| p.offset),
         recorded_at: record.recorded_at.map(to_stamp),

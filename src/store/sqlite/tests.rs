@@ -36,8 +36,9 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
 async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64, next_offset: i64) -> Answers {
     let entry = LedgerEntry { group: "shop".into(), topic: "orders".into(), partition: 0, from_offset, next_offset };
     let lease = Duration::from_secs(30);
-    let batch = AcceptBatch { messages, quarantined: &[], ledger: &[entry], processor: None, lease };
-    store.backend.accept(&batch).await.unwrap()
+    let (messages, ledger) = (messages.to_vec(), vec![entry]);
+    let batch = AcceptBatch { messages, quarantined: Vec::new(), ledger, processor: None, lease };
+    store.backend.accept(&Arc::new(batch)).await.unwrap()
 }
 
 async fn next_offset(store: &Store<Sqlite>) -> Option<i64> {

@@ -27,7 +27,9 @@ const NOTICEABLE: Duration = Duration::from_secs(1);
 
 statements! {
     /// Whether the attempt is current, and whether the delivery is done.
-    ReadBackRow("SELECT attempts = :attempt, status = 2 FROM inbox_delivery WHERE message_seq = :message_seq AND handler_id = :handler_id")
+    ReadBackRow("
+        SELECT attempts = :attempt, status = 2 FROM inbox_delivery
+        WHERE message_seq = :message_seq AND handler_id = :handler_id")
     -> (bool, bool) { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
@@ -41,7 +43,7 @@ pub(super) async fn transact(
         Ok(lent) => lent,
         Err(error) => return Transacted::Failed(error),
     };
-    let Some(conn) = lent.turn.as_deref_mut() else { return Transacted::RolledBack };
+    let Some(conn) = lent.turn.as_deref_mut() else { return Transacted::Failed(closed()) };
     match work(conn).await {
         WorkEnd::Commit => lent.end(End::Settle(claim)).await,
         // A statement that was under way when the handler was stopped has ended when its future was dropped.

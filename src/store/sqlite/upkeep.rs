@@ -25,7 +25,8 @@ statements! {
     Forget("DELETE FROM inbox_processor WHERE alive_until < :before") { before: i64 }
 
     Enroll<'a>("
-        INSERT INTO inbox_processor (name, version, handler_ids, started_at, seen_at, alive_until) VALUES (:name, :version, :handler_ids, :now, :now, :alive_until)
+        INSERT INTO inbox_processor (name, version, handler_ids, started_at, seen_at, alive_until)
+        VALUES (:name, :version, :handler_ids, :now, :now, :alive_until)
         RETURNING id") -> i32 { name: &'a str, version: &'a str, handler_ids: String, now: i64, alive_until: i64 }
 
     /// Written again when it is gone: the file may have been put back to an older state.
@@ -72,25 +73,8 @@ statements! {
     -> BacklogRow { handler_id: i16, limit: i32 }
 }
 
-/// A processor, as it signs.
-pub(super) struct Signature {
-    name: String,
-    handler_ids: Vec<i16>,
-    ttl: Duration,
-    report: String,
-}
-
-impl From<&Enrolment<'_>> for Signature {
-    fn from(Enrolment { name, handler_ids, ttl, report }: &Enrolment<'_>) -> Self {
-        Self { name: (*name).to_owned(), handler_ids: handler_ids.to_vec(), ttl: *ttl, report: (*report).to_owned() }
-    }
-}
-
-impl Signature {
-    fn ids_as_json(&self) -> String {
-        let ids: Vec<String> = self.handler_ids.iter().map(i16::to_string).collect();
-        format!("[{}]", ids.join(","))
-    }
+fn ids_as_json(handler_ids: &[i16]) -> String {
+    serde_json::json!(handler_ids).to_string()
 }
 
 pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
@@ -108,32 +92,32 @@ pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_ma
 }
 
 /// Also takes out processors that have not been seen for a day.
-pub(super) fn enroll(conn: &mut SqliteConnection, signature: &Signature) -> Result<(i32, Vec<i16>)> {
+pub(super) fn enroll(conn: &mut SqliteConnection, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
     let enroll = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         Forget { before: now - micros(FORGOTTEN_AFTER) }.execute(conn)?;
-        let alive_until = now + micros(signature.ttl);
-        let handler_ids = signature.ids_as_json();
-        let enroll = Enroll { name: &signature.name, version: crate::VERSION, handler_ids, now, alive_until };
+        let alive_until = now + micros(processor.ttl);
+        let handler_ids = ids_as_json(&processor.handler_ids);
+        let enroll = Enroll { name: &processor.name, version: crate::VERSION, handler_ids, now, alive_until };
         let id = enroll.load(conn).and_then(only_row)?;
-        QueryResult::Ok((id, paused(conn, signature)?))
+        QueryResult::Ok((id, paused(conn, processor)?))
     };
     enroll(conn).map_err(database("cannot enroll the processor"))
 }
 
-fn paused(conn: &mut SqliteConnection, signature: &Signature) -> QueryResult<Vec<i16>> {
+fn paused(conn: &mut SqliteConnection, processor: &Enrolment) -> QueryResult<Vec<i16>> {
     let paused = Paused {}.load::<i16>(conn)?;
-    Ok(paused.into_iter().filter(|id| signature.handler_ids.contains(id)).collect())
+    Ok(paused.into_iter().filter(|id| processor.handler_ids.contains(id)).collect())
 }
 
-pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, signature: &Signature) -> Result<Vec<i16>> {
+pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
     let keep = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
-        let alive_until = now + micros(signature.ttl);
-        let handler_ids = signature.ids_as_json();
-        let Signature { name, report, .. } = signature;
+        let alive_until = now + micros(processor.ttl);
+        let handler_ids = ids_as_json(&processor.handler_ids);
+        let Enrolment { name, report, .. } = processor;
         KeepAlive { id, name, version: crate::VERSION, handler_ids, now, alive_until, report }.execute(conn)?;
-        paused(conn, signature)
+        paused(conn, processor)
     };
     keep(conn).map_err(database("cannot keep the processor alive"))
 }

@@ -21,7 +21,8 @@ statements! {
     /// Messages are locked, as accept does where it adds deliveries: nobody adds the same ones meanwhile, and nobody purges them.
     Backfill<'a>("
         WITH looked AS MATERIALIZED (
-            SELECT seq, topic = ANY (:topics) AND (:newer_than_ms::bigint IS NULL OR received_at >= now() - :newer_than_ms * interval '1 millisecond') AS is_wanted
+            SELECT seq, topic = ANY (:topics)
+                        AND (:newer_than_ms::bigint IS NULL OR received_at >= now() - :newer_than_ms * interval '1 millisecond') AS is_wanted
             FROM inbox_message WHERE seq > :after_seq ORDER BY seq LIMIT :look),
         missing AS MATERIALIZED (
             SELECT m.seq FROM looked l
@@ -36,7 +37,8 @@ statements! {
             SELECT seq, (SELECT coalesce(h.same_as, h.id) FROM inbox_handler_key k JOIN inbox_handler h ON h.id = k.handler_id
                          WHERE k.key = :handler_key), now() FROM missing
             ON CONFLICT (message_seq, handler_id) DO NOTHING RETURNING 1)
-        SELECT (SELECT count(*) FROM made), (SELECT count(*) FROM missing) = :limit, (SELECT max(seq) FROM missing), (SELECT max(seq) FROM looked)")
+        SELECT (SELECT count(*) FROM made), (SELECT count(*) FROM missing) = :limit, (SELECT max(seq) FROM missing),
+               (SELECT max(seq) FROM looked)")
     -> BackfillRow {
         topics: &'a [String], newer_than_ms: Option<i64>, after_seq: i64, look: i32, handler_key: &'a str, limit: i32,
     }

@@ -99,7 +99,8 @@ statements! {
     /// The newest first.
     Recent<'a>(delivery!("
         FROM (SELECT * FROM inbox_status s
-              WHERE (:state::text IS NULL OR s.state = :state) AND (:handler_key::text IS NULL OR s.handler_id = ANY (inbox_handler_ids(:handler_key)))
+              WHERE (:state::text IS NULL OR s.state = :state) 
+                AND (:handler_key::text IS NULL OR s.handler_id = ANY (inbox_handler_ids(:handler_key)))
                 AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
               ORDER BY s.message_seq DESC, s.handler_id LIMIT :limit) s"))
     -> String { state: Option<&'a str>, handler_key: Option<&'a str>, filter: &'a str, limit: i32 }

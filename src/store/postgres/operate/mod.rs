@@ -6,10 +6,8 @@ mod facts;
 mod look;
 mod records;
 
-use super::{Postgres, act, migrate};
-use crate::store::operating::{
-    Act, Audit, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing,
-};
+use super::{Postgres, act};
+use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Signed, Standing};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -79,13 +77,5 @@ impl Operating for Postgres {
 
     async fn facts(&self) -> Result<Facts> {
         act!(self, conn => facts::facts(&mut conn))
-    }
-
-    async fn schema_version(&self) -> Result<SchemaVersion> {
-        act!(self, conn => migrate::version(&mut conn))
-    }
-
-    fn migrations() -> Vec<(i32, &'static str)> {
-        migrate::all()
     }
 }

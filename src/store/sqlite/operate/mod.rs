@@ -6,11 +6,9 @@ mod facts;
 mod look;
 mod records;
 
+use super::Sqlite;
 use super::errors::database;
-use super::{Sqlite, migrate};
-use crate::store::operating::{
-    Act, Audit, BackfillStep, Backfilled, Operating, Replayed, SchemaVersion, Signed, Standing,
-};
+use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Signed, Standing};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -84,13 +82,5 @@ impl Operating for Sqlite {
 
     async fn facts(&self) -> Result<Facts> {
         self.read(facts::facts).await
-    }
-
-    async fn schema_version(&self) -> Result<SchemaVersion> {
-        self.read(migrate::version).await
-    }
-
-    fn migrations() -> Vec<(i32, &'static str)> {
-        migrate::all()
     }
 }
