@@ -24,7 +24,8 @@ pub trait Operating: Send + Sync + Sized + 'static {
 
     fn processors(&self) -> impl Future<Output = Result<Vec<ProcessorStatus>>> + Send;
 
-    /// Poisoned ones the oldest first; by age of what is open; else the newest first.
+    /// Poisoned ones: the longest poisoned first. Pending and running ones: the longest due first. All others: the newest message
+    /// first, except that PostgreSQL lists what has one message id by seq.
     fn deliveries(
         &self,
         filter: &DeliveryFilter,
