@@ -46,10 +46,7 @@ pub(super) async fn transact(
 ) -> Transacted {
     let mut conn = Guarded { conn: Some(conn), cancelling };
     let Some(open) = conn.conn.as_deref_mut() else {
-        return Transacted::Failed(Error::new(
-            Kind::Server,
-            "the connection was given back before its transaction began",
-        ));
+        return Transacted::Failed(Error::bug("the connection was given back before its transaction began"));
     };
     if let Err(error) = AnsiTransactionManager::begin_transaction(open).await {
         return Transacted::Failed(database("cannot begin a handler's transaction")(error));
