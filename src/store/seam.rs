@@ -151,13 +151,6 @@ pub struct AcceptBatch {
     pub lease: Duration,
 }
 
-impl AcceptBatch {
-    /// The processor that a delivery is inserted as claimed by. Without one nobody would run what is inserted so.
-    pub(super) fn claimed_by(&self, delivery: &NewDelivery) -> Option<i32> {
-        self.processor.filter(|_| delivery.is_handed_over)
-    }
-}
-
 /// A step of the ledger: per consumer group, topic and partition the next offset to accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LedgerEntry {
@@ -305,10 +298,7 @@ pub enum ClaimScope {
 
 impl ClaimScope {
     pub(super) fn has_suspects(self) -> bool {
-        match self {
-            Self::Unsuspected => false,
-            Self::All => true,
-        }
+        self == Self::All
     }
 }
 

@@ -233,7 +233,8 @@ const fn find(fields: &[&str], sql: &[u8], start: usize, end: usize) -> usize {
     panic!("the statement names a bind that it does not have");
 }
 
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(test)]
+#[cfg(feature = "sqlite")]
 mod tests {
     use diesel::{Connection, RunQueryDsl, SqliteConnection};
 

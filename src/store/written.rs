@@ -1,7 +1,8 @@
-//! What an outcome sets in its delivery's row: the same in every store.
+//! What acceptance and an outcome set in a delivery's row: the same in every store.
 
 use std::time::Duration;
 
+use super::seam::{AcceptBatch, NewDelivery};
 use crate::types::Outcome;
 
 /// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
@@ -52,5 +53,12 @@ impl Written<'_> {
     #[cfg(feature = "sqlite")]
     pub(super) fn is_finished(&self) -> bool {
         self.status != OPEN
+    }
+}
+
+impl AcceptBatch {
+    /// The processor that a delivery is inserted as claimed by. Without one nobody would run what is inserted so.
+    pub(super) fn claimed_by(&self, delivery: &NewDelivery) -> Option<i32> {
+        self.processor.filter(|_| delivery.is_handed_over)
     }
 }
