@@ -31,28 +31,14 @@ const COMPLETE: &str = "
 
 pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    let measured = on_each_connection(
-        || Meter::start(cluster, None),
-        &url,
-        scale.messages,
-        |client, numbers| async move {
-            insert(&client, numbers, 0).await;
-        },
-    );
-    let measured = measured.await;
+    let measured = insert_all(cluster, &url, scale, 0).await;
     done_with(cluster, &url, "accept, bare SQL").await;
     measured
 }
 
 pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    on_each_connection(
-        || Meter::start(cluster, None),
-        &url,
-        scale.messages,
-        |client, numbers| async move { insert(&client, numbers, 0).await },
-    )
-    .await;
+    insert_all(cluster, &url, scale, 0).await;
     tidy_up(&url).await;
     let measured = on_each_connection(
         || Meter::start(cluster, None),
@@ -78,21 +64,19 @@ pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
 
 pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
-    let measured = on_each_connection(
-        || Meter::start(cluster, None),
-        &url,
-        scale.messages,
-        |client, numbers| async move {
-            insert(&client, numbers, 1).await;
-        },
-    );
-    let measured = measured.await;
+    let measured = insert_all(cluster, &url, scale, 1).await;
     done_with(cluster, &url, "accept to done, bare SQL").await;
     measured
 }
 
+/// Inserts all messages; with `attempts` 1 as claimed, and completes them.
+async fn insert_all(cluster: &Cluster, url: &str, scale: Scale, attempts: i32) -> Measured {
+    let meter = || Meter::start(cluster, None);
+    on_each_connection(meter, url, scale.messages, |client, numbers| insert(client, numbers, attempts)).await
+}
+
 /// Inserts in batches; with `attempts` 1 each batch is inserted as claimed and completed at once.
-async fn insert(client: &Client, numbers: Vec<usize>, attempts: i32) {
+async fn insert(client: Client, numbers: Vec<usize>, attempts: i32) {
     let insert = client.prepare(INSERT).await.unwrap();
     let complete = client.prepare(COMPLETE).await.unwrap();
     for batch in numbers.chunks(BATCH_ROWS) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Limits, Postgres, Receipt, Running, Store};
+use wharf::{Inbox, Limits, Postgres, Receipt, Running};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records};
@@ -26,8 +26,7 @@ impl Stage {
     async fn set() -> Stage {
         let scene = Scene::new().await;
         effect::prepare(&scene).await;
-        let proxy = Proxy::start_for(&scene.database.url()).await;
-        let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+        let (proxy, store) = scene.store_behind_a_proxy().await;
         let runs = Runs::new();
         let registration = effect::writing_only(&runs, "stock");
         let limits = Limits { backoff_max: Duration::from_millis(200), ..quick() };
@@ -139,8 +138,7 @@ async fn a_doubt_that_outlives_the_lease_leaves_one_effect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
     let scene = Scene::new().await;
-    let proxy = Proxy::start_for(&scene.database.url()).await;
-    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let (proxy, store) = scene.store_behind_a_proxy().await;
     let runs = Runs::new();
     let limits = Limits { backoff_max: Duration::from_millis(50), ..quick() };
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();

@@ -6,7 +6,7 @@ use wharf::{Error, Failure, Inbox, InboxBuilder, Limits, Postgres, Receipt, Retr
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records, within};
-use crate::worker::{Worker, accept, order};
+use crate::worker::Worker;
 use support::database::TestDatabase;
 use support::pgbouncer::PgBouncer;
 use support::ports::free_port;
@@ -199,11 +199,8 @@ async fn what_a_dead_process_left_is_found_through_pgbouncer() {
     let scene = Scene::new().await;
     let bouncer = PgBouncer::start(&scene.database.url()).await;
     let worker = Worker { url: bouncer.url(scene.database.name()), is_transactional: true, ..Worker::on(&scene).await };
-    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
-    let first = worker.spawn();
-    first.await_said("hanging").await;
+    worker.killed_while_it_runs(&scene, "a").await;
 
-    first.kill9().await;
     let _second = worker.spawn();
 
     scene.settled().await;

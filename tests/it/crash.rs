@@ -32,11 +32,8 @@ async fn a_delivery_whose_process_is_killed_is_run_again_by_another() {
 async fn a_killed_transactional_handler_leaves_one_effect() {
     let scene = Scene::new().await;
     let worker = Worker { is_transactional: true, ..Worker::on(&scene).await };
-    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
-    let first = worker.spawn();
-    first.await_said("hanging").await;
+    worker.killed_while_it_runs(&scene, "a").await;
 
-    first.kill9().await;
     let _second = worker.spawn();
 
     scene.settled().await;
@@ -77,11 +74,8 @@ async fn killer_is_poisoned(way: &str) {
 async fn a_crash_is_forgiven_once_the_delivery_has_an_outcome() {
     let scene = Scene::new().await;
     let worker = Worker::on(&scene).await;
-    accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
-    let first = worker.spawn();
-    first.await_said("hanging").await;
+    worker.killed_while_it_runs(&scene, "a").await;
 
-    first.kill9().await;
     let _second = worker.spawn();
 
     scene.settled().await;

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use wharf::{Backend, Postgres, Sqlite, Store};
 
-use crate::scene::store_url;
+use crate::scene::{status, store_url};
 use support::database::TestDatabase;
 use support::sqlite::{SqliteFile, connect, execute};
 
@@ -179,13 +179,15 @@ impl Database for TestDatabase {
     }
 
     async fn refuse_deleting_what_is_not_finished(&self) {
-        self.execute(
+        self.execute(&format!(
             "CREATE FUNCTION tripwire() RETURNS trigger LANGUAGE plpgsql AS $$
              BEGIN RAISE EXCEPTION 'this was to stay'; END $$;
              CREATE TRIGGER tripwire BEFORE DELETE ON inbox_delivery FOR EACH ROW
-             WHEN (OLD.status NOT IN (2, 4)) EXECUTE FUNCTION tripwire();
+             WHEN (OLD.status NOT IN ({}, {})) EXECUTE FUNCTION tripwire();
              CREATE TRIGGER tripwire BEFORE DELETE ON inbox_quarantine FOR EACH ROW EXECUTE FUNCTION tripwire()",
-        )
+            status::DONE,
+            status::DISCARDED,
+        ))
         .await;
     }
 
@@ -299,7 +301,8 @@ impl Database for SqliteFile {
 
     async fn refuse_deleting_what_is_not_finished(&self) {
         let raise = "BEGIN SELECT RAISE(ABORT, 'this was to stay'); END";
-        let delivery = "BEFORE DELETE ON inbox_delivery WHEN OLD.status NOT IN (2, 4)";
+        let is_finished = format!("OLD.status IN ({}, {})", status::DONE, status::DISCARDED);
+        let delivery = format!("BEFORE DELETE ON inbox_delivery WHEN NOT {is_finished}");
         self.execute(&format!("CREATE TRIGGER tripwire {delivery} {raise}")).await;
         self.execute(&format!("CREATE TRIGGER tripwire_2 BEFORE DELETE ON inbox_quarantine {raise}")).await;
     }

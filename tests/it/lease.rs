@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use wharf::{Failure, Inbox, Limits, Message, Raw, Store, handler};
+use wharf::{Failure, Inbox, Limits, Message, Raw, handler};
 
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, key, quick, record, records, within};
 use crate::worker::{Worker, accept, order};
-use support::proxy::Proxy;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 
@@ -44,8 +43,7 @@ async fn a_handler_that_takes_three_leases_runs_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_starts() {
     let scene = Scene::new().await;
-    let proxy = Proxy::start_for(&scene.database.url()).await;
-    let cut_off = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let (proxy, cut_off) = scene.store_behind_a_proxy().await;
     let limits = Limits { lease: Duration::from_secs(10), ..quick() };
     let story = Story::default();
     let (first, second) = (story.clone(), story.clone());
@@ -82,8 +80,7 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_charged() {
     let scene = Scene::new().await;
-    let proxy = Proxy::start_for(&scene.database.url()).await;
-    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let (proxy, store) = scene.store_behind_a_proxy().await;
     let (runs, gate, stopped) = (Runs::new(), watch::Sender::new(false), Story::default());
     let (noting, opened, telling) = (runs.clone(), gate.clone(), stopped.clone());
     let once_hanging = handler(key("stock"), move |message: Message<Raw>| {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Limits, Postgres, Receipt, Store};
+use wharf::{Inbox, Limits, Postgres, Receipt};
 
 use crate::scene::{Runs, Scene, quick, record, records};
 use support::proxy::{Fault, Proxy};
@@ -21,8 +21,7 @@ impl Stage {
     /// for a claim to run out waits for longer than a test.
     async fn set() -> Self {
         let scene = Scene::new().await;
-        let proxy = Proxy::start_for(&scene.database.url()).await;
-        let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+        let (proxy, store) = scene.store_behind_a_proxy().await;
         let (stock, mail) = (Runs::new(), Runs::new());
         let limits = Limits { lease: Duration::from_secs(600), ..quick() };
         let inbox = Inbox::builder(store)

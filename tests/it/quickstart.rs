@@ -1,17 +1,13 @@
 //! The first five minutes: the quickstart, and the commands it prints, one after the other in an empty folder.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
+
+use support::child::example;
 
 /// Rows that the transactional handler wrote, and orders they are for.
 const RESERVATIONS: &str = "sqlite3 quickstart.db \"SELECT count(*), count(DISTINCT order_number) FROM reservation\"";
-
-/// Cargo builds the examples beside the tests.
-fn program() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    tests.parent().and_then(Path::parent).unwrap().join("examples/quickstart")
-}
 
 fn output(folder: &Path, program: &Path, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).current_dir(folder).output().expect("the program starts")
@@ -44,7 +40,7 @@ fn wharf(folder: &Path, command: &str, more: &[&str]) -> String {
 fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let output = run(folder, &program(), &[]);
+    let output = run(folder, &example("quickstart"), &[]);
     assert!(!output.contains('\x1b'), "no colours where there is no terminal");
     for line in ["duplicate   order-1", "quarantined", "poisoned    order-3   fraud.check"] {
         assert!(output.contains(line), "{line}\n{output}");
@@ -66,35 +62,38 @@ fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
     assert!(wharf(folder, printed(&output, "and that"), &[]).contains("cloud event is not a JSON object"));
     let in_sql = sqlite(folder, printed(&output, "Or, in SQL:"));
     assert_eq!(in_sql, "order-3|fraud.check|the fraud service does not know mallory\n");
-    assert!(run(folder, &program(), &["resume"]).contains("Nothing was left to do"));
+    assert!(run(folder, &example("quickstart"), &["resume"]).contains("Nothing was left to do"));
     // A person is asked; here nobody can be.
     wharf(folder, printed(&output, "replay it"), &["--yes"]);
-    let resumed = run(folder, &program(), &["resume"]);
+    let resumed = run(folder, &example("quickstart"), &["resume"]);
     assert!(resumed.contains("done        order-3   fraud.check") && resumed.contains("1 run."), "{resumed}");
     assert_eq!(sqlite(folder, RESERVATIONS), "5|5\n");
 
     // Again: the file is made anew.
-    assert!(run(folder, &program(), &[]).contains("\nfraud.check              0         0         4         1\n"));
+    assert!(
+        run(folder, &example("quickstart"), &[])
+            .contains("\nfraud.check              0         0         4         1\n")
+    );
 }
 
 #[test]
 fn the_quickstart_killed_in_a_receipt_sends_it_when_resumed_and_a_rename_runs_nothing_again() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    run(folder, &program(), &[]);
+    run(folder, &example("quickstart"), &[]);
 
-    let killed = output(folder, &program(), &["crash"]).status;
+    let killed = output(folder, &example("quickstart"), &["crash"]).status;
     assert_eq!(killed.signal(), Some(9), "{killed}");
-    let resumed = run(folder, &program(), &["resume"]);
+    let resumed = run(folder, &example("quickstart"), &["resume"]);
     assert!(resumed.contains("done        order-6   mail.receipt"), "{resumed}");
     // The killed attempt is not charged, and the transactional handler has its one effect.
     let attempts = "sqlite3 quickstart.db \"SELECT state, attempts, errors FROM inbox_status
                     WHERE message_id = 'order-6' AND handler_key = 'mail.receipt'\"";
     assert_eq!(sqlite(folder, attempts), "done|2|0\n");
     assert_eq!(sqlite(folder, RESERVATIONS), "6|6\n");
-    assert!(run(folder, &program(), &["crash"]).contains("No crash: order-6 was handled before"));
+    assert!(run(folder, &example("quickstart"), &["crash"]).contains("No crash: order-6 was handled before"));
 
-    let renamed = run(folder, &program(), &["renamed"]);
+    let renamed = run(folder, &example("quickstart"), &["renamed"]);
     assert!(renamed.contains("order-1 once more: Duplicate { added: 0 }"), "{renamed}");
     assert!(renamed.contains("\nmail.confirm             0         0         6         0\n"), "{renamed}");
     assert!(!renamed.contains("mail.receipt    "), "{renamed}");

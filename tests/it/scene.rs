@@ -17,6 +17,7 @@ pub use crate::databases::{Database, RunLog};
 use support::database::TestDatabase;
 use support::database_server::Server;
 use support::pgbouncer::PgBouncer;
+use support::proxy::Proxy;
 pub use wharf::State;
 
 pub type Scene = Stage<Data>;
@@ -116,6 +117,15 @@ impl<D: Database> Stage<D> {
             }
         })
         .await;
+    }
+}
+
+impl Scene {
+    /// A store that reaches the database through a proxy, which can lose what passes it.
+    pub async fn store_behind_a_proxy(&self) -> (Proxy, Store<Postgres>) {
+        let proxy = Proxy::start_for(&self.database.url()).await;
+        let store = Store::connect(&proxy.url(&self.database.url())).await.unwrap();
+        (proxy, store)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
-use wharf::{Inbox, Limits, Postgres, Running, Store};
+use wharf::{Inbox, Limits, Postgres, Running};
 
 use crate::scene::{PATIENCE, Runs, Scene, State, quick, record, records, within};
 use crate::worker::{Worker, accept, order};
@@ -150,8 +150,7 @@ async fn shutdown_with_a_database_that_does_not_answer_ends_with_an_error() {
 
 async fn behind_a_proxy() -> (Scene, Proxy, Inbox<Postgres>, Runs) {
     let scene = Scene::new().await;
-    let proxy = Proxy::start_for(&scene.database.url()).await;
-    let store = Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let (proxy, store) = scene.store_behind_a_proxy().await;
     let runs = Runs::new();
     let registration = runs.gated("stock", &watch::Sender::new(false));
     let inbox = Inbox::builder(store).limits(endless_lease()).subscribe("orders", registration).build().unwrap();

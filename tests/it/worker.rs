@@ -73,6 +73,14 @@ impl Worker {
         Child::spawn(ROLE.0, &variables)
     }
 
+    /// Accepts a message with this id, and kills a worker while its handler `stock` runs it.
+    pub async fn killed_while_it_runs(&self, scene: &Scene, message_id: &str) {
+        accept(scene, &["stock"], vec![order(message_id, "hang once")]).await;
+        let child = self.spawn();
+        child.await_said("hanging").await;
+        child.kill9().await;
+    }
+
     /// Starts a worker again each time it dies, until every delivery has an outcome. Returns how often it died.
     pub async fn supervise(&self, scene: &Scene) -> usize {
         let mut deaths = 0;

@@ -6,7 +6,7 @@
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -52,6 +52,12 @@ pub fn parameter(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("the parent did not set {name}"))
 }
 
+/// The program of an example, which cargo builds beside the tests.
+pub fn example(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().expect("this test binary");
+    tests.parent().and_then(Path::parent).expect("two folders above it").join("examples").join(name)
+}
+
 /// A running child.
 #[derive(Debug)]
 pub struct Child {
@@ -80,12 +86,9 @@ impl Child {
         Child::run(role, command, variables)
     }
 
-    /// Starts an example of this crate, which cargo builds beside the tests. What it prints is found by
-    /// [`Child::await_printed`].
+    /// Starts an [`example`]. What it prints is found by [`Child::await_printed`].
     pub fn spawn_example(name: &str, variables: &[(&str, &str)]) -> Child {
-        let tests = std::env::current_exe().expect("this test binary");
-        let folder = tests.parent().and_then(Path::parent).expect("two folders above it").join("examples");
-        Child::run(name, bound_command(&folder.join(name), None, Signal::SIGKILL), variables)
+        Child::run(name, bound_command(&example(name), None, Signal::SIGKILL), variables)
     }
 
     fn run(role: &str, mut command: Command, variables: &[(&str, &str)]) -> Child {

@@ -86,17 +86,10 @@ impl Events {
 
     /// Gives every event to `act` as it happens, for ever: for a child that tells its parent.
     pub async fn for_each(&self, act: impl Fn(&Event)) -> Infallible {
-        let mut arrivals = CAPTURE.arrivals.subscribe();
-        let mut next = self.from;
+        let mut reader = self.reader();
         loop {
-            arrivals.mark_unchanged();
-            let (events, end) = {
-                let log = CAPTURE.log();
-                (log.since(next), log.end())
-            };
-            events.iter().for_each(|event| act(event));
-            next = end;
-            arrivals.changed().await.expect("the capture is never dropped");
+            reader.read().iter().for_each(|event| act(event));
+            reader.changed().await;
         }
     }
 
@@ -110,22 +103,18 @@ impl Events {
     }
 
     async fn search(&self, count: usize, is_wanted: impl Fn(&Event) -> bool, found: &mut Vec<Arc<Event>>) {
-        let mut arrivals = CAPTURE.arrivals.subscribe();
-        let mut next = self.from;
+        let mut reader = self.reader();
         loop {
-            // Marked as seen before looking: what arrives while we look wakes us again.
-            arrivals.mark_unchanged();
-            let (events, end) = {
-                let log = CAPTURE.log();
-                (log.since(next), log.end())
-            };
-            found.extend(events.into_iter().filter(|event| is_wanted(event)));
+            found.extend(reader.read().into_iter().filter(|event| is_wanted(event)));
             if found.len() >= count {
                 return;
             }
-            next = end;
-            arrivals.changed().await.expect("the capture is never dropped");
+            reader.changed().await;
         }
+    }
+
+    fn reader(&self) -> Reader {
+        Reader { next: self.from, arrivals: CAPTURE.arrivals.subscribe() }
     }
 
     fn list(&self) -> String {
@@ -134,6 +123,29 @@ impl Events {
         let lines = events[skipped..].iter().map(|event| format!("{event:?}"));
         let lines: Vec<String> = lines.collect();
         format!("({skipped} earlier ones)\n{}", lines.join("\n"))
+    }
+}
+
+/// Reads events one after the other, each once.
+struct Reader {
+    next: u64,
+    arrivals: watch::Receiver<u64>,
+}
+
+impl Reader {
+    /// What has happened since it was last asked.
+    fn read(&mut self) -> Vec<Arc<Event>> {
+        // Marked as seen before looking: what arrives while we look wakes us again.
+        self.arrivals.mark_unchanged();
+        let log = CAPTURE.log();
+        let events = log.since(self.next);
+        self.next = log.end();
+        events
+    }
+
+    /// Waits until there is more to read.
+    async fn changed(&mut self) {
+        self.arrivals.changed().await.expect("the capture is never dropped");
     }
 }
 

@@ -9,7 +9,6 @@ use wharf::{Inbox, Limits, Receipt, Record};
 use super::refused::{ACCEPTED, stock_inbox};
 use super::scene::{Db, Runs, Scene, quick, record, within};
 use support::events::Events;
-use support::proxy::Proxy;
 
 /// Refuses every other row of the quarantine, in words that diesel does not know and in words that it does.
 const REFUSED_AT_FIRST: [&str; 2] = [
@@ -108,8 +107,7 @@ async fn waits_out(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_costs_no_record() {
     let scene = Scene::new().await;
-    let proxy = Proxy::start_for(&scene.database.url()).await;
-    let store = wharf::Store::connect(&proxy.url(&scene.database.url())).await.unwrap();
+    let (proxy, store) = scene.store_behind_a_proxy().await;
     let limits = Limits { backoff_max: Duration::from_millis(100), ..quick() };
     let runs = Runs::new();
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
