@@ -8,7 +8,7 @@ use wharf::testing::{CrashPoint, State, TestInbox};
 use wharf::{Failure, HandlerKey, Inbox, Message, Postgres, Raw, Record, RetryPolicy, handler, tx_handler};
 
 use crate::scene::Scene;
-use crate::support::database::TestDatabase;
+use support::database::TestDatabase;
 
 const KEY: HandlerKey = HandlerKey::new("stock.reserve");
 

@@ -106,7 +106,7 @@ async fn a_layer_that_panics_is_a_failed_attempt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_handler_logs_carries_message_handler_and_attempt() {
     let scene = Scene::new().await;
-    let events = crate::support::events::Events::capture();
+    let events = support::events::Events::capture();
     let logging = handler(key("stock"), |message: Message<Raw>| async move {
         tracing::info!(target: "wharf::test", logged = message.id(), "handled");
         Ok::<(), Failure>(())
