@@ -21,7 +21,8 @@ use diesel::ExpressionMethods;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
-use wharf::{Failure, HandlerKey, Identity, Inbox, Kafka, Limits, Message, Postgres, Store, handler, tx_handler};
+use wharf::kafka::Kafka;
+use wharf::{Failure, HandlerKey, Identity, Inbox, Limits, Message, Postgres, Store, handler, tx_handler};
 
 const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve");
 const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");

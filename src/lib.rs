@@ -77,7 +77,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | [`Store<Postgres>`](Postgres): PostgreSQL 14 and newer, also through PgBouncer 1.21+ in transaction mode |
 //! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
-//! | `kafka` | yes | [`Kafka`] and [`Inbox::start_from`]: records out of Kafka; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
+//! | `kafka` | yes | [`Kafka`](kafka::Kafka) and [`Inbox::start_from`]: records out of Kafka; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
 //! | `metrics` | no | a count of what becomes of each record and each delivery, for any recorder of the `metrics` facade |
 //! | `testing` | no | `wharf::testing`, the kit for your own tests, on SQLite in memory or on your PostgreSQL |
 //! | `cli` | no | the binary `wharf`, which looks at an inbox and acts on it from a shell; not for embedding |
@@ -87,56 +87,52 @@
 #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
 compile_error!("wharf needs a store: switch on the feature `postgres`, which is the default, or `sqlite`");
 
-// In the order of a record's way, then what all of them stand on.
+// Folders in the order of a record's way, then what all of them stand on. The root has what a service needs in its first week; the
+// public folders have the rest.
 mod accept;
 mod handler;
 mod inbox;
 #[cfg(feature = "kafka")]
-mod kafka;
-mod operate;
+pub mod kafka;
+pub mod operate;
 mod process;
-mod store;
+pub mod store;
 mod telemetry;
 mod types;
 
 #[cfg(feature = "testing")]
 pub mod testing;
 
+/// Layers: async functions around each run of a handler. See [`InboxBuilder::layer`] and [`Registration::layer`].
+pub mod layer {
+    pub use crate::handler::{Attempt, Next};
+}
+
 // An inbox, and what goes in.
 pub use accept::Identity;
 pub use inbox::{Inbox, InboxBuilder, Running};
-
-// Where records come from.
-#[cfg(feature = "kafka")]
-pub use kafka::{Audit, Finding, Kafka, PartitionAudit};
-#[cfg(feature = "kafka")]
-pub use store::seam::Gap;
+pub use types::{Headers, Limits, Position, Receipt, Record};
 
 // Handlers, and what they are given.
 pub use handler::{
-    Attempt, Failure, Handler, HandlerKey, Next, Registration, RetryPolicy, Topics, TxHandler, handler, tx_handler,
-    with_state,
+    Failure, Handler, HandlerKey, Registration, RetryPolicy, Topics, TxHandler, handler, tx_handler, with_state,
 };
+pub use types::{CloudEvent, Message, Payload, Raw};
 
-// Where it is kept.
-#[cfg(feature = "sqlite")]
-pub use store::{AsyncSqliteConnection, Sqlite, SqliteOptions};
-pub use store::{Backend, Store};
+// Where it is kept, and for how long.
+#[doc(inline)]
+pub use operate::Retention;
 #[cfg(feature = "postgres")]
-pub use store::{Postgres, PostgresOptions};
+#[doc(inline)]
+pub use store::Postgres;
+#[cfg(feature = "sqlite")]
+#[doc(inline)]
+pub use store::Sqlite;
+#[doc(inline)]
+pub use store::Store;
 
-// What people do with it, and what is done by itself.
-pub use operate::{
-    Backfill, Canary, CanaryProgress, CanaryStop, Diagnosis, KeyChange, Manifest, ManifestHandler, Operator,
-    PlannedHandler, Retention, Severity, Symptom,
-};
-pub use store::operating::SchemaVersion;
-pub use types::{
-    CloudEvent, Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts,
-    GroupFacts, HandlerStatus, Headers, HistoryEntry, Lag, Limits, Message, OldestTransaction, Payload, Position,
-    ProcessorReport, ProcessorStatus, Purgeable, Purged, QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate,
-    Raw, Receipt, Record, Result, State, TableFacts, fingerprint,
-};
+// What goes wrong.
+pub use types::{Error, Result};
 
 /// Written into `inbox_processor`, so that an operator sees which builds are alive.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

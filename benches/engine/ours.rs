@@ -63,7 +63,7 @@ pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url
 /// An inbox with a no-op handler.
 pub async fn inbox(url: &str) -> Inbox<Postgres> {
     let store = Store::<Postgres>::connect(url).await.unwrap();
-    let limits = Limits { accept_batch_rows: BATCH_ROWS, ..Limits::default() };
+    let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
     let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| {
         HANDLED.fetch_add(1, Ordering::Relaxed);
         async { Ok::<(), Failure>(()) }

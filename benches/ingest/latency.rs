@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
-use wharf::{Failure, HandlerKey, Identity, Kafka as Source, Message, Raw, handler};
+use wharf::kafka::Kafka as Source;
+use wharf::{Failure, HandlerKey, Identity, Message, Raw, handler};
 
 use crate::{PARTITIONS, Scale, Servers, fresh_database, throughput};
 use support::bench::done_with;

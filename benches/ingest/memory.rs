@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use wharf::{Failure, HandlerKey, Identity, Inbox, Kafka as Source, Message, Postgres, Raw, Store, handler};
+use wharf::kafka::Kafka as Source;
+use wharf::{Failure, HandlerKey, Identity, Inbox, Message, Postgres, Raw, Store, handler};
 
 use crate::{Scale, Servers, fresh_database};
 use support::bench::memory_mib;

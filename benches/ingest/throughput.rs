@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use tokio_postgres::Client;
-use wharf::{
-    Failure, HandlerKey, Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Message, Postgres, Raw, Store, handler,
-};
+use wharf::kafka::Kafka as Source;
+use wharf::{Failure, HandlerKey, Identity, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Store, handler};
 
 use crate::{PARTITIONS, Scale, Servers, fresh_database};
 use support::bench::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with};
@@ -52,7 +51,7 @@ pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16)
 
 pub async fn builder(url: &str) -> InboxBuilder<Postgres> {
     let store = Store::<Postgres>::connect(url).await.unwrap();
-    Inbox::builder(store).limits(Limits { accept_batch_rows: BATCH_ROWS, ..Limits::default() })
+    Inbox::builder(store).limits(Limits::default().accept_batch_rows(BATCH_ROWS))
 }
 
 /// Waits until the ledger has passed this many records; returns how many it has. Asks seldom while that is far away, because asking takes

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use accepting::{Accepting, Latencies};
 use support::bench::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
-use wharf::{Postgres, Purged, Retention, Store};
+use wharf::operate::Purged;
+use wharf::{Postgres, Retention, Store};
 
 /// How much is done.
 #[derive(Debug, Clone, Copy)]

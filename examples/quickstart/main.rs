@@ -25,8 +25,9 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use shop::{FraudService, MailServer};
+use wharf::kafka::Kafka;
 use wharf::{
-    HandlerKey, Identity, Inbox, Kafka, Limits, Record, Registration, RetryPolicy, Sqlite, Store, handler, tx_handler,
+    HandlerKey, Identity, Inbox, Limits, Record, Registration, RetryPolicy, Sqlite, Store, handler, tx_handler,
 };
 
 const DATABASE: &str = "quickstart.db";
@@ -54,7 +55,7 @@ fn inbox(
 ) -> Result<Inbox<Sqlite>, AnyError> {
     let check_fraud = move |order| shop::check_fraud(order, fraud_service);
     let inbox = Inbox::builder(store)
-        .limits(Limits { lease: LEASE, ..Limits::default() })
+        .limits(Limits::default().lease(LEASE))
         .subscribe("orders", tx_handler(shop::RESERVE_STOCK, shop::reserve_stock))
         .subscribe("orders", receipt.retry(retry()))
         .subscribe("orders", handler(shop::CHECK_FRAUD, check_fraud).retry(retry()))

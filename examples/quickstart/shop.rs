@@ -3,7 +3,8 @@
 use diesel::sql_types::Integer;
 use diesel_async::RunQueryDsl;
 use serde::Deserialize;
-use wharf::{AsyncSqliteConnection, Failure, HandlerKey, Message};
+use wharf::store::AsyncSqliteConnection;
+use wharf::{Failure, HandlerKey, Message};
 
 pub const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve");
 pub const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");

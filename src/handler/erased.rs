@@ -159,7 +159,7 @@ pub struct WithState<S, F> {
 #[diagnostic::on_unimplemented(
     message = "a store of `{Self}` does not give transactional handlers a `{C}`",
     label = "this handler takes `&mut {C}`, which is not the connection of `{Self}`",
-    note = "take `&mut diesel_async::AsyncPgConnection` on `Postgres`, `&mut wharf::AsyncSqliteConnection` on `Sqlite`"
+    note = "take `&mut diesel_async::AsyncPgConnection` on `Postgres`, `&mut wharf::store::AsyncSqliteConnection` on `Sqlite`"
 )]
 pub trait Transacts<C>: Backend + Seam<Connection = C> {}
 

@@ -175,7 +175,7 @@ impl<B: Backend> Registration<B> {
     }
 
     /// Puts an async function around each run of this handler, outside of the layers it has already. The layer calls
-    /// [`Next::run`](crate::Next::run), or answers in the handler's place. In a transactional handler it runs inside the transaction.
+    /// [`Next::run`](crate::layer::Next::run), or answers in the handler's place. In a transactional handler it runs inside the transaction.
     ///
     /// ```
     /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};

@@ -19,13 +19,14 @@ mod settings;
 
 use std::fmt;
 
+pub use crate::store::seam::Gap;
 pub use audit::{Audit, Finding, PartitionAudit};
 pub(crate) use ingest::Ingest;
 
 /// A Kafka to consume from: the brokers and the consumer group. The topics are those of the inbox's subscriptions.
 ///
 /// ```
-/// use wharf::Kafka;
+/// use wharf::kafka::Kafka;
 /// let kafka = Kafka::new("broker-1:9092,broker-2:9092", "shop")
 ///     .set("partition.assignment.strategy", "cooperative-sticky")
 ///     .set("group.instance.id", "shop-1");
@@ -34,7 +35,7 @@ pub(crate) use ingest::Ingest;
 /// Any setting of librdkafka is passed through ([`Kafka::set`]). With TLS (feature `ssl`):
 ///
 /// ```
-/// # use wharf::Kafka;
+/// # use wharf::kafka::Kafka;
 /// let kafka = Kafka::new("broker-1:9093", "shop")
 ///     .set("security.protocol", "ssl")
 ///     .set("ssl.ca.location", "/etc/kafka/ca.pem");
@@ -44,7 +45,7 @@ pub(crate) use ingest::Ingest;
 /// keeps them; they are shown in no error, event or `Debug`.
 ///
 /// ```
-/// # use wharf::Kafka;
+/// # use wharf::kafka::Kafka;
 /// # let password = String::new();
 /// let kafka = Kafka::new("broker-1:9094", "shop")
 ///     .set("security.protocol", "sasl_ssl")

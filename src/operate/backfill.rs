@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use super::operator::Operator;
 use crate::store::Backend;
 use crate::store::operating::{Audit, BackfillStep};
-use crate::types::{Error, Result};
+use crate::types::{Error, Result, setters};
 
 /// Deliveries made in one statement.
 const STEP_ROWS: u32 = 500;
 
 /// Which messages a handler is given. A handler's CloudEvents types do not count here: it sees every message of the topics.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Backfill {
     /// The handler. It has to be registered: start a build that has it once.
     pub handler_key: String,
@@ -23,6 +24,21 @@ pub struct Backfill {
     pub newer_than: Option<Duration>,
     /// Deliveries made in a second at the most, so that what arrives meanwhile is not held up. Default: no bound.
     pub rows_per_sec_max: Option<u32>,
+}
+
+setters!(Backfill {} optional { newer_than: Duration, rows_per_sec_max: u32 });
+
+impl Backfill {
+    /// Gives the handler every retained message of these topics.
+    ///
+    /// ```
+    /// use wharf::operate::Backfill;
+    /// let backfill = Backfill::new("mail.receipt", ["orders"]).rows_per_sec_max(1_000);
+    /// ```
+    pub fn new<T: Into<String>>(handler_key: impl Into<String>, topics: impl IntoIterator<Item = T>) -> Self {
+        let topics = topics.into_iter().map(Into::into).collect();
+        Self { handler_key: handler_key.into(), topics, newer_than: None, rows_per_sec_max: None }
+    }
 }
 
 impl<B: Backend> Operator<B> {

@@ -10,13 +10,19 @@ use super::operator::Operator;
 use crate::store::Backend;
 use crate::store::operating::Standing;
 use crate::types::{DeliveryFilter, State};
-use crate::types::{Error, Result};
+use crate::types::{Error, Result, setters};
 
 /// How often it is looked what became of a step.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How a canary replay goes on. Change single ones with struct update syntax.
+/// How a canary replay goes on.
+///
+/// ```
+/// use wharf::operate::Canary;
+/// let canary = Canary::default().steps([1, 10, 100]).failure_ratio_max(0.05);
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Canary {
     /// How many are replayed at a time: the steps in order, the last one over and over. Default: 1, 10, 500.
     pub steps: Vec<u32>,
@@ -25,6 +31,8 @@ pub struct Canary {
     /// How long a step may take before it goes no further. Default: 5 min.
     pub step_wait_max: Duration,
 }
+
+setters!(Canary { steps: impl Into<Vec<u32>>, failure_ratio_max: f64, step_wait_max: Duration });
 
 impl Default for Canary {
     fn default() -> Self {

@@ -1,5 +1,6 @@
 //! Says why work is not moving. Pure: judges what was looked up, in the order of what to put right first.
 
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -55,11 +56,21 @@ pub struct Symptom {
 /// How bad a symptom is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Severity {
     /// Work does not move, or waits for a person.
     Problem,
     /// It will become a problem.
     Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Problem => "problem",
+            Self::Warning => "warning",
+        })
+    }
 }
 
 /// Everything that is wrong, the worst first.

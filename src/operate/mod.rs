@@ -18,3 +18,10 @@ pub use operator::Operator;
 pub(crate) use purge::purge;
 pub use rename_plan::{KeyChange, Manifest, ManifestHandler, PlannedHandler};
 pub use retention::Retention;
+
+pub use crate::store::operating::SchemaVersion;
+pub use crate::types::{
+    Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, GroupFacts,
+    HandlerStatus, HistoryEntry, Lag, OldestTransaction, ProcessorReport, ProcessorStatus, Purgeable, Purged,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, State, TableFacts, fingerprint,
+};

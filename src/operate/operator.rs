@@ -21,7 +21,7 @@ use crate::types::{Error, Result};
 ///
 /// ```no_run
 /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
-/// use wharf::DeliveryFilter;
+/// use wharf::operate::DeliveryFilter;
 /// let operator = store.operate().acting_as("alice").because("the mail server is back");
 /// let failed = DeliveryFilter { handler_key: Some("mail.receipt".into()), ..DeliveryFilter::default() };
 /// let replayed = operator.replay(&failed, 1_000).await?;

@@ -2,12 +2,15 @@
 //!
 //! Pure. For a pipeline: write the new build's manifest to a file, compare it with production before the deploy.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::types::HandlerStatus;
 
 /// The handler keys of a build. See [`Inbox::manifest`](crate::Inbox::manifest).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Manifest {
     /// Its handlers, in the order of registration.
     pub handlers: Vec<ManifestHandler>,
@@ -15,6 +18,7 @@ pub struct Manifest {
 
 /// A handler of a build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ManifestHandler {
     /// Its key.
     pub key: String,
@@ -40,6 +44,7 @@ pub struct PlannedHandler {
 /// What a build does to a handler key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum KeyChange {
     /// The build has it.
     Kept,
@@ -52,6 +57,17 @@ pub enum KeyChange {
     New,
     /// The build does not know it.
     Removed,
+}
+
+impl fmt::Display for KeyChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kept => f.write_str("kept"),
+            Self::Renamed { to } => write!(f, "renamed to {to}"),
+            Self::New => f.write_str("new"),
+            Self::Removed => f.write_str("removed"),
+        }
+    }
 }
 
 impl PlannedHandler {

@@ -169,6 +169,7 @@ pub struct Standing {
 
 /// Where the schema is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct SchemaVersion {
     /// In the database; none when there is no inbox.
     pub found: Option<i32>,

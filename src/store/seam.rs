@@ -207,6 +207,7 @@ pub struct LedgerState {
 
 /// Records that Kafka no longer had when they were to be read: from `from_offset`, up to but without `to_offset`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gap {
     pub topic: String,
     pub partition: i32,

@@ -36,6 +36,7 @@ pub struct Facts {
 
 /// See [`Facts::connections`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Connections {
     /// In use.
     pub used: u64,
@@ -45,6 +46,7 @@ pub struct Connections {
 
 /// See [`Facts::oldest_transaction`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OldestTransaction {
     /// How long it has been open.
     pub secs: f64,
@@ -54,6 +56,7 @@ pub struct OldestTransaction {
 
 /// A table and what lies dead in it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TableFacts {
     /// Its name.
     pub name: String,
@@ -65,6 +68,7 @@ pub struct TableFacts {
 
 /// Claims that nobody renews, of one handler and one process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeadClaims {
     /// The handler's current key.
     pub handler_key: String,
@@ -79,6 +83,7 @@ pub struct DeadClaims {
 
 /// From the broker's stamp, or from accepting where there is none, to the handler's end; of the deliveries of the last 1,000 messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Lag {
     /// The handler's current key.
     pub handler_key: String,
@@ -90,6 +95,7 @@ pub struct Lag {
 
 /// A consumer group in the ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct GroupFacts {
     /// Its name.
     pub consumer_group: String,

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{Error, Result};
+use super::{Error, Result, setters};
 
 /// What a delivery is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum State {
     /// Due now or later.
     Pending,
@@ -40,10 +41,11 @@ impl State {
 /// Which deliveries are meant: those that fit everything it says.
 ///
 /// ```
-/// use wharf::DeliveryFilter;
-/// let failed = DeliveryFilter { handler_key: Some("mail.receipt".into()), error: Some("timeout".into()), ..DeliveryFilter::default() };
+/// use wharf::operate::DeliveryFilter;
+/// let failed = DeliveryFilter::default().handler_key("mail.receipt").error("timeout");
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeliveryFilter {
     /// Of this handler, by its key or a former one.
     pub handler_key: Option<String>,
@@ -57,7 +59,7 @@ pub struct DeliveryFilter {
     pub reason: Option<String>,
     /// With this text in the last error, in upper or lower case.
     pub error: Option<String>,
-    /// With a last error of this [`fingerprint`](crate::fingerprint).
+    /// With a last error of this [`fingerprint`](crate::operate::fingerprint).
     pub fingerprint: Option<String>,
     /// Poisoned longer ago than this; where that does not apply, received longer ago.
     pub older_than: Option<Duration>,
@@ -67,7 +69,24 @@ pub struct DeliveryFilter {
     pub all: bool,
 }
 
+setters!(DeliveryFilter {} optional {
+    handler_key: impl Into<String>,
+    message_id: impl Into<String>,
+    source: impl Into<String>,
+    topic: impl Into<String>,
+    reason: impl Into<String>,
+    error: impl Into<String>,
+    fingerprint: impl Into<String>,
+    older_than: Duration,
+    newer_than: Duration,
+});
+
 impl DeliveryFilter {
+    /// Every delivery.
+    pub fn all() -> Self {
+        Self { all: true, ..Self::default() }
+    }
+
     /// As it is written into the audit, and as PostgreSQL's functions take it.
     pub(crate) fn to_json(&self) -> String {
         let texts = [
@@ -89,6 +108,7 @@ impl DeliveryFilter {
 
 /// Which quarantined records are meant: those that fit everything it says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QuarantineFilter {
     /// This one.
     pub id: Option<i64>,
@@ -106,7 +126,21 @@ pub struct QuarantineFilter {
     pub all: bool,
 }
 
+setters!(QuarantineFilter {} optional {
+    id: i64,
+    topic: impl Into<String>,
+    reason: impl Into<String>,
+    detail: impl Into<String>,
+    older_than: Duration,
+    newer_than: Duration,
+});
+
 impl QuarantineFilter {
+    /// Every quarantined record.
+    pub fn all() -> Self {
+        Self { all: true, ..Self::default() }
+    }
+
     pub(crate) fn to_json(&self) -> String {
         let texts = [("topic", &self.topic), ("reason", &self.reason), ("detail", &self.detail)];
         let mut filter = json(&texts, self.older_than, self.newer_than, self.all);

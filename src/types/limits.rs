@@ -4,21 +4,22 @@
 
 use std::time::Duration;
 
-use super::{Error, Result};
+use super::{Error, Result, setters};
 
 /// No duration is longer: clocks can be added to it without overflow.
 pub(crate) const DURATION_MAX: Duration = Duration::from_secs(365 * 86_400);
 /// No queue is longer: by then it is a leak.
 const QUEUE_ROWS_MAX: usize = 1_000_000;
 
-/// The bounds an inbox works within. Change single ones with struct update syntax:
+/// The bounds an inbox works within. Each has a default and a setter:
 ///
 /// ```
 /// use std::time::Duration;
 /// use wharf::Limits;
-/// let limits = Limits { lease: Duration::from_secs(10), ..Limits::default() };
+/// let limits = Limits::default().lease(Duration::from_secs(10)).crash_limit(5);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Limits {
     /// How long a claim holds without renewal: what a dead process left is run again after this. It is renewed three
     /// times within the period, so a slow handler keeps it. Default: 30 s. Shorter recovers sooner and tolerates shorter
@@ -70,6 +71,29 @@ pub struct Limits {
     /// run side by side after all. Default: 30 s.
     pub solo_wait_max: Duration,
 }
+
+setters!(Limits {
+    lease: Duration,
+    poll: Duration,
+    crash_limit: u32,
+    unknown_key_grace: Duration,
+    accept_batch_rows: usize,
+    accept_batch_bytes: usize,
+    accept_queue_rows: usize,
+    accept_queue_bytes: usize,
+    accept_patience: Duration,
+    payload_bytes_max: usize,
+    headers_bytes_max: usize,
+    claim_batch_rows: usize,
+    settle_batch_rows: usize,
+    settle_queue_rows: usize,
+    error_chars_max: usize,
+    backoff_max: Duration,
+    solo_wait_max: Duration,
+} optional {
+    backlog_rows_max: usize,
+    backlog_age_max: Duration,
+});
 
 impl Default for Limits {
     fn default() -> Self {

@@ -20,6 +20,7 @@ mod receipt;
 mod record;
 mod rows;
 pub(crate) mod sanitize;
+mod setters;
 mod stamp;
 
 pub use cloud_event::CloudEvent;
@@ -46,3 +47,4 @@ pub(crate) use limits::DURATION_MAX;
 pub(crate) use message::{DecodeError, StoredMessage};
 pub(crate) use outcome::{Outcome, PoisonReason};
 pub(crate) use panic::panic_text;
+pub(crate) use setters::setters;

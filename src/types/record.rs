@@ -37,6 +37,7 @@ pub struct Record {
 
 /// Where in Kafka a record was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Position {
     /// The partition of the topic.
     pub partition: i32,

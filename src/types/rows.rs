@@ -93,6 +93,7 @@ pub struct ProcessorReport {
 
 /// How fast a handler goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Rate {
     /// Deliveries done in a second.
     pub done_per_sec: f64,

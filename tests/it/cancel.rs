@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use wharf::{Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, RetryPolicy, Store, handler, tx_handler};
+use wharf::store::PostgresOptions;
+use wharf::{Failure, Inbox, Message, Postgres, Raw, RetryPolicy, Store, handler, tx_handler};
 
 use crate::effect::{self, Connection, effects};
 use crate::scene::{Runs, Scene, key, quick, record, records};
@@ -20,11 +21,11 @@ impl Cramped {
     async fn new() -> Cramped {
         let scene = Scene::new().await;
         effect::prepare(&scene).await;
-        let options = PostgresOptions { pool_size: 2, ..PostgresOptions::default() };
+        let options = PostgresOptions::default().pool_size(2);
         let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
         let plain = Runs::new();
         let inbox = Inbox::builder(store)
-            .limits(Limits { lease: Duration::from_secs(1), ..quick() })
+            .limits(quick().lease(Duration::from_secs(1)))
             .subscribe("orders", plain.handler("plain"))
             .subscribe("orders", effect::writing_for(&Runs::new(), "transactional", Duration::from_millis(1)))
             .build()
@@ -137,7 +138,7 @@ async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
         async move { if message.attempt() <= 5 { std::future::pending().await } else { Ok::<(), Failure>(()) } }
     });
     // Nothing comes back by the end of such a lease.
-    let limits = Limits { lease: Duration::from_secs(600), ..quick() };
+    let limits = quick().lease(Duration::from_secs(600));
     let inbox = scene.inbox().limits(limits).subscribe("orders", hanging).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
 
@@ -233,7 +234,7 @@ fn sleepers(scene: &Scene) -> String {
 fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
     let outside = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let blocked = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let limits = || Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = || quick().lease(Duration::from_secs(3));
     let blocking = |runs: &Runs| {
         let runs = runs.clone();
         handler(key("blocking.threads"), move |message: Message<Raw>| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Limits, Postgres, Receipt, Running};
+use wharf::{Inbox, Postgres, Receipt, Running};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records};
@@ -29,7 +29,7 @@ impl Stage {
         let (proxy, store) = scene.store_behind_a_proxy().await;
         let runs = Runs::new();
         let registration = effect::writing_only(&runs, "stock");
-        let limits = Limits { backoff_max: Duration::from_millis(200), ..quick() };
+        let limits = quick().backoff_max(Duration::from_millis(200));
         let inbox = Inbox::builder(store).limits(limits).subscribe("orders", registration).build().unwrap();
         let running = inbox.start().await.unwrap();
         Stage { scene, proxy, inbox, running, runs }
@@ -140,7 +140,7 @@ async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
     let scene = Scene::new().await;
     let (proxy, store) = scene.store_behind_a_proxy().await;
     let runs = Runs::new();
-    let limits = Limits { backoff_max: Duration::from_millis(50), ..quick() };
+    let limits = quick().backoff_max(Duration::from_millis(50));
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
     let running = inbox.start().await.unwrap();
     for record in records(20) {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rand::seq::SliceRandom;
-use wharf::{Inbox, Limits, PostgresOptions, Receipt, Record, Store};
+use wharf::store::PostgresOptions;
+use wharf::{Inbox, Receipt, Record, Store};
 
 use crate::scene::{Runs, Scene, State, quick, record, records, within};
 
@@ -31,11 +32,11 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
     let scene = Scene::new().await;
     let (stock, mail) = (Runs::new(), Runs::new());
     // Long leases: on a busy machine nobody's claim runs out meanwhile.
-    let limits = Limits { lease: Duration::from_secs(60), accept_batch_rows: 100, ..quick() };
+    let limits = quick().lease(Duration::from_secs(60)).accept_batch_rows(100);
     let mut inboxes = Vec::new();
     let mut all_running = Vec::new();
     for _ in 0..ACCEPTORS {
-        let options = PostgresOptions { pool_size: 3, ..PostgresOptions::default() };
+        let options = PostgresOptions::default().pool_size(3);
         let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
         let builder = Inbox::builder(store).limits(limits.clone());
         let builder = builder.subscribe("orders", stock.handler("stock")).subscribe("orders", mail.handler("mail"));

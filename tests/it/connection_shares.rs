@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{Semaphore, watch};
-use wharf::{Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, Registration, Store};
+use wharf::store::PostgresOptions;
+use wharf::{Failure, Inbox, Message, Postgres, Raw, Registration, Store};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records, within};
 
 async fn store(scene: &Scene, pool_size: usize) -> Store<Postgres> {
-    let options = PostgresOptions { pool_size, connect_timeout: Duration::from_secs(2), ..PostgresOptions::default() };
+    let options = PostgresOptions::default().pool_size(pool_size).connect_timeout(Duration::from_secs(2));
     Store::<Postgres>::connect_with(&scene.database.url(), options).await.unwrap()
 }
 
@@ -101,7 +102,7 @@ async fn a_handler_that_holds_the_only_connection_and_accepts_gets_an_error_that
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
     let store = store(&scene, 1).await;
-    let limits = Limits { accept_patience: Duration::ZERO, ..quick() };
+    let limits = quick().accept_patience(Duration::ZERO);
     let elsewhere =
         Inbox::builder(store.clone()).limits(limits).subscribe("mails", Runs::new().handler("mail")).build().unwrap();
     elsewhere.accept(wharf::Record::new("mails").id("first")).await.unwrap();

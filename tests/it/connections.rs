@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Error, Failure, Inbox, InboxBuilder, Limits, Postgres, Receipt, RetryPolicy, Store};
+use wharf::{Error, Failure, Inbox, InboxBuilder, Postgres, Receipt, RetryPolicy, Store};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records, within};
@@ -215,7 +215,7 @@ async fn handlers_longer_than_the_lease_run_once_through_pgbouncer() {
     let bouncer = PgBouncer::start(&scene.database.url()).await;
     let store = Store::connect(&bouncer.url(scene.database.name())).await.unwrap();
     let runs = Runs::new();
-    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = quick().lease(Duration::from_secs(3));
     // As many as leave PgBouncer a session for everything else.
     let registration = effect::writing_for(&runs, "stock", Duration::from_secs(4)).concurrency(2);
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", registration).build().unwrap();

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use wharf::{
-    Failure, Inbox, Limits, Message, Postgres, PostgresOptions, Raw, Registration, RetryPolicy, Store, handler,
-};
+use wharf::store::PostgresOptions;
+use wharf::{Failure, Inbox, Message, Postgres, Raw, Registration, RetryPolicy, Store, handler};
 
 use crate::effect;
 use crate::own_server::OwnServer;
@@ -33,7 +32,7 @@ async fn rides_out(server: &OwnServer, url: &str, innocent: &[&str], trouble: im
     let (plain, transactional) = (Runs::new(), Runs::new());
     let patient_and_prompt =
         RetryPolicy::exponential().max_retries(10_000).delay_by(|_, _| Some(Duration::from_millis(100)));
-    let limits = Limits { backoff_max: Duration::from_millis(500), ..quick() };
+    let limits = quick().backoff_max(Duration::from_millis(500));
     let inbox = Inbox::builder(Store::connect(url).await.unwrap())
         .limits(limits)
         .subscribe("orders", working(&plain, "plain"))
@@ -190,7 +189,7 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
     let scene = Scene::new().await;
     let runs = Runs::new();
     let gate = tokio::sync::watch::Sender::new(false);
-    let limits = Limits { lease: Duration::from_secs(4), ..quick() };
+    let limits = quick().lease(Duration::from_secs(4));
     let here = scene.inbox().limits(limits.clone()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
     here.accept_all(records(16)).await.unwrap();
     let _here = here.start().await.unwrap();
@@ -216,11 +215,11 @@ async fn a_row_that_somebody_holds_does_not_keep_the_others_from_being_renewed()
 async fn one_connection_is_enough() {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
-    let options = PostgresOptions { pool_size: 1, ..PostgresOptions::default() };
+    let options = PostgresOptions::default().pool_size(1);
     let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
     let (plain, transactional) = (Runs::new(), Runs::new());
     let inbox = Inbox::builder(store)
-        .limits(Limits { lease: Duration::from_secs(3), ..quick() })
+        .limits(quick().lease(Duration::from_secs(3)))
         .subscribe("orders", working(&plain, "plain"))
         // Longer than a lease, with the only connection in hand.
         .subscribe("orders", effect::writing_for(&transactional, "transactional", Duration::from_secs(4)))
@@ -243,7 +242,7 @@ async fn one_connection_is_enough() {
 async fn one_connection_is_enough_to_drain() {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
-    let options = PostgresOptions { pool_size: 1, ..PostgresOptions::default() };
+    let options = PostgresOptions::default().pool_size(1);
     let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
     let inbox = Inbox::builder(store)
         .limits(quick())

@@ -4,7 +4,8 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use wharf::{Backend, Postgres, Sqlite, Store};
+use wharf::store::Backend;
+use wharf::{Postgres, Sqlite, Store};
 
 use crate::scene::{status, store_url};
 use support::database::TestDatabase;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use wharf::{Failure, Inbox, Limits, Message, Raw, Record, RetryPolicy, Store, handler};
+use wharf::{Failure, Inbox, Message, Raw, Record, RetryPolicy, Store, handler};
 
 use crate::scene::{Runs, Scene, key, quick, within};
 use support::events::{Event, Events};
@@ -108,7 +108,7 @@ async fn a_lost_claim_is_the_one_event_of_its_attempt() {
             Ok::<(), Failure>(())
         }
     });
-    let limits = Limits { lease: Duration::from_secs(1), ..quick() };
+    let limits = quick().lease(Duration::from_secs(1));
     let inbox = scene.inbox().limits(limits).subscribe("orders", robbed).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(to("orders", "robbed")).await.unwrap();
@@ -143,7 +143,7 @@ async fn an_unknown_key_is_reported_from_the_start_and_with_what_was_poisoned() 
         move |e: &Event| e.message == "unknown key" && e.has("handler", "events.unknown") && e.has("poisoned", poisoned)
     };
     for (grace, poisoned) in [(Duration::from_secs(3_600), "0"), (Duration::ZERO, "2")] {
-        let limits = Limits { unknown_key_grace: grace, ..quick() };
+        let limits = quick().unknown_key_grace(grace);
         let inbox = scene.inbox().limits(limits).subscribe("other", Runs::new().handler("known")).build().unwrap();
         let running = inbox.start().await.unwrap();
         events.wait_for(unknown(poisoned)).await;
@@ -189,7 +189,7 @@ async fn no_event_and_no_error_shows_a_payload_a_key_a_header_or_a_password() {
     store.migrate().await.unwrap();
     let typed = handler(key("events.typed"), async |_: Message<Card>| Ok::<(), Failure>(()));
     let failing = Runs::new().answering("events.failing", |_| Err(Failure::retry("no")));
-    let limits = Limits { accept_patience: Duration::from_millis(200), ..quick() };
+    let limits = quick().accept_patience(Duration::from_millis(200));
     let inbox = Inbox::builder(store.clone())
         .limits(limits)
         .subscribe("orders", typed)

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use wharf::{Failure, Inbox, Limits, Message, Raw, handler};
+use wharf::{Failure, Inbox, Message, Raw, handler};
 
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, key, quick, record, records, within};
@@ -16,7 +16,7 @@ const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes'
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_takes_three_leases_runs_once() {
     let scene = Scene::new().await;
-    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = quick().lease(Duration::from_secs(3));
     let runs = Runs::new();
     let slow = || {
         let runs = runs.clone();
@@ -44,7 +44,7 @@ async fn a_handler_that_takes_three_leases_runs_once() {
 async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_starts() {
     let scene = Scene::new().await;
     let (proxy, cut_off) = scene.store_behind_a_proxy().await;
-    let limits = Limits { lease: Duration::from_secs(10), ..quick() };
+    let limits = quick().lease(Duration::from_secs(10));
     let story = Story::default();
     let (first, second) = (story.clone(), story.clone());
     let hanging = handler(key("stock"), move |_: Message<Raw>| {
@@ -92,7 +92,7 @@ async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_char
             Ok::<(), Failure>(())
         }
     });
-    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = quick().lease(Duration::from_secs(3));
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", once_hanging).build().unwrap();
     let _running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();

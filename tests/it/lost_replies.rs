@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Limits, Postgres, Receipt};
+use wharf::{Inbox, Postgres, Receipt};
 
 use crate::scene::{Runs, Scene, quick, record, records};
 use support::proxy::{Fault, Proxy};
@@ -23,7 +23,7 @@ impl Stage {
         let scene = Scene::new().await;
         let (proxy, store) = scene.store_behind_a_proxy().await;
         let (stock, mail) = (Runs::new(), Runs::new());
-        let limits = Limits { lease: Duration::from_secs(600), ..quick() };
+        let limits = quick().lease(Duration::from_secs(600));
         let inbox = Inbox::builder(store)
             .limits(limits)
             .subscribe("orders", stock.handler("stock").concurrency(100))

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
-use wharf::{DeliveryFilter, Failure, RetryPolicy};
+use wharf::operate::DeliveryFilter;
+use wharf::{Failure, RetryPolicy};
 
 use crate::scene::{Runs, Scene, State, records};
 
@@ -82,7 +83,7 @@ async fn people_who_replay_discard_and_pause_by_filters_against_live_load_distur
     for number in 0..3 {
         let (operator, is_over) = (scene.another_store().await.operate().because("a race"), Arc::clone(&is_over));
         operators.push(tokio::spawn(async move {
-            let any = DeliveryFilter { error: Some("TIME".into()), ..DeliveryFilter::default() };
+            let any = DeliveryFilter::default().error("TIME");
             let (mut replayed, mut discarded) = (0, 0);
             while !is_over.load(Ordering::SeqCst) {
                 replayed += operator.replay(&any, 7).await.unwrap();

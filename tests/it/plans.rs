@@ -133,7 +133,7 @@ async fn a_claim_touches_no_more_pages_for_all_that_lies_beside_it() {
 async fn claims_are_hot_updates() {
     let scene = Scene::new().await;
     let stuck = handler(key("stock"), async |_: Message<Raw>| std::future::pending::<Result<(), Failure>>().await);
-    let limits = Limits { lease: Duration::from_secs(600), ..Limits::default() };
+    let limits = Limits::default().lease(Duration::from_secs(600));
     let inbox = scene.inbox().limits(limits).subscribe("orders", stuck.concurrency(2_000)).build().unwrap();
     inbox.accept_all(records(2_000)).await.unwrap();
 

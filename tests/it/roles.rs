@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use wharf::{Backfill, DeliveryFilter, Failure, Inbox, Postgres, QuarantineFilter, Receipt, Record, Retention, Store};
+use wharf::operate::{Backfill, DeliveryFilter, QuarantineFilter};
+use wharf::{Failure, Inbox, Postgres, Receipt, Record, Retention, Store};
 
 use crate::scene::{Runs, Scene, quick, record};
 use support::postgres_binaries::program;
@@ -99,7 +100,7 @@ async fn read_sees_everything_and_changes_nothing() {
     let found = operator.deliveries(&DeliveryFilter::default(), None, 10).await.unwrap().remove(0);
     assert!(operator.delivery(&found).await.unwrap().unwrap().record.is_some());
     assert_eq!(operator.quarantined(&QuarantineFilter::default(), 10).await.unwrap().len(), 1);
-    let all = DeliveryFilter { all: true, ..DeliveryFilter::default() };
+    let all = DeliveryFilter::all();
     assert!(operator.replay(&all, 1).await.unwrap_err().to_string().contains("permission denied"));
     let changes =
         [CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, SETTLE, REPLAY, PAUSE, MOVE_LEDGER, DELETE_AUDIT, MIGRATE];
@@ -114,14 +115,13 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
     inbox.accept_or_quarantine([record("a"), record("b"), Record::new("orders")]).await.unwrap();
     inbox.drain().await.unwrap();
     let operator = store_of(&scene, "admin").await.operate();
-    let of = |id: &str| DeliveryFilter { message_id: Some(id.to_owned()), ..DeliveryFilter::default() };
+    let of = |id: &str| DeliveryFilter::default().message_id(id);
     assert_eq!(operator.replay(&of("a"), 1).await.unwrap(), 1);
     assert_eq!(operator.discard(&of("b"), 1).await.unwrap(), 1);
     assert!(operator.pause("stock").await.unwrap() && operator.resume("stock").await.unwrap());
-    let backfill =
-        Backfill { handler_key: "mail".to_owned(), topics: vec!["orders".to_owned()], ..Backfill::default() };
+    let backfill = Backfill::new("mail", ["orders"]);
     assert_eq!(operator.backfill(&backfill, |_| ()).await.unwrap(), 2);
-    let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
+    let all = QuarantineFilter::all();
     assert_eq!(operator.replay_quarantined(&all, 1).await.unwrap(), 1);
     assert_eq!(operator.discard_quarantined(&all, 1).await.unwrap(), 1);
     assert!(operator.doctor().await.is_ok());

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{OnceCell, Semaphore, watch};
+use wharf::store::Backend;
 use wharf::{
-    Backend, Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store,
-    handler,
+    Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store, handler,
 };
 
 pub use crate::databases::{Database, RunLog};
@@ -18,7 +18,7 @@ use support::database::TestDatabase;
 use support::database_server::Server;
 use support::pgbouncer::PgBouncer;
 use support::proxy::Proxy;
-pub use wharf::State;
+pub use wharf::operate::State;
 
 pub type Scene = Stage<Data>;
 /// The database of the scene.
@@ -142,7 +142,7 @@ pub async fn store_url(database: &TestDatabase) -> String {
 /// Limits for tests: what takes minutes in production takes moments. The lease is one that a machine which stands still for a second or
 /// two lets nobody lose; a test that waits for its end has its own.
 pub fn quick() -> Limits {
-    Limits { lease: Duration::from_secs(6), poll: Duration::from_millis(50), ..Limits::default() }
+    Limits::default().lease(Duration::from_secs(6)).poll(Duration::from_millis(50))
 }
 
 /// Fails the test when the future does not end in time.

@@ -14,7 +14,7 @@ const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes'
 
 /// Nothing that a test waits for comes from the end of such a lease.
 fn endless_lease() -> Limits {
-    Limits { lease: Duration::from_secs(600), ..quick() }
+    quick().lease(Duration::from_secs(600))
 }
 
 #[tokio::test(flavor = "multi_thread")]

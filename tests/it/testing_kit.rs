@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use diesel_async::RunQueryDsl;
 use futures_util::FutureExt;
+use wharf::store::AsyncSqliteConnection;
 use wharf::testing::{CrashPoint, State, TestInbox, assert_idempotent};
-use wharf::{
-    AsyncSqliteConnection, Failure, HandlerKey, Message, Raw, Record, Registration, RetryPolicy, Sqlite, handler,
-    tx_handler,
-};
+use wharf::{Failure, HandlerKey, Message, Raw, Record, Registration, RetryPolicy, Sqlite, handler, tx_handler};
 
 const KEY: HandlerKey = HandlerKey::new("mail.receipt");
 

@@ -12,7 +12,7 @@ const NO_GRACE: Duration = Duration::ZERO;
 const AN_HOUR: Duration = Duration::from_secs(3_600);
 
 fn with_grace(grace: Duration) -> Limits {
-    Limits { unknown_key_grace: grace, ..quick() }
+    quick().unknown_key_grace(grace)
 }
 
 /// The version that knows only `a`.
@@ -74,7 +74,7 @@ async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
             Ok::<(), wharf::Failure>(())
         }
     });
-    let alive = Limits { lease: Duration::from_secs(600), ..quick() };
+    let alive = quick().lease(Duration::from_secs(600));
     let newer = scene.inbox().limits(alive).subscribe("orders", slow.concurrency(1)).build().unwrap();
     let newer_running = newer.start().await.unwrap();
     newer.accept_all(records(5)).await.unwrap();

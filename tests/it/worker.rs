@@ -113,11 +113,7 @@ fn work() {
     runtime.block_on(async {
         let events = Events::capture();
         let number = |name| parameter(name).parse::<u32>().unwrap();
-        let limits = Limits {
-            lease: Duration::from_millis(u64::from(number(LEASE_MS))),
-            crash_limit: number(CRASH_LIMIT),
-            ..quick()
-        };
+        let limits = quick().lease(Duration::from_millis(u64::from(number(LEASE_MS)))).crash_limit(number(CRASH_LIMIT));
         let store = Data::open_at(&parameter(URL)).await;
         let log = Arc::new(Data::run_log(&parameter(URL)).await);
         let registration = |name: &'static str| {

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
-use wharf::{Audit, Backend, Finding, Kafka, PartitionAudit};
+use wharf::kafka::{Audit, Finding, Kafka, PartitionAudit};
+use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::output::{cell, maybe, number, text};

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use wharf::{Backend, Purgeable, Purged, Retention};
+use wharf::Retention;
+use wharf::operate::{Purgeable, Purged};
+use wharf::store::Backend;
 
 use crate::confirm::Confirming;
 use crate::exit::{Exit, Failure};

@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use wharf::{Postgres, PostgresOptions, Sqlite, Store};
+use wharf::store::PostgresOptions;
+use wharf::{Postgres, Sqlite, Store};
 
 use crate::exit::{Exit, Failure};
 
@@ -70,7 +71,7 @@ impl Database {
 
 /// A program of one person needs few connections, and leaves the rest to the service.
 pub async fn postgres(url: &str) -> Result<Store<Postgres>, Failure> {
-    let options = PostgresOptions { pool_size: 2, ..PostgresOptions::default() };
+    let options = PostgresOptions::default().pool_size(2);
     Ok(Store::<Postgres>::connect_with(url, options).await?)
 }
 

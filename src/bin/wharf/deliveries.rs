@@ -2,7 +2,8 @@
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use wharf::{Backend, DeliveryDetails, DeliveryFilter, DeliverySummary, HistoryEntry, State};
+use wharf::operate::{DeliveryDetails, DeliveryFilter, DeliverySummary, HistoryEntry, State};
+use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::filter::{DeliveryOptions, StateOption};
@@ -132,12 +133,9 @@ pub async fn show<B: Backend>(
     arguments: &ShowArguments,
     state: Option<State>,
 ) -> Result<Exit, Failure> {
-    let filter = DeliveryFilter {
-        message_id: Some(arguments.message_id.clone()),
-        handler_key: arguments.handler.clone(),
-        source: arguments.source.clone(),
-        ..DeliveryFilter::default()
-    };
+    let mut filter = DeliveryFilter::default().message_id(&arguments.message_id);
+    filter.handler_key.clone_from(&arguments.handler);
+    filter.source.clone_from(&arguments.source);
     let mut found = session.operator().deliveries(&filter, state, 100).await?;
     let one = match (found.pop(), found.is_empty()) {
         (None, _) => return Err(Failure::problem("there is no such delivery")),

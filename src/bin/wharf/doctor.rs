@@ -1,7 +1,9 @@
 //! `doctor`: why work is not moving, the worst first, with what to do. With a Kafka also what the audit finds.
 
 use serde_json::json;
-use wharf::{Backend, Diagnosis, Finding, Severity};
+use wharf::kafka::Finding;
+use wharf::operate::{Diagnosis, Severity};
+use wharf::store::Backend;
 
 use crate::audit::{self, KafkaArguments};
 use crate::exit::{Exit, Failure};
@@ -16,7 +18,7 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -
         Some(kafka) => Some(kafka.audit(&session.store).await?),
         None => None,
     };
-    let findings = audit.as_ref().map(wharf::Audit::findings).unwrap_or_default();
+    let findings = audit.as_ref().map(wharf::kafka::Audit::findings).unwrap_or_default();
     let is_well = diagnosis.is_well() && findings.is_empty();
     match session.output.is_json {
         true => {
@@ -29,9 +31,9 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -
 }
 
 fn print(output: Output, diagnosis: &Diagnosis, findings: &[Finding], is_well: bool) -> std::io::Result<()> {
-    let symptoms = diagnosis.symptoms.iter().map(|symptom| match symptom.severity {
-        Severity::Problem => vec![cell("problem").toned(Tone::Problem), cell(&symptom.what), cell(&symptom.advice)],
-        Severity::Warning => vec![cell("warning").toned(Tone::Warning), cell(&symptom.what), cell(&symptom.advice)],
+    let symptoms = diagnosis.symptoms.iter().map(|symptom| {
+        let tone = if symptom.severity == Severity::Warning { Tone::Warning } else { Tone::Problem };
+        vec![cell(symptom.severity).toned(tone), cell(&symptom.what), cell(&symptom.advice)]
     });
     let of_kafka = findings.iter().map(|finding| {
         vec![
@@ -47,7 +49,7 @@ fn print(output: Output, diagnosis: &Diagnosis, findings: &[Finding], is_well: b
     }
     if let Some(facts) = diagnosis.facts.as_ref().filter(|facts| !facts.lags.is_empty()) {
         output.line("from the broker's stamp to the handler's end, of the last 1000 messages:")?;
-        let row = |lag: &wharf::Lag| {
+        let row = |lag: &wharf::operate::Lag| {
             vec![cell(&lag.handler_key), cell(when::secs(lag.p50_secs)), cell(when::secs(lag.max_secs))]
         };
         output.table(&[text("HANDLER"), word("HALF WITHIN"), word("LONGEST")], facts.lags.iter().map(row).collect())?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use wharf::{DeliveryFilter, QuarantineFilter, State};
+use wharf::operate::{DeliveryFilter, QuarantineFilter, State};
 
 use crate::exit::Failure;
 
@@ -66,32 +66,30 @@ struct AgeOptions {
 
 impl DeliveryOptions {
     pub fn filter(&self) -> DeliveryFilter {
-        DeliveryFilter {
-            handler_key: self.handler.clone(),
-            message_id: self.message.clone(),
-            source: self.source.clone(),
-            topic: self.topic.clone(),
-            reason: self.cause.clone(),
-            error: self.error.clone(),
-            fingerprint: self.fingerprint.clone(),
-            older_than: self.age.older_than,
-            newer_than: self.age.newer_than,
-            all: false,
-        }
+        let mut filter = DeliveryFilter::default();
+        filter.handler_key.clone_from(&self.handler);
+        filter.message_id.clone_from(&self.message);
+        filter.source.clone_from(&self.source);
+        filter.topic.clone_from(&self.topic);
+        filter.reason.clone_from(&self.cause);
+        filter.error.clone_from(&self.error);
+        filter.fingerprint.clone_from(&self.fingerprint);
+        filter.older_than = self.age.older_than;
+        filter.newer_than = self.age.newer_than;
+        filter
     }
 }
 
 impl QuarantineOptions {
     pub fn filter(&self) -> QuarantineFilter {
-        QuarantineFilter {
-            id: self.id,
-            topic: self.topic.clone(),
-            reason: self.cause.clone(),
-            detail: self.detail.clone(),
-            older_than: self.age.older_than,
-            newer_than: self.age.newer_than,
-            all: false,
-        }
+        let mut filter = QuarantineFilter::default();
+        filter.id = self.id;
+        filter.topic.clone_from(&self.topic);
+        filter.reason.clone_from(&self.cause);
+        filter.detail.clone_from(&self.detail);
+        filter.older_than = self.age.older_than;
+        filter.newer_than = self.age.newer_than;
+        filter
     }
 }
 

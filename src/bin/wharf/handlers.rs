@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::json;
-use wharf::{Backend, Backfill, HandlerStatus, KeyChange, Manifest, PlannedHandler};
+use wharf::operate::{Backfill, HandlerStatus, Manifest, PlannedHandler};
+use wharf::store::Backend;
 
 use crate::confirm::Confirming;
 use crate::exit::{Exit, Failure};
@@ -69,8 +70,8 @@ pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> 
         HandlersCommand::RenamePlan { manifest } => rename_plan(session, &manifest).await,
         HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, reason } => {
             let confirming = Confirming { is_dry_run: false, is_yes, reason };
-            let rows_per_sec_max = Some(rows_per_sec);
-            let backfill_of = Backfill { handler_key: key, topics, newer_than: since, rows_per_sec_max };
+            let mut backfill_of = Backfill::new(key, topics).rows_per_sec_max(rows_per_sec);
+            backfill_of.newer_than = since;
             backfill(session, &backfill_of, &confirming).await
         }
     }
@@ -204,14 +205,8 @@ fn read(path: &Path) -> Result<Manifest, Failure> {
 fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io::Result<()> {
     let columns = [text("HANDLER"), text("CHANGE"), number("OPEN"), number("POISONED"), word("SAFE")];
     let row = |one: &PlannedHandler| {
-        let change = match &one.change {
-            KeyChange::Kept => "kept".to_owned(),
-            KeyChange::Renamed { to } => format!("renamed to {to}"),
-            KeyChange::New => "new".to_owned(),
-            KeyChange::Removed => "removed".to_owned(),
-        };
         let safe = if one.is_safe() { cell("yes") } else { cell("NO").toned(Tone::Problem) };
-        vec![cell(&one.handler_key), cell(change), cell(one.open), cell(one.poisoned), safe]
+        vec![cell(&one.handler_key), cell(&one.change), cell(one.open), cell(one.poisoned), safe]
     };
     output.table(&columns, plan.iter().map(row).collect())?;
     match is_safe {

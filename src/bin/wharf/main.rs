@@ -1,4 +1,4 @@
-//! The `wharf` binary: what people do with an inbox, from a shell. One file a command; the library's [`wharf::Operator`] does the work.
+//! The `wharf` binary: what people do with an inbox, from a shell. One file a command; the library's [`wharf::operate::Operator`] does the work.
 //!
 //! Nothing here knows SQL or Kafka's client, runs a handler or prints around `output.rs`.
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
@@ -29,7 +29,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use wharf::{Backend, Postgres, Sqlite};
+use wharf::store::Backend;
+use wharf::{Postgres, Sqlite};
 
 use arguments::{Arguments, Command, MigrateArguments};
 use connect::Database;

@@ -1,7 +1,8 @@
 //! `migrate`: brings the schema to what this build knows, tells its version, or prints the SQL for those who run it themselves.
 
 use serde_json::json;
-use wharf::{Backend, Store};
+use wharf::Store;
+use wharf::store::Backend;
 
 use crate::arguments::MigrateCommand;
 use crate::exit::{Exit, Failure};

@@ -1,7 +1,8 @@
 //! `poisoned`: what was given up, by delivery or by kind of error; replayed or discarded by `replay.rs`.
 
 use clap::Subcommand;
-use wharf::{Backend, ErrorSummary, State};
+use wharf::operate::{ErrorSummary, State};
+use wharf::store::Backend;
 
 use crate::deliveries::{self, ShowArguments};
 use crate::exit::{Exit, Failure};

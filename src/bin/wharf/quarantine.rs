@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use serde_json::json;
-use wharf::{Backend, QuarantineFilter, QuarantineSummary};
+use wharf::operate::{QuarantineFilter, QuarantineSummary};
+use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::filter::{self, QuarantineOptions};
@@ -199,8 +200,9 @@ async fn became<B: Backend>(session: &Session<B>, meant: &Meant, wait: Duration)
     let ids: HashSet<i64> = meant.records.iter().map(|record| record.id).collect();
     let deadline = Instant::now() + wait;
     // Not by the whole filter: the reason may be another now.
-    let filter =
-        QuarantineFilter { topic: meant.filter.topic.clone(), id: meant.filter.id, ..QuarantineFilter::default() };
+    let mut filter = QuarantineFilter::default();
+    filter.topic.clone_from(&meant.filter.topic);
+    filter.id = meant.filter.id;
     loop {
         let there = session.operator().quarantined(&filter, LOOK_ROWS_MAX).await?;
         // Those beyond what was looked through are not known, and count as waiting.

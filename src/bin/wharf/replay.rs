@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use wharf::{Backend, Canary, CanaryProgress, CanaryStop, DeliveryFilter, DeliverySummary, State};
+use wharf::operate::{Canary, CanaryProgress, CanaryStop, DeliveryFilter, DeliverySummary, State};
+use wharf::store::Backend;
 
 use crate::confirm::Confirming;
 use crate::deliveries::poisoned_table;
@@ -197,9 +198,11 @@ impl CanaryArguments {
     fn watch(&self, limit: u32) -> Option<Canary> {
         let step_wait_max = self.wait.unwrap_or(Canary::default().step_wait_max);
         match (self.is_canary, self.wait) {
-            (true, _) => Some(Canary { failure_ratio_max: self.max_failure_ratio, step_wait_max, ..Canary::default() }),
+            (true, _) => Some(Canary::default().failure_ratio_max(self.max_failure_ratio).step_wait_max(step_wait_max)),
             (false, None | Some(Duration::ZERO)) => None,
-            (false, Some(_)) => Some(Canary { steps: vec![limit], failure_ratio_max: 1.0, step_wait_max }),
+            (false, Some(_)) => {
+                Some(Canary::default().steps(vec![limit]).failure_ratio_max(1.0).step_wait_max(step_wait_max))
+            }
         }
     }
 }

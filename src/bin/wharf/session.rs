@@ -1,6 +1,8 @@
 //! What every command has: the store, the output, and in whose name it acts.
 
-use wharf::{Backend, Operator, Store};
+use wharf::Store;
+use wharf::operate::Operator;
+use wharf::store::Backend;
 
 use crate::exit::Failure;
 use crate::output::Output;

@@ -1,7 +1,8 @@
 //! `status`: what is still to be done for each handler, who does it, and how fast.
 
 use serde_json::json;
-use wharf::{Backend, HandlerStatus, ProcessorStatus};
+use wharf::operate::{HandlerStatus, ProcessorStatus};
+use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::handlers::state;

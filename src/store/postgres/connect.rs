@@ -20,7 +20,7 @@ use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::tls::{self, Verification};
-use crate::types::{Error, Kind, Result};
+use crate::types::{Error, Kind, Result, setters};
 
 /// Engine settings that are not session state. JIT would compile a claim for longer than it runs; the isolation level is the one
 /// the statements are written for; a transaction left open by a fault must not hold its locks for ever.
@@ -29,6 +29,7 @@ const STARTUP_SETTINGS: &str = "-c jit=off -c default_transaction_isolation=read
 
 /// How the store connects, beyond what the URL says.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct PostgresOptions {
     /// Connections in the pool. Default: 10. One is enough to work; transactional handlers hold one each while they run, and two
     /// are kept free of them where there are three or more. One more connection is opened for renewing claims.
@@ -39,6 +40,8 @@ pub struct PostgresOptions {
     /// Default: 60 s.
     pub statement_timeout: Duration,
 }
+
+setters!(PostgresOptions { pool_size: usize, connect_timeout: Duration, statement_timeout: Duration });
 
 impl Default for PostgresOptions {
     fn default() -> Self {

@@ -25,15 +25,18 @@ use tokio::task::JoinHandle;
 use super::errors::database;
 use super::line::PATIENCE_OF_SQLITE_MS;
 use super::statement::{only_row, statements};
-use crate::types::{Error, Kind, Result, fingerprint};
+use crate::types::{Error, Kind, Result, fingerprint, setters};
 
 /// How the store opens its file.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SqliteOptions {
     /// How long an act waits for its turn to write, behind transactional handlers of this process and behind other processes, before it
     /// fails and is tried again by whoever wanted it. Default: 5 s. Keep it below the lease.
     pub busy_timeout: Duration,
 }
+
+setters!(SqliteOptions { busy_timeout: Duration });
 
 impl Default for SqliteOptions {
     fn default() -> Self {

@@ -1,6 +1,7 @@
 //! What people are shown: backlog, poisoned deliveries, single deliveries, what keeps work from moving.
 
-use wharf::{Failure, fingerprint};
+use wharf::Failure;
+use wharf::operate::fingerprint;
 
 use super::scene::{Runs, Scene, record};
 use crate::cli::program::Program;

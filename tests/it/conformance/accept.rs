@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use wharf::{Limits, Receipt, Record};
+use wharf::{Receipt, Record};
 
 use super::scene::{Runs, Scene, quick, record, records};
 
@@ -121,7 +121,7 @@ async fn a_batch_of_any_size_is_one_statement() {
     let runs = Runs::new();
     let inbox = scene
         .inbox()
-        .limits(Limits { accept_batch_rows: 10_000, ..quick() })
+        .limits(quick().accept_batch_rows(10_000))
         .subscribe("orders", runs.handler("stock"))
         .subscribe("orders", runs.handler("mail"))
         .subscribe("orders", runs.handler("audit"))
@@ -145,7 +145,7 @@ async fn a_batch_of_any_size_is_one_statement() {
 async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
     let scene = Scene::new().await;
     let runs = Runs::new();
-    let limits = Limits { accept_batch_rows: 7, ..quick() };
+    let limits = quick().accept_batch_rows(7);
     let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("known")).await.unwrap();
     let kinds = [
@@ -304,7 +304,7 @@ async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_cannot_become_a_message_is_an_error_and_nothing_of_the_call_is_stored() {
     let scene = Scene::new().await;
-    let limits = Limits { payload_bytes_max: 100, ..quick() };
+    let limits = quick().payload_bytes_max(100);
     let inbox = scene.inbox().limits(limits).subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     let unwritable: HashMap<(u8, u8), u8> = HashMap::from([((1, 2), 3)]);
     let cases = [

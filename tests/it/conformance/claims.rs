@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use wharf::{Failure, Limits, Message, Raw, Registration, handler};
+use wharf::{Failure, Message, Raw, Registration, handler};
 
 use super::scene::{Db, Runs, Scene, key, quick, record, records};
 use support::events::Events;
@@ -15,7 +15,7 @@ use support::events::Events;
 pub(super) async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
     let runs = Runs::new();
     scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap().accept_all(records(count)).await.unwrap();
-    let limits = Limits { lease: Duration::from_secs(30), ..quick() };
+    let limits = quick().lease(Duration::from_secs(30));
     let mut running = Vec::new();
     for _ in 0..4 {
         let builder = scene.another_inbox().await.limits(limits.clone());
@@ -157,7 +157,7 @@ async fn a_record_accepted_while_a_slot_is_free_is_handed_over_without_a_claim()
     let events = Events::capture();
     let scene = Scene::new().await;
     let runs = Runs::new();
-    let limits = Limits { poll: Duration::from_secs(60), ..quick() };
+    let limits = quick().poll(Duration::from_secs(60));
     let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("handed.over")).build().unwrap();
     let running = inbox.start().await.unwrap();
     for number in 1..=100 {
@@ -184,7 +184,7 @@ async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
             async move { gate.acquire().await.map(drop) }
         }
     });
-    let limits = Limits { poll: Duration::from_secs(60), ..quick() };
+    let limits = quick().poll(Duration::from_secs(60));
     let inbox = scene.inbox().limits(limits).subscribe("orders", held.concurrency(2)).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept_all(records(10)).await.unwrap();
@@ -202,7 +202,7 @@ async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
 async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_is_a_crash() {
     let scene = Scene::new().await;
     let (runs, others) = (Runs::new(), Runs::new());
-    let alive = Limits { lease: Duration::from_secs(600), ..quick() };
+    let alive = quick().lease(Duration::from_secs(600));
     let other = scene.another_inbox().await.limits(alive).subscribe("others", others.handler("other")).build().unwrap();
     let running = other.start().await.unwrap();
     let inbox =

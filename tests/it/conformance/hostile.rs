@@ -146,7 +146,7 @@ async fn headers_of_any_kind_are_kept() {
 // Memory is bounded by limits on what one record may hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_above_a_limit_is_quarantined_whole() {
-    let limits = Limits { payload_bytes_max: 1_000_000, headers_bytes_max: 1_000, ..quick() };
+    let limits = quick().payload_bytes_max(1_000_000).headers_bytes_max(1_000);
     let big = vec![b'p'; 1_000_001];
     let scene = among_neighbours(
         limits,

@@ -28,7 +28,7 @@ async fn layers_of_the_inbox_stand_outside_of_those_of_the_handler_and_the_last_
     let steps = Steps::default();
     let layer = |name: &'static str| {
         let steps = steps.clone();
-        move |attempt: wharf::Attempt<'_>| steps.add(format!("{name} {} {}", attempt.message_id(), attempt.number()))
+        move |attempt: wharf::layer::Attempt<'_>| steps.add(format!("{name} {} {}", attempt.message_id(), attempt.number()))
     };
     let (first, second, outer) = (layer("first"), layer("second"), layer("outer"));
     let run = steps.clone();

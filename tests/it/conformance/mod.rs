@@ -66,7 +66,7 @@ pub mod sqlite {
         pub type Scene = Stage<Data>;
         pub type Data = support::sqlite::SqliteFile;
         pub type Db = wharf::Sqlite;
-        pub type Connection = wharf::AsyncSqliteConnection;
+        pub type Connection = wharf::store::AsyncSqliteConnection;
         pub const WORKER: &str = "sqlite worker";
     }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use wharf::{DeliveryFilter, Failure, QuarantineFilter, Record, RetryPolicy, State, fingerprint};
+use wharf::{Failure, Record, RetryPolicy};
+use wharf::operate::{DeliveryFilter, QuarantineFilter, State, fingerprint};
 
 use super::scene::{Runs, Scene, key, record, within};
 
@@ -21,11 +22,11 @@ async fn poisoned_scene() -> (Scene, Runs) {
 }
 
 fn of(handler_key: &str) -> DeliveryFilter {
-    DeliveryFilter { handler_key: Some(handler_key.to_owned()), ..DeliveryFilter::default() }
+    DeliveryFilter::default().handler_key(handler_key)
 }
 
 fn everything() -> DeliveryFilter {
-    DeliveryFilter { all: true, ..DeliveryFilter::default() }
+    DeliveryFilter::all()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,16 +42,15 @@ async fn poisoned_deliveries_are_found_by_handler_error_fingerprint_reason_topic
     let nothing = DeliveryFilter::default;
     assert_eq!(found(nothing()).await.len(), 4);
     assert_eq!(found(of("stock")).await, ["m1 stock"]);
-    assert_eq!(found(DeliveryFilter { error: Some("TIMEOUT".into()), ..nothing() }).await, ["m1 mail", "m2 mail", "m3 mail"]);
-    assert_eq!(found(DeliveryFilter { error: Some("100%".into()), ..nothing() }).await, [""; 0]);
-    let same = Some(fingerprint("timeout of m77"));
-    assert_eq!(found(DeliveryFilter { fingerprint: same, ..nothing() }).await.len(), 3);
-    assert_eq!(found(DeliveryFilter { message_id: Some("m1".into()), ..nothing() }).await.len(), 2);
-    assert_eq!(found(DeliveryFilter { reason: Some("permanent".into()), ..nothing() }).await.len(), 4);
-    assert_eq!(found(DeliveryFilter { topic: Some("returns".into()), ..nothing() }).await.len(), 0);
-    assert_eq!(found(DeliveryFilter { source: Some("orders".into()), ..nothing() }).await.len(), 4);
-    assert_eq!(found(DeliveryFilter { older_than: Some(Duration::from_secs(3600)), ..nothing() }).await.len(), 0);
-    assert_eq!(found(DeliveryFilter { newer_than: Some(Duration::from_secs(3600)), ..nothing() }).await.len(), 4);
+    assert_eq!(found(nothing().error("TIMEOUT")).await, ["m1 mail", "m2 mail", "m3 mail"]);
+    assert_eq!(found(nothing().error("100%")).await, [""; 0]);
+    assert_eq!(found(nothing().fingerprint(fingerprint("timeout of m77"))).await.len(), 3);
+    assert_eq!(found(nothing().message_id("m1")).await.len(), 2);
+    assert_eq!(found(nothing().reason("permanent")).await.len(), 4);
+    assert_eq!(found(nothing().topic("returns")).await.len(), 0);
+    assert_eq!(found(nothing().source("orders")).await.len(), 4);
+    assert_eq!(found(nothing().older_than(Duration::from_secs(3600))).await.len(), 0);
+    assert_eq!(found(nothing().newer_than(Duration::from_secs(3600))).await.len(), 4);
     assert_eq!(operator.deliveries(&nothing(), Some(State::Poisoned), 2).await.unwrap().len(), 2);
 }
 
@@ -69,7 +69,7 @@ async fn deliveries_are_listed_by_state_and_message() {
     let (scene, _runs) = poisoned_scene().await;
     let operator = scene.store.operate();
     let count = async |filter: &DeliveryFilter, state| operator.deliveries(filter, state, 100).await.unwrap().len();
-    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..DeliveryFilter::default() };
+    let m1 = DeliveryFilter::default().message_id("m1");
     assert_eq!(count(&DeliveryFilter::default(), None).await, 6);
     assert_eq!(count(&DeliveryFilter::default(), Some(State::Done)).await, 2);
     assert_eq!(count(&of("stock"), Some(State::Done)).await, 2);
@@ -85,7 +85,7 @@ async fn deliveries_are_listed_by_state_and_message() {
 async fn a_replay_takes_what_the_filter_means_no_more_than_its_bound_and_nothing_when_repeated() {
     let (scene, _runs) = poisoned_scene().await;
     let operator = scene.store.operate().acting_as("alice").because("the mail server is back");
-    let timeouts = DeliveryFilter { error: Some("timeout".into()), ..of("mail") };
+    let timeouts = of("mail").error("timeout");
     assert_eq!(operator.replay(&timeouts, 2).await.unwrap(), 2);
     assert_eq!(operator.replay(&timeouts, 10).await.unwrap(), 1);
     assert_eq!(operator.replay(&timeouts, 10).await.unwrap(), 0);
@@ -103,7 +103,7 @@ async fn a_replay_keeps_what_was_before_in_the_history() {
     operator.replay(&of("stock"), 10).await.unwrap();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.drain().await.unwrap();
-    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..of("stock") };
+    let m1 = of("stock").message_id("m1");
     let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
     assert_eq!((found.state, found.attempts, found.errors, found.replays), (State::Done, 2, 0, 1));
     let details = operator.delivery(&found).await.unwrap().unwrap();
@@ -120,7 +120,7 @@ async fn a_discarded_delivery_is_done_and_can_be_replayed_by_its_message() {
     let operator = scene.store.operate().because("a test order");
     assert_eq!(operator.discard(&of("stock"), 10).await.unwrap(), 1);
     assert_eq!(operator.discard(&of("stock"), 10).await.unwrap(), 0);
-    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..of("stock") };
+    let m1 = of("stock").message_id("m1");
     let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
     assert_eq!((found.state, found.reason.as_deref()), (State::Discarded, Some("a test order")));
     assert_eq!(operator.replay(&m1, 10).await.unwrap(), 1);
@@ -140,7 +140,7 @@ async fn what_is_running_is_neither_replayed_nor_discarded() {
     inbox.accept(record("m1")).await.unwrap();
     runs.reached(1).await;
     let operator = scene.store.operate();
-    let m1 = DeliveryFilter { message_id: Some("m1".into()), ..DeliveryFilter::default() };
+    let m1 = DeliveryFilter::default().message_id("m1");
     assert_eq!(operator.deliveries(&m1, Some(State::Running), 10).await.unwrap().len(), 1);
     assert_eq!(operator.discard(&m1, 10).await.unwrap(), 0);
     assert_eq!(operator.replay(&m1, 10).await.unwrap(), 0);
@@ -229,9 +229,9 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
     let details = operator.quarantined_record(found.id).await.unwrap().unwrap();
     assert_eq!((details.record.get_payload(), details.record.get_key()), (Some(&[0xff, 0][..]), Some(&b"k"[..])));
     assert_eq!(details.record.get_headers().len(), 1);
-    let elsewhere = QuarantineFilter { topic: Some("returns".into()), ..all.clone() };
+    let elsewhere = all.clone().topic("returns");
     assert_eq!(operator.discard_quarantined(&elsewhere, 10).await.unwrap(), 0);
-    let this = QuarantineFilter { id: Some(found.id), ..all.clone() };
+    let this = all.clone().id(found.id);
     assert_eq!(operator.discard_quarantined(&this, 10).await.unwrap(), 1);
     assert_eq!(operator.quarantined(&all, 10).await.unwrap(), []);
     let acts = "SELECT concat_ws('|', action, affected, reason) FROM inbox_audit ORDER BY id";
@@ -251,7 +251,7 @@ async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_
     let identity = wharf::Identity::header("id");
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity).build().unwrap();
     let running = inbox.start().await.unwrap();
-    let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
+    let all = QuarantineFilter::all();
     assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 2);
     runs.reached(1).await;
     scene.until("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = 1").await;
@@ -270,7 +270,7 @@ async fn a_replayed_conflict_stays_one_quarantined_record() {
     let one = |payload: &'static str| Record::new("orders").header("id", "m1").payload(payload);
     inbox.accept_or_quarantine([one("one"), one("two")]).await.unwrap();
     let running = inbox.start().await.unwrap();
-    let all = QuarantineFilter { all: true, ..QuarantineFilter::default() };
+    let all = QuarantineFilter::all();
     for replays in 1..=2 {
         assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 1);
         scene.until(&format!("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = {replays}")).await;

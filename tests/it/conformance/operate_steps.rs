@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use wharf::{Backfill, Canary, CanaryStop, DeliveryFilter, Failure, Record, State};
+use wharf::{Failure, Record};
+use wharf::operate::{Backfill, Canary, CanaryStop, DeliveryFilter, State};
 
 use super::scene::{Runs, Scene, record, records};
 
 fn of(handler_key: &str) -> DeliveryFilter {
-    DeliveryFilter { handler_key: Some(handler_key.to_owned()), ..DeliveryFilter::default() }
+    DeliveryFilter::default().handler_key(handler_key)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -23,7 +24,7 @@ async fn a_canary_replay_stops_at_the_first_failure_and_goes_through_when_it_is_
     inbox.accept_all(records(40)).await.unwrap();
     scene.settled().await;
     let operator = scene.store.operate().because("canary");
-    let canary = Canary { steps: vec![1, 10, 20], ..Canary::default() };
+    let canary = Canary::default().steps(vec![1, 10, 20]);
 
     let ended = operator.replay_canary(&of("stock"), 100, &canary, |_| ()).await.unwrap();
     assert_eq!((ended.replayed, ended.failed, ended.stopped), (1, 1, Some(CanaryStop::Failures)));
@@ -46,10 +47,10 @@ async fn a_canary_that_nobody_runs_goes_no_further() {
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     inbox.accept_all(records(3)).await.unwrap();
     inbox.drain().await.unwrap();
-    let canary = Canary { step_wait_max: Duration::ZERO, ..Canary::default() };
+    let canary = Canary::default().step_wait_max(Duration::ZERO);
     let ended = scene.store.operate().replay_canary(&of("stock"), 100, &canary, |_| ()).await.unwrap();
     assert_eq!((ended.replayed, ended.done, ended.stopped), (1, 0, Some(CanaryStop::Waited)));
-    let broken = Canary { steps: vec![], ..Canary::default() };
+    let broken = Canary::default().steps(vec![]);
     assert!(scene.store.operate().replay_canary(&of("stock"), 1, &broken, |_| ()).await.unwrap_err().is_configuration());
 }
 
@@ -67,18 +68,18 @@ async fn a_backfill_gives_a_new_handler_what_is_retained_once_and_touches_no_oth
     new.drain().await.unwrap();
 
     let operator = scene.store.operate();
-    let backfill = Backfill { handler_key: "mail".to_owned(), topics: vec!["orders".to_owned()], ..Backfill::default() };
+    let backfill = Backfill::new("mail", ["orders"]);
     let mut steps = Vec::new();
     assert_eq!(operator.backfill(&backfill, |made| steps.push(made)).await.unwrap(), 1_200);
     assert!(steps.len() >= 3 && steps.is_sorted(), "{steps:?}");
-    let former = Backfill { handler_key: "post".to_owned(), ..backfill.clone() };
+    let former = Backfill::new("post", ["orders"]);
     assert_eq!(operator.backfill(&former, |_| ()).await.unwrap(), 0);
-    let young = Backfill { handler_key: "stock".to_owned(), newer_than: Some(Duration::ZERO), ..backfill.clone() };
+    let young = Backfill::new("stock", ["orders"]).newer_than(Duration::ZERO);
     assert_eq!(operator.backfill(&young, |_| ()).await.unwrap(), 0);
     assert_eq!(new.drain().await.unwrap(), 1_200);
     assert_eq!(mail.ids().len(), 1_201);
     assert_eq!(scene.count("inbox_status WHERE handler_key = 'stock' AND attempts = 1").await, 1_201);
-    let nowhere = Backfill { topics: Vec::new(), ..backfill };
+    let nowhere = Backfill::new("mail", [""; 0]);
     assert!(operator.backfill(&nowhere, |_| ()).await.unwrap_err().is_configuration());
     let audited = "SELECT concat_ws(' ', action, affected) FROM inbox_audit ORDER BY id";
     assert_eq!(scene.database.query_texts(audited).await, ["backfill 1200", "backfill 0", "backfill 0"]);

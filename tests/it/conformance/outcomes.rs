@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use wharf::{Failure, InboxBuilder, Limits, Message, Raw, Record, Registration, RetryPolicy, handler};
+use wharf::{Failure, InboxBuilder, Message, Raw, Record, Registration, RetryPolicy, handler};
 
 use super::scene::{Database, Db, Runs, Scene, key, quick, record};
 
@@ -239,7 +239,7 @@ async fn an_error_of_any_length_and_any_characters_is_kept_readable() {
     let scene = Scene::new().await;
     let text = format!("\u{1b}[31mred\0{}", "é".repeat(100_000));
     let failing = Runs::new().answering("stock", move |_| Err(Failure::retry(text.clone())));
-    let limits = Limits { error_chars_max: 50, ..quick() };
+    let limits = quick().error_chars_max(50);
     let inbox = scene.inbox().limits(limits).subscribe("orders", failing).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
     assert_eq!(inbox.run_due().await.unwrap(), 1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use wharf::{Failure, Limits, Message, Raw, RetryPolicy, handler};
+use wharf::{Failure, Message, Raw, RetryPolicy, handler};
 
 use super::scene::{Database, Runs, Scene, key, quick, record, status};
 
@@ -81,7 +81,7 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
             Err::<(), _>(Failure::poison("from the first life"))
         }
     });
-    let unhurried = Limits { lease: Duration::from_secs(600), ..quick() };
+    let unhurried = quick().lease(Duration::from_secs(600));
     let inbox = scene.inbox().limits(unhurried).subscribe("orders", held.concurrency(1)).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join;
-use wharf::{Failure, Inbox, Purgeable, Purged, Receipt, Retention};
+use wharf::{Failure, Inbox, Receipt, Retention};
+use wharf::operate::{Purgeable, Purged};
 
 use super::scene::{Database, Db, Runs, Scene, quick, record, records, status, within};
 

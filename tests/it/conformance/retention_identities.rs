@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use sha2::{Digest, Sha256};
-use wharf::{Inbox, Purged, Receipt, Retention};
+use wharf::{Inbox, Receipt, Retention};
+use wharf::operate::Purged;
 
 use super::scene::{Database, Db, Runs, Scene, record, records, within};
 

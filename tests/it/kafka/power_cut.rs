@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Kafka as Source, Limits, Postgres, Running, Store};
+use wharf::kafka::Kafka as Source;
+use wharf::{Inbox, Postgres, Running, Store};
 
 use super::observer::{Observer, Watched};
 use crate::own_server::OwnServer;
@@ -77,7 +78,7 @@ async fn after_a_failover_to_a_server_that_was_behind_what_it_lacks_is_read_agai
 }
 
 async fn start(url: &str, source: Source, topic: &str, runs: &Runs) -> Running<Postgres> {
-    let limits = Limits { backoff_max: Duration::from_millis(200), crash_limit: 1_000, ..quick() };
+    let limits = quick().backoff_max(Duration::from_millis(200)).crash_limit(1_000);
     let inbox = Inbox::builder(Store::connect(url).await.unwrap())
         .limits(limits)
         .subscribe(topic, runs.handler("a").concurrency(100))

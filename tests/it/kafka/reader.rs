@@ -9,7 +9,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::field::{Field, Visit};
 use tracing::{Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
-use wharf::{Failure, Identity, Inbox, Kafka, Limits, Message, Raw, Store, handler};
+use wharf::kafka::Kafka;
+use wharf::{Failure, Identity, Inbox, Message, Raw, Store, handler};
 
 use super::stage::Stage;
 use crate::scene::{key, quick};
@@ -92,7 +93,7 @@ fn read() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let topic = parameter(TOPIC);
-        let limits = Limits { crash_limit: 1_000, backoff_max: Duration::from_millis(200), ..quick() };
+        let limits = quick().crash_limit(1_000).backoff_max(Duration::from_millis(200));
         let inbox = Inbox::builder(Store::connect(&parameter(URL)).await.unwrap())
             .limits(limits)
             .subscribe(&*topic, handler(key("a"), async |_: Message<Raw>| Ok::<(), Failure>(())).concurrency(100))

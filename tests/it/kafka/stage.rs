@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use wharf::{Identity, Inbox, InboxBuilder, Kafka as Source, Limits, Running};
+use wharf::kafka::Kafka as Source;
+use wharf::{Identity, Inbox, InboxBuilder, Limits, Running};
 
 use super::super::scene::{Db, Runs, Scene, quick, within};
 use support::kafka::Kafka;

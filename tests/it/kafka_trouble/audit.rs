@@ -1,6 +1,6 @@
 //! The audit: all is well when it is, and each way of not being well is told apart.
 
-use wharf::{Audit, Finding, Kafka as Source, PartitionAudit};
+use wharf::kafka::{Audit, Finding, Kafka as Source, PartitionAudit};
 
 use super::stage::{Stage, end};
 use crate::scene::{Runs, within};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use rdkafka::types::RDKafkaApiKey::{self, *};
 use rdkafka::types::RDKafkaRespErr::{self, *};
-use wharf::{Kafka as Source, Postgres, Running};
+use wharf::kafka::Kafka as Source;
+use wharf::{Postgres, Running};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use wharf::{Failure, Identity, Limits, Message, Raw, handler};
+use wharf::{Failure, Identity, Message, Raw, handler};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, key, quick, within};
@@ -139,7 +139,7 @@ async fn a_payload_of_20_mib_is_stored_whole() {
 async fn what_is_larger_than_its_limit_is_quarantined_whole() {
     let stage = Stage::new(1).await;
     let runs = Runs::new();
-    let limits = Limits { payload_bytes_max: 1 << 20, headers_bytes_max: 1 << 10, ..quick() };
+    let limits = quick().payload_bytes_max(1 << 20).headers_bytes_max(1 << 10);
     let records = [
         TestRecord::new(vec![b'x'; (1 << 20) + 1]),
         TestRecord::new(vec![b'x'; 1 << 20]),

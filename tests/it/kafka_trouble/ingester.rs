@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use wharf::{Failure, Identity, Inbox, Kafka as Source, Message, Raw, Store, handler};
+use wharf::kafka::Kafka as Source;
+use wharf::{Failure, Identity, Inbox, Message, Raw, Store, handler};
 
 use super::stage::Stage;
 use crate::scene::{key, quick};

@@ -1,6 +1,7 @@
 //! Logs that are not a plain row of records: transactions, compaction, partitions that are added, topics that come, go and come again.
 
-use wharf::{Identity, Kafka as Source};
+use wharf::Identity;
+use wharf::kafka::Kafka as Source;
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Identity, Limits};
+use wharf::Identity;
 
 use super::ingester::{Ingester, await_event, said};
 use super::stage::{Stage, end, range};
@@ -43,7 +43,7 @@ async fn a_database_that_is_away_longer_than_the_poll_interval_costs_no_membersh
 async fn every_offset_arrives_however_often_partitions_are_paused_and_resumed() {
     let stage = Stage::new(4).await;
     let runs = Runs::new();
-    let limits = Limits { accept_queue_rows: 3, accept_batch_rows: 2, ..quick() };
+    let limits = quick().accept_queue_rows(3).accept_batch_rows(2);
     stage.kafka.produce_many(&stage.topic, 4, 300, |number| TestRecord::new(format!("{number}"))).await;
     let running = stage.start_with(Identity::position(), limits, &runs).await;
     runs.reached(100).await;
@@ -62,7 +62,7 @@ async fn every_offset_arrives_however_often_partitions_are_paused_and_resumed() 
 async fn every_offset_arrives_when_each_record_is_larger_than_what_may_wait() {
     let stage = Stage::new(2).await;
     let runs = Runs::new();
-    let limits = Limits { accept_queue_bytes: 100, accept_batch_bytes: 100, ..quick() };
+    let limits = quick().accept_queue_bytes(100).accept_batch_bytes(100);
     stage.kafka.produce_many(&stage.topic, 2, 200, |_| TestRecord::new(vec![b'x'; 1_000])).await;
 
     let running = stage.start_with(Identity::position(), limits, &runs).await;

@@ -3,7 +3,8 @@
 use std::error::Error as _;
 
 use tokio::sync::OnceCell;
-use wharf::{Error, Kafka as Source};
+use wharf::Error;
+use wharf::kafka::Kafka as Source;
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};

@@ -55,13 +55,11 @@ pub async fn every_statement(big: &Big, round: &str) {
     // As through a pooler, which takes no settings.
     let url = format!("{}?options=-c%20jit%3Don", big.cluster.url(&big.name));
     let store = Store::connect(&proxy.url(&url)).await.unwrap();
-    let limits = Limits {
-        // Long enough that a busy machine lets no claim run out.
-        lease: Duration::from_secs(9),
-        poll: Duration::from_millis(30),
-        unknown_key_grace: Duration::ZERO,
-        ..Limits::default()
-    };
+    // The lease is long enough that a busy machine lets no claim run out.
+    let limits = Limits::default()
+        .lease(Duration::from_secs(9))
+        .poll(Duration::from_millis(30))
+        .unknown_key_grace(Duration::ZERO);
     let gate = Arc::new(Semaphore::new(0));
     let held = Runs::new();
     let thief = Arc::new(connect(&big.cluster.url(&big.name)).await);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use wharf::{Failure, Inbox, Limits, Receipt, Record, Store};
+use wharf::{Failure, Inbox, Receipt, Record, Store};
 
 use super::claims::{four_processors_run, stuck};
 use super::scene::{Runs, Scene, quick, record, records};
@@ -86,7 +86,7 @@ async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_under_way_at_shutdown_is_given_back() {
     let scene = Scene::new().await;
-    let limits = Limits { poll: Duration::from_millis(5), ..quick() };
+    let limits = quick().poll(Duration::from_millis(5));
     let inbox = scene.inbox().limits(limits).subscribe("orders", stuck("stock")).build().unwrap();
     let running = inbox.start().await.unwrap();
     let mut client = scene.database.client().await;
@@ -121,7 +121,7 @@ const ONE_DUE: &str = "
 async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
     let scene = Scene::new().await;
     let runs = Runs::new();
-    let limits = Limits { poll: Duration::from_secs(60), ..quick() };
+    let limits = quick().poll(Duration::from_secs(60));
     let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock").concurrency(4)).build().unwrap();
     let running = inbox.start().await.unwrap();
     let mut client = scene.database.client().await;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tokio_postgres::Client;
-use wharf::{Inbox, Limits, Receipt, Record};
+use wharf::{Inbox, Receipt, Record};
 
 use super::refused::{ACCEPTED, stock_inbox};
 use super::scene::{Db, Runs, Scene, quick, record, within};
@@ -36,7 +36,7 @@ async fn hand_over_beside_refusals(refusal: &str) {
     scene.database.execute(refusal).await;
     let runs = Runs::new();
     // Whoever waits for a claim to run out waits for longer than this test.
-    let limits = Limits { lease: Duration::from_secs(600), ..quick() };
+    let limits = quick().lease(Duration::from_secs(600));
     let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("known")).await.unwrap();
@@ -108,7 +108,7 @@ async fn waits_out(
 async fn a_database_that_is_away_costs_no_record() {
     let scene = Scene::new().await;
     let (proxy, store) = scene.store_behind_a_proxy().await;
-    let limits = Limits { backoff_max: Duration::from_millis(100), ..quick() };
+    let limits = quick().backoff_max(Duration::from_millis(100));
     let runs = Runs::new();
     let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("first")).await.unwrap();

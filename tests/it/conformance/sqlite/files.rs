@@ -7,7 +7,8 @@ use diesel::connection::SimpleConnection;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use wharf::{Inbox, Receipt, Sqlite, SqliteOptions, Store};
+use wharf::store::SqliteOptions;
+use wharf::{Inbox, Receipt, Sqlite, Store};
 
 use super::scene::{Runs, Scene, quick, record, records};
 use support::sqlite::SqliteFile;
@@ -28,7 +29,7 @@ async fn what_cannot_be_opened_says_why() {
         .unwrap();
     assert!(refusal(&text).await.contains("file is not a database"));
     assert_eq!(std::fs::read(&text).unwrap().len(), 74 * 9);
-    let no_patience = SqliteOptions { busy_timeout: Duration::ZERO };
+    let no_patience = SqliteOptions::default().busy_timeout(Duration::ZERO);
     let refused = Store::<Sqlite>::open_with(folder.path().join("inbox.db"), no_patience).await.unwrap_err();
     assert!(refused.is_configuration(), "{refused}");
 }

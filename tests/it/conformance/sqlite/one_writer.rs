@@ -7,9 +7,9 @@ use diesel::connection::SimpleConnection;
 use diesel_async::RunQueryDsl;
 use futures_util::FutureExt;
 use tokio::sync::{Semaphore, watch};
+use wharf::store::SqliteOptions;
 use wharf::{
-    Failure, Inbox, Limits, Message, Raw, Receipt, Registration, RetryPolicy, Sqlite, SqliteOptions, Store, TxHandler,
-    tx_handler,
+    Failure, Inbox, Limits, Message, Raw, Receipt, Registration, RetryPolicy, Sqlite, Store, TxHandler, tx_handler,
 };
 
 use super::effect::{self, Connection, effects};
@@ -97,7 +97,7 @@ impl TxHandler<Raw, Connection> for Holding {
 #[tokio::test(flavor = "multi_thread")]
 async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_claims() {
     let scene = scene().await;
-    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = quick().lease(Duration::from_secs(3));
     let (runs, gate, holding) = (Runs::new(), watch::Sender::new(false), Holding::new());
     let inbox = scene
         .inbox()
@@ -133,7 +133,7 @@ async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
     let scene = scene().await;
-    let limits = Limits { lease: Duration::from_secs(3), ..quick() };
+    let limits = quick().lease(Duration::from_secs(3));
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
     let failing = effect::writing(&Runs::new(), "transactional", |_| {
         Box::pin(async {
@@ -186,7 +186,7 @@ async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
     }
     let inbox = scene
         .inbox()
-        .limits(Limits { lease: Duration::from_secs(600), ..quick() })
+        .limits(quick().lease(Duration::from_secs(600)))
         .subscribe("orders", tx_handler(key("stock"), Robbing(runs.clone())))
         .build()
         .unwrap();
@@ -199,11 +199,11 @@ async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
 }
 
 fn impatient() -> Limits {
-    Limits { accept_patience: Duration::from_millis(500), backoff_max: Duration::from_millis(100), ..quick() }
+    quick().accept_patience(Duration::from_millis(500)).backoff_max(Duration::from_millis(100))
 }
 
 async fn impatient_store(scene: &Scene, busy_timeout: Duration) -> Store<Sqlite> {
-    let options = SqliteOptions { busy_timeout };
+    let options = SqliteOptions::default().busy_timeout(busy_timeout);
     Store::<Sqlite>::open_with(scene.database.path(), options).await.unwrap()
 }
 
@@ -222,7 +222,7 @@ async fn accepting_from_within_a_transactional_handler_fails_in_time_and_hangs_n
     let itself = Arc::new(std::sync::OnceLock::new());
     let accepting = tx_handler(key("stock"), Accepting(Arc::clone(&itself)));
     let store = impatient_store(&scene, Duration::from_secs(2)).await;
-    let limits = Limits { accept_patience: Duration::from_secs(5), lease: Duration::from_secs(60), ..impatient() };
+    let limits = impatient().accept_patience(Duration::from_secs(5)).lease(Duration::from_secs(60));
     let builder = Inbox::builder(store).limits(limits);
     let inbox = builder.subscribe("orders", accepting).build().unwrap();
     itself.set(inbox.clone()).unwrap();
@@ -239,7 +239,7 @@ async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() 
     let scene = scene().await;
     let (events, holding, runs) = (Events::capture(), Holding::new(), Runs::new());
     let builder = Inbox::builder(impatient_store(&scene, Duration::from_millis(200)).await)
-        .limits(Limits { accept_patience: Duration::from_secs(60), ..impatient() });
+        .limits(impatient().accept_patience(Duration::from_secs(60)));
     let inbox = builder
         .subscribe("holds", holding.handler("holds.the.writer"))
         .subscribe("orders", runs.handler("stock"))
@@ -270,7 +270,7 @@ async fn another_process_that_does_not_let_go_of_the_writer_costs_no_record() {
     let scene = Scene::new().await;
     let (events, runs) = (Events::capture(), Runs::new());
     let builder = Inbox::builder(impatient_store(&scene, Duration::from_millis(200)).await)
-        .limits(Limits { accept_patience: Duration::from_secs(60), ..impatient() });
+        .limits(impatient().accept_patience(Duration::from_secs(60)));
     let inbox = builder.subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("first")).await.unwrap();
     let mut other = scene.database.client();
