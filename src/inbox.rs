@@ -59,7 +59,7 @@ impl<B: Backend> Inbox<B> {
     /// its payload is too large, it is a broken CloudEvent; nothing is stored then. When its identity belongs to a message with another
     /// payload, or the database does not take its content: the error says so, and the record is kept in quarantine for a person.
     ///
-    /// When the database stayed away for longer than [`Limits::accept_patience`], or its schema is not this build's. Calling again
+    /// When the database stayed away for longer than [`Limits::accept_patience`](crate::Limits::accept_patience), or its schema is not this build's. Calling again
     /// with the same record is safe.
     pub async fn accept(&self, record: Record) -> Result<Receipt> {
         let mut receipts = self.accept_all([record]).await?;
@@ -125,10 +125,10 @@ impl<B: Backend> Inbox<B> {
     }
 
     /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran, at most as
-    /// many of a handler as it has slots and one claim takes ([`Limits::claim_batch_rows`]).
+    /// many of a handler as it has slots and one claim takes ([`Limits::claim_batch_rows`](crate::Limits::claim_batch_rows)).
     ///
     /// Between calls no processor knows the handlers' keys. Where another process runs other handlers of the same inbox, set
-    /// [`Limits::unknown_key_grace`] there to longer than the calls are apart.
+    /// [`Limits::unknown_key_grace`](crate::Limits::unknown_key_grace) there to longer than the calls are apart.
     ///
     /// # Errors
     /// When the database does not answer or its schema is not this build's.

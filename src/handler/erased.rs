@@ -11,8 +11,6 @@ use futures_util::{FutureExt, TryFutureExt};
 use serde_json::error::Category;
 
 use super::failure::Failure;
-use crate::store::Backend;
-use crate::store::seam::Seam;
 use crate::types::{DecodeError, Message, Payload, StoredMessage};
 
 /// A plain handler: an async function, an async closure, [`with_state`](crate::with_state) around either, or a type.
@@ -154,19 +152,6 @@ pub struct WithState<S, F> {
     pub(super) state: S,
     pub(super) function: F,
 }
-
-/// Stores whose transactional handlers are given a `C`. Cannot be named outside: it exists for its error message.
-#[diagnostic::on_unimplemented(
-    message = "a store of `{Self}` does not give transactional handlers a `{C}`",
-    label = "this handler takes `&mut {C}`, which is not the connection of `{Self}`",
-    note = "take `&mut diesel_async::AsyncPgConnection` on `Postgres`, `&mut wharf::store::AsyncSqliteConnection` on `Sqlite`"
-)]
-pub trait Transacts<C>: Backend + Seam<Connection = C> {}
-
-#[cfg(feature = "postgres")]
-impl Transacts<diesel_async::AsyncPgConnection> for crate::store::Postgres {}
-#[cfg(feature = "sqlite")]
-impl Transacts<crate::store::AsyncSqliteConnection> for crate::store::Sqlite {}
 
 /// What a lane runs: one of the two kinds of handler.
 pub(crate) enum Body<C> {

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::erased::{Body, Handler, Transacts, TxHandler, WithState, erase, erase_tx};
+use super::erased::{Body, Handler, TxHandler, WithState, erase, erase_tx};
 use super::failure::Failure;
 use super::key::HandlerKey;
 use super::layer::{Attempt, LayerFn, Next};
 use super::retry::RetryPolicy;
 use super::subscription::Subscription;
 use crate::store::Backend;
+use crate::store::transacts::Transacts;
 use crate::types::Payload;
 
 /// Deliveries of one handler that run at a time in one process, unless it says otherwise.

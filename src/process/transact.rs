@@ -15,7 +15,8 @@ use super::leash::Leash;
 use super::run::watch;
 use crate::handler::{ErasedTxHandler, Failure, Wish};
 use crate::store::Backend;
-use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+use crate::store::seam::ClaimId;
+use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
 use crate::telemetry::{events, events::Subject};
 use crate::types::{Backoff, StoredMessage};
 

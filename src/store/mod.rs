@@ -26,6 +26,8 @@ mod sqlite;
 mod statement;
 #[cfg(feature = "testing")]
 pub(crate) mod testing;
+pub(crate) mod transaction;
+pub(crate) mod transacts;
 mod version;
 mod written;
 

@@ -10,10 +10,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use futures_util::future::BoxFuture;
 use smallvec::SmallVec;
 
 use super::operating::SchemaVersion;
+use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{self, Migration, SchemaRow};
 use crate::types::{Outcome, Record, Result, StoredMessage};
 
@@ -337,43 +337,6 @@ pub struct Renewal {
     pub renewed: Vec<ClaimId>,
     /// Somebody else has them now. A claim in neither list is locked this very moment; ask again.
     pub lost: Vec<ClaimId>,
-}
-
-/// The handler's part of a transaction: answers whether it may be committed.
-pub type TxWork<C> = Box<dyn for<'c> FnOnce(&'c mut C) -> BoxFuture<'c, WorkEnd> + Send>;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkEnd {
-    /// Settle and commit.
-    Commit,
-    /// The handler said no and nothing is under way on the connection: roll back.
-    RollBack,
-    /// The handler was stopped midway: the connection cannot be used again.
-    Abandon,
-}
-
-/// What became of a transaction.
-#[derive(Debug)]
-pub enum Transacted {
-    Committed,
-    RolledBack,
-    /// The claim was no longer current; everything was rolled back.
-    ClaimLost,
-    /// COMMIT was sent and its answer never came.
-    InDoubt,
-    /// The database refused at COMMIT (a deferred constraint, a serialization conflict): rolled back.
-    Refused(String),
-    /// The database was in the way before anything could be committed: rolled back.
-    Failed(crate::types::Error),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadBack {
-    Committed,
-    NotCommitted,
-    ClaimLost,
-    /// The old transaction still holds the row.
-    Undecided,
 }
 
 #[derive(Clone)]

@@ -229,9 +229,11 @@ impl<B: TestBackend> TestInbox<B> {
         };
         assert_ne!(ran, 0, "no handler was run again: is the record one of its topic, with an identity?");
         let at_the_end = effect().await;
+        let handlers: Vec<String> = self.inbox.manifest().handlers.into_iter().map(|handler| handler.key).collect();
         assert!(
             after_crash == at_the_end || after_crash == before,
-            "not idempotent: after one run {after_crash:?}, after two {at_the_end:?}"
+            "{} is not idempotent: after one run {after_crash:?}, after two {at_the_end:?}",
+            handlers.join(" or ")
         );
         match self.store.backend.find_delivery(None).await {
             Ok(Some(delivery)) if delivery.state == State::Done => {}

@@ -35,9 +35,9 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
-    WantedHandler,
+    NewMessage, Opening, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
 };
+use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Kind, Result};

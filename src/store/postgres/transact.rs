@@ -12,7 +12,8 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connect::is_alive;
 use super::errors::{database, kind};
 use super::statement::{rows, statements};
-use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+use crate::store::seam::ClaimId;
+use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
 use crate::types::{Error, Kind, Result};
 
 rows! {

@@ -39,9 +39,9 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, PoolStatus, ReadBack, Renewal, Seam, Settlement, Transacted, TxWork, UnknownHandler,
-    WantedHandler,
+    NewMessage, Opening, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
 };
+use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Result};
@@ -54,10 +54,10 @@ use noted::Noted;
 /// It means the same as [`Postgres`](crate::Postgres) and is for one host: several processes may open the file, but it must not lie on a network file system
 /// (SQLite's locks do not work there), and work does not spread over hosts. There is one writer: accepting, claiming, settling and
 /// transactional handlers take turns. A transactional handler ([`tx_handler`](crate::tx_handler), with an
-/// [`AsyncSqliteConnection`](crate::AsyncSqliteConnection)) has the writer **from its beginning to its end**:
+/// [`AsyncSqliteConnection`](crate::store::AsyncSqliteConnection)) has the writer **from its beginning to its end**:
 ///
 /// - Keep it short, and call nothing slow in it. One runs at a time, whatever the concurrency. While it runs nothing is accepted, claimed
-///   or settled; whoever waits for longer than [`SqliteOptions::busy_timeout`](crate::SqliteOptions::busy_timeout) fails with a transient
+///   or settled; whoever waits for longer than [`SqliteOptions::busy_timeout`](crate::store::SqliteOptions::busy_timeout) fails with a transient
 ///   error and is tried again. Claims of the same process are kept. Where several processes share the file, a handler that takes
 ///   longer than the lease makes the others stop their running handlers, which are run again.
 /// - [`Inbox::accept`](crate::Inbox::accept) within it cannot succeed, because it waits for the writer that the handler has: it fails after
@@ -89,7 +89,7 @@ impl Store<Sqlite> {
     /// Opens the file with options of your own.
     ///
     /// # Errors
-    /// As [`Store::open`].
+    /// The same as those of `open`.
     pub async fn open_with(path: impl AsRef<Path>, options: SqliteOptions) -> Result<Self> {
         Self::open_at(Place::file(path.as_ref())?, options).await
     }

@@ -19,7 +19,8 @@ use super::line::{Line, TO_WRITE, Turn, transaction, within};
 use super::noted::Noted;
 use super::statement::statements;
 use super::{process, upkeep};
-use crate::store::seam::{ClaimId, ReadBack, Transacted, TxWork, WorkEnd};
+use crate::store::seam::ClaimId;
+use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
 use crate::types::{Error, Kind, Result};
 
 /// Signs of life are prolonged when the writer was away for longer than this.

@@ -310,7 +310,7 @@ async fn a_record_that_cannot_become_a_message_is_an_error_and_nothing_of_the_ca
     let cases = [
         (Record::new("orders"), "missing identity"),
         (record(""), "empty identity"),
-        (record(&"x".repeat(201)), "identity too long"),
+        (Record::new("orders").id("x".repeat(201)), "identity too long"),
         (record("large").payload("x".repeat(101)), "payload too large"),
         (record("unwritable").json(&unwritable), "payload cannot be written as JSON"),
     ];
