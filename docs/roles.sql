@@ -1,5 +1,5 @@
 -- Least-privilege roles of an inbox, for PostgreSQL. Run it once per inbox as the owner of its tables, after `migrate`, with the inbox's
--- schema first in the search_path:
+-- schema first in the search_path. Nobody else should have CREATE on that schema: the functions that change something run with the owner's rights.
 --
 --     psql "$DATABASE_URL" -v prefix=shop -f docs/roles.sql
 --
@@ -41,7 +41,7 @@ GRANT UPDATE (seq) ON inbox_message TO :"clean";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_identity TO :"clean";
 GRANT SELECT, INSERT, UPDATE ON inbox_lease TO :"clean";
 -- `wharf cleanup` looks whether there is an inbox, and writes down who purged.
-GRANT INSERT ON inbox_audit TO :"clean";
+GRANT EXECUTE ON FUNCTION inbox_audit_steps TO :"clean";
 
 -- process: claims, settles, keeps itself on the list. Writes no message.
 GRANT SELECT ON inbox_message TO :"process";
@@ -56,9 +56,11 @@ GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery,
                 inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
 TO :"read", :"admin";
 
--- admin: what a person does, by the functions: replay, discard, pause, backfill, the quarantine. Writes no message and no audit but its own.
-GRANT INSERT ON inbox_audit, inbox_history, inbox_delivery TO :"admin";
-GRANT UPDATE (status, due_at, finished_at, attempts, errors, crashes, replays, reason, locked_until, locked_by) ON inbox_delivery TO :"admin";
-GRANT UPDATE (paused_at) ON inbox_handler TO :"admin";
-GRANT UPDATE (replay_asked_at), DELETE ON inbox_quarantine TO :"admin";
+-- admin: looks at everything, and acts by calling functions: replay, discard, pause, the quarantine. They run with the owner's rights and write the
+-- audit, so this role cannot change a delivery without an audit row, nor write an audit row for another user.
+GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_discard, inbox_discard_matching, inbox_pause_handler, inbox_resume_handler,
+                          inbox_quarantine_replay, inbox_quarantine_discard, inbox_audit_steps
+TO :"admin";
+-- A backfill adds deliveries by itself and locks their messages meanwhile.
+GRANT INSERT ON inbox_delivery TO :"admin";
 GRANT UPDATE (seq) ON inbox_message TO :"admin";

@@ -53,15 +53,15 @@ impl<B: Backend> Store<B> {
 }
 
 impl<B: Backend> Operator<B> {
-    /// Who acts, for the audit. The database's own user is written down anyway.
-    pub fn acting_as(mut self, operator: impl Into<String>) -> Self {
-        self.signed.operator = Some(operator.into());
+    /// The person who acts, for the audit. PostgreSQL's user is recorded beside it (`database_user`).
+    pub fn acting_as(mut self, actor: impl Into<String>) -> Self {
+        self.signed.actor = Some(actor.into());
         self
     }
 
-    /// Why, for the audit.
-    pub fn because(mut self, reason: impl Into<String>) -> Self {
-        self.signed.reason = Some(reason.into());
+    /// Why that person acts, for the audit.
+    pub fn because(mut self, because: impl Into<String>) -> Self {
+        self.signed.because = Some(because.into());
         self
     }
 

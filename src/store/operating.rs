@@ -125,8 +125,9 @@ pub struct Audit {
 /// Who acts and why, for the audit.
 #[derive(Debug, Clone, Default)]
 pub struct Signed {
-    pub operator: Option<String>,
-    pub reason: Option<String>,
+    /// The person, as the tool says.
+    pub actor: Option<String>,
+    pub because: Option<String>,
 }
 
 /// What became of a quarantined record whose replay was asked for.

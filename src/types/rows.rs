@@ -177,11 +177,11 @@ pub struct HistoryEntry {
     /// When.
     #[serde(with = "stamp::option")]
     pub acted_at: Option<SystemTime>,
-    /// By whom: the database's user.
+    /// The database's user who logged in. None on SQLite, which has no users.
+    pub database_user: Option<String>,
+    /// The person, as the tool said.
     pub actor: Option<String>,
-    /// By whom, as the tool said.
-    pub operator: Option<String>,
-    /// Why, as that person said.
+    /// Why that person acted.
     pub because: Option<String>,
     /// What the delivery was in.
     pub state: State,
@@ -195,7 +195,7 @@ pub struct HistoryEntry {
     pub errors: i32,
 }
 
-/// Poisoned deliveries of a handler that have the same reason and the same kind of error.
+/// Poisoned deliveries of a handler that have the same reason and the same fingerprint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ErrorSummary {
@@ -203,7 +203,7 @@ pub struct ErrorSummary {
     pub handler_key: Option<String>,
     /// Why they were poisoned.
     pub reason: Option<String>,
-    /// What their errors have in common.
+    /// Of their errors: the same for errors that differ only in numbers and ids.
     pub fingerprint: Option<String>,
     /// How many they are.
     pub poisoned: u64,

@@ -61,8 +61,8 @@ pub trait Database: Sized {
     /// The table `effect` refers to what is not there, which is found out at COMMIT.
     fn refuse_effects_at_commit(&self) -> impl Future<Output = ()>;
 
-    /// Who an act in SQL is said to be by.
-    fn actor(&self) -> &'static str;
+    /// The database user of an action in SQL; empty where there are no users.
+    fn database_user(&self) -> &'static str;
 
     /// Deleting a delivery that is neither done nor discarded, or a quarantined record, is an error.
     fn refuse_deleting_what_is_not_finished(&self) -> impl Future<Output = ()>;
@@ -175,7 +175,7 @@ impl Database for TestDatabase {
         .await;
     }
 
-    fn actor(&self) -> &'static str {
+    fn database_user(&self) -> &'static str {
         "postgres"
     }
 
@@ -296,8 +296,8 @@ impl Database for SqliteFile {
         .await;
     }
 
-    fn actor(&self) -> &'static str {
-        "sql"
+    fn database_user(&self) -> &'static str {
+        ""
     }
 
     async fn refuse_deleting_what_is_not_finished(&self) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
+mod bound_functions;
 mod cancel;
 mod cli;
 mod clock;

@@ -51,6 +51,10 @@ const DELETE_MESSAGE: &str = "DELETE FROM inbox_message";
 const DELETE_DELIVERY: &str = "DELETE FROM inbox_delivery";
 const DELETE_AUDIT: &str = "DELETE FROM inbox_audit";
 const CHANGE_AUDIT: &str = "UPDATE inbox_audit SET actor = 'somebody else'";
+const FORGE_AUDIT: &str =
+    "INSERT INTO inbox_audit (database_user, action, filter, affected) VALUES ('somebody else', 'pause', '{}', 1)";
+const CHANGE_HISTORY: &str = "DELETE FROM inbox_history";
+const CHANGE_QUARANTINE: &str = "DELETE FROM inbox_quarantine";
 const MOVE_LEDGER: &str = "UPDATE inbox_ledger SET next_offset = 0";
 const SETTLE: &str = "UPDATE inbox_delivery SET status = 2";
 const REPLAY: &str = "SELECT inbox_replay_matching('{\"all\": true}')";
@@ -126,8 +130,22 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
     assert_eq!(operator.discard_quarantined(&all, 1).await.unwrap(), 1);
     assert!(operator.doctor().await.is_ok());
     let insert = "INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('x', 'x', 'x', '')";
-    let changes =
-        [insert, CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, MOVE_LEDGER, DELETE_AUDIT, CHANGE_AUDIT, MIGRATE];
+    let changes = [
+        insert,
+        CHANGE_MESSAGE,
+        DELETE_MESSAGE,
+        DELETE_DELIVERY,
+        SETTLE,
+        PAUSE,
+        CHANGE_QUARANTINE,
+        CHANGE_HISTORY,
+        MOVE_LEDGER,
+        DELETE_AUDIT,
+        CHANGE_AUDIT,
+        FORGE_AUDIT,
+        "SELECT inbox_change('discard', '{\"all\": true}', 1, NULL, NULL)",
+        MIGRATE,
+    ];
     refuses(&scene, "admin", &changes).await;
 }
 
@@ -145,8 +163,8 @@ async fn clean_purges_what_is_finished_and_changes_nothing_else() {
     let accepting = Inbox::builder(store_of(&scene, "accept").await).limits(quick());
     let accepting = accepting.subscribe("orders", runs.handler("stock")).build().unwrap();
     assert_eq!(accepting.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
-    let quarantine = "DELETE FROM inbox_quarantine";
-    let changes = [CHANGE_MESSAGE, SETTLE, REPLAY, PAUSE, MOVE_LEDGER, DELETE_AUDIT, quarantine, MIGRATE];
+    let changes =
+        [CHANGE_MESSAGE, SETTLE, REPLAY, PAUSE, MOVE_LEDGER, DELETE_AUDIT, FORGE_AUDIT, CHANGE_QUARANTINE, MIGRATE];
     refuses(&scene, "clean", &changes).await;
     refuses(&scene, "accept", &["DELETE FROM inbox_identity", "UPDATE inbox_lease SET holder = 1"]).await;
 }

@@ -178,14 +178,14 @@ CREATE TABLE inbox_lease (
 
 -- One row for each act of a person. Append-only.
 CREATE TABLE inbox_audit (
-    id       bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    acted_at timestamptz NOT NULL DEFAULT now(),
-    actor    text        NOT NULL DEFAULT session_user,
-    operator text,                                   -- who that was, as a tool says: the database's user may be shared
-    action   text        NOT NULL,
-    filter   jsonb       NOT NULL,
-    affected bigint      NOT NULL,
-    reason   text
+    id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    acted_at      timestamptz NOT NULL DEFAULT now(),
+    database_user text        NOT NULL DEFAULT session_user, -- who logged in; acts run with the rights of the inbox's owner
+    actor         text,                              -- the person, as the tool says: the database's user may be shared
+    action        text        NOT NULL,
+    filter        jsonb       NOT NULL,
+    affected      bigint      NOT NULL,
+    because       text                               -- why the person acted
 );
 
 -- Bytes as text where they are text, as hex (\x...) where they are not. Never fails. Not PARALLEL SAFE: catching an exception takes a
@@ -259,13 +259,13 @@ END $$;
 
 -- What errors have in common: words with a digit in them (numbers, ids, addresses) do not count.
 CREATE FUNCTION inbox_fingerprint(error text) RETURNS text
-LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-    SELECT left(encode(sha256(convert_to(regexp_replace(error, '[A-Za-z0-9-]*[0-9][A-Za-z0-9-]*', '#', 'g'), 'UTF8')), 'hex'), 8)
-$$;
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN left(encode(sha256(convert_to(regexp_replace(error, '[A-Za-z0-9-]*[0-9][A-Za-z0-9-]*', '#', 'g'), 'UTF8')), 'hex'), 8);
 
 -- A moment as microseconds since 1970, for programs.
 CREATE FUNCTION inbox_micros(at timestamptz) RETURNS bigint
-LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ SELECT (extract(epoch FROM $1) * 1000000)::bigint $$;
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN (extract(epoch FROM at) * 1000000)::bigint;
 
 -- Every delivery in words.
 CREATE VIEW inbox_status AS
@@ -324,13 +324,15 @@ FROM inbox_handler h
 LEFT JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
 GROUP BY h.id;
 
--- What a person does. Every act is fenced against running work, bounded, leaves a row in inbox_audit, and does nothing when it is repeated.
--- All of them run with the rights of the caller, in the inbox they were made for, whatever the caller's search_path is.
+-- Operator actions. Each one is fenced against running work, is bounded, writes a row to inbox_audit, and does nothing when it is repeated.
+-- Actions are SECURITY DEFINER: they run with the rights of the inbox's owner, so the caller needs no rights on tables and cannot change
+-- a row without its audit row. `database_user` is the user who logged in, whoever the definer is. Each is bound to the schema of its inbox: see
+-- the end of this file, which also takes the right to call them from PUBLIC (docs/roles.sql grants it).
+-- `actor` is the person as the tool says, `because` is why that person acts.
 
 -- The ids of a handler's key; ids that became one handler are one. All of them without a key.
 CREATE FUNCTION inbox_handler_ids(handler_key text) RETURNS smallint[]
-LANGUAGE sql STABLE
-SET search_path FROM CURRENT AS $$
+LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(DISTINCT same.id), '{}')
     FROM inbox_handler_key k
     JOIN inbox_handler own ON own.id = k.handler_id
@@ -340,8 +342,7 @@ $$;
 
 -- A mistyped key is not an answer of nothing.
 CREATE FUNCTION inbox_check_handler_key(handler_key text) RETURNS void
-LANGUAGE plpgsql STABLE
-SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF handler_key IS NOT NULL AND inbox_handler_ids(handler_key) = '{}' THEN
         RAISE EXCEPTION 'there is no handler key %', quote_literal(handler_key)
@@ -369,23 +370,21 @@ END $$;
 
 -- Whether a filter means a delivery, but for its handler and message id.
 CREATE FUNCTION inbox_is_meant(filter jsonb, source text, topic text, reason text, error text, finished_at timestamptz) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT ($1 ->> 'source' IS NULL OR $2 = $1 ->> 'source')
-       AND ($1 ->> 'topic' IS NULL OR $3 = $1 ->> 'topic')
-       AND ($1 ->> 'reason' IS NULL OR $4 = $1 ->> 'reason')
-       AND ($1 ->> 'error' IS NULL OR position(lower($1 ->> 'error') IN lower($5)) > 0)
-       AND ($1 ->> 'fingerprint' IS NULL OR inbox_fingerprint($5) = $1 ->> 'fingerprint')
-       AND ($1 ->> 'older_than' IS NULL OR $6 < now() - ($1 ->> 'older_than')::interval)
-       AND ($1 ->> 'newer_than' IS NULL OR $6 >= now() - ($1 ->> 'newer_than')::interval)
-$$;
+LANGUAGE sql STABLE
+RETURN ($1 ->> 'source' IS NULL OR $2 = $1 ->> 'source')
+   AND ($1 ->> 'topic' IS NULL OR $3 = $1 ->> 'topic')
+   AND ($1 ->> 'reason' IS NULL OR $4 = $1 ->> 'reason')
+   AND ($1 ->> 'error' IS NULL OR position(lower($1 ->> 'error') IN lower($5)) > 0)
+   AND ($1 ->> 'fingerprint' IS NULL OR inbox_fingerprint($5) = $1 ->> 'fingerprint')
+   AND ($1 ->> 'older_than' IS NULL OR $6 < now() - ($1 ->> 'older_than')::interval)
+   AND ($1 ->> 'newer_than' IS NULL OR $6 >= now() - ($1 ->> 'newer_than')::interval);
 
 -- Whether a delivery may be replayed or discarded, or, for any other word, is poisoned.
 CREATE FUNCTION inbox_is_free_to(action text, status smallint, locked_until timestamptz) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT CASE $1 WHEN 'replay' THEN $2 IN (3, 4)
-                   WHEN 'discard' THEN $2 = 3 OR $2 = 0 AND ($3 IS NULL OR $3 <= now())
-                   ELSE $2 = 3 END
-$$;
+LANGUAGE sql STABLE
+RETURN CASE $1 WHEN 'replay' THEN $2 IN (3, 4)
+               WHEN 'discard' THEN $2 = 3 OR $2 = 0 AND ($3 IS NULL OR $3 <= now())
+               ELSE $2 = 3 END;
 
 -- Where the deliveries are that a filter means: poisoned ones, the oldest first. By message_id also, for a replay, those that were
 -- discarded, and to discard, those that are still pending.
@@ -393,8 +392,7 @@ $$;
 -- (intervals, of when it was poisoned), "all": true}.
 CREATE FUNCTION inbox_matching(filter jsonb, row_limit integer DEFAULT 1000, action text DEFAULT 'replay')
 RETURNS TABLE (tid tid, message_seq bigint, handler_id smallint)
-LANGUAGE plpgsql STABLE
-SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     ids smallint[];
@@ -429,9 +427,8 @@ END $$;
 
 -- Replays or discards what a filter means, at most row_limit. Whatever changes at the same moment is left alone.
 -- A replay gives a fresh set of retries, due now. The attempt number goes on, so that a claim from before stays invalid.
-CREATE FUNCTION inbox_change(action text, filter jsonb, row_limit integer, reason text, operator text) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_change(action text, filter jsonb, row_limit integer, because text, actor text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     tids tid[];
     act bigint;
@@ -443,8 +440,8 @@ BEGIN
         WHERE d.ctid = ANY (ARRAY(SELECT f.tid FROM inbox_matching(filter, row_limit, action) f))
           AND inbox_is_free_to(inbox_change.action, d.status, d.locked_until)
         FOR UPDATE SKIP LOCKED) l;
-    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
-    VALUES (inbox_change.action, inbox_change.filter, coalesce(cardinality(tids), 0), inbox_change.reason, inbox_change.operator)
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES (inbox_change.action, inbox_change.filter, coalesce(cardinality(tids), 0), inbox_change.because, inbox_change.actor)
     RETURNING id INTO act;
     IF tids IS NULL THEN
         RETURN 0;
@@ -459,8 +456,8 @@ BEGIN
         WHERE d.ctid = ANY (tids);
     ELSE
         UPDATE inbox_delivery d
-        SET status = 4, finished_at = now(), attempts = d.attempts + 1, locked_until = NULL, locked_by = NULL,
-            reason = coalesce(inbox_change.reason, 'by a person')
+        SET status = 4, finished_at = now(), locked_until = NULL, locked_by = NULL,
+            reason = coalesce(inbox_change.because, 'by a person')
         WHERE d.ctid = ANY (tids);
     END IF;
     GET DIAGNOSTICS changed = ROW_COUNT;
@@ -468,36 +465,35 @@ BEGIN
 END $$;
 
 -- Runs a poisoned or discarded delivery again. Returns how many were changed: 0 when there is no such delivery or it is not given up.
-CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFAULT NULL, reason text DEFAULT NULL,
-                             operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFAULT NULL, because text DEFAULT NULL,
+                             actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('replay', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
 $$;
 
 -- Runs again what a filter means: see inbox_matching, which tells beforehand what that would be.
-CREATE FUNCTION inbox_replay_matching(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
-                                      operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_replay_matching(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL,
+                                      actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('replay', $1, $2, $3, $4)
 $$;
 
 -- Gives up a poisoned or pending delivery for good: it is done, by a person's word. A running one is left alone.
-CREATE FUNCTION inbox_discard(message_id text, handler_key text, source text DEFAULT NULL, reason text DEFAULT NULL,
-                              operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_discard(message_id text, handler_key text, source text DEFAULT NULL, because text DEFAULT NULL,
+                              actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('discard', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
 $$;
 
-CREATE FUNCTION inbox_discard_matching(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
-                                       operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_discard_matching(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL,
+                                       actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('discard', $1, $2, $3, $4)
 $$;
 
 -- Nobody claims a paused handler's deliveries, in any process, within ten seconds; what runs goes on to its end. They wait and lose nothing.
-CREATE FUNCTION inbox_set_paused(handler_key text, is_paused boolean, reason text, operator text) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_set_paused(handler_key text, is_paused boolean, because text, actor text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
@@ -506,23 +502,22 @@ BEGIN
     WHERE h.id = ANY (inbox_handler_ids(inbox_set_paused.handler_key)) AND (h.paused_at IS NOT NULL) <> is_paused;
     GET DIAGNOSTICS changed = ROW_COUNT;
     changed := least(changed, 1);
-    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
     VALUES (CASE WHEN is_paused THEN 'pause' ELSE 'resume' END, jsonb_build_object('handler_key', inbox_set_paused.handler_key), changed,
-            inbox_set_paused.reason, inbox_set_paused.operator);
+            inbox_set_paused.because, inbox_set_paused.actor);
     RETURN changed;
 END $$;
 
-CREATE FUNCTION inbox_pause_handler(handler_key text, reason text DEFAULT NULL, operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path FROM CURRENT AS $$ SELECT inbox_set_paused($1, true, $2, $3) $$;
+CREATE FUNCTION inbox_pause_handler(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_paused($1, true, $2, $3) $$;
 
-CREATE FUNCTION inbox_resume_handler(handler_key text, reason text DEFAULT NULL, operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE sql SET search_path FROM CURRENT AS $$ SELECT inbox_set_paused($1, false, $2, $3) $$;
+CREATE FUNCTION inbox_resume_handler(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_paused($1, false, $2, $3) $$;
 
 -- The quarantined records that a filter means, the oldest first: {"id", "topic", "reason", "detail" (a part of it), "older_than",
 -- "newer_than", "all": true}.
 CREATE FUNCTION inbox_quarantine_matching(filter jsonb, row_limit integer DEFAULT 1000) RETURNS SETOF bigint
-LANGUAGE plpgsql STABLE
-SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM inbox_check_filter(filter, '{id, topic, reason, detail, older_than, newer_than}');
     RETURN QUERY
@@ -538,34 +533,62 @@ END $$;
 
 -- Asks for quarantined records to be accepted anew, identity and all, by a process that knows their topic. What is accepted leaves the
 -- quarantine, what is not stays, with its reason of now.
-CREATE FUNCTION inbox_quarantine_replay(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
-                                        operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_quarantine_replay(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL,
+                                        actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
     UPDATE inbox_quarantine q SET replay_asked_at = now()
     WHERE q.id = ANY (ARRAY(SELECT inbox_quarantine_matching(inbox_quarantine_replay.filter, row_limit))) AND q.replay_asked_at IS NULL;
     GET DIAGNOSTICS changed = ROW_COUNT;
-    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
-    VALUES ('replay quarantined', inbox_quarantine_replay.filter, changed, inbox_quarantine_replay.reason, inbox_quarantine_replay.operator);
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('replay quarantined', inbox_quarantine_replay.filter, changed, inbox_quarantine_replay.because, inbox_quarantine_replay.actor);
     RETURN changed;
 END $$;
 
 -- Deletes quarantined records. What they held is gone.
-CREATE FUNCTION inbox_quarantine_discard(filter jsonb, row_limit integer DEFAULT 1000, reason text DEFAULT NULL,
-                                         operator text DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path FROM CURRENT AS $$
+CREATE FUNCTION inbox_quarantine_discard(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL,
+                                         actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
     DELETE FROM inbox_quarantine q
     WHERE q.id = ANY (ARRAY(SELECT inbox_quarantine_matching(inbox_quarantine_discard.filter, row_limit)));
     GET DIAGNOSTICS changed = ROW_COUNT;
-    INSERT INTO inbox_audit (action, filter, affected, reason, operator)
-    VALUES ('discard quarantined', inbox_quarantine_discard.filter, changed, inbox_quarantine_discard.reason,
-            inbox_quarantine_discard.operator);
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('discard quarantined', inbox_quarantine_discard.filter, changed, inbox_quarantine_discard.because,
+            inbox_quarantine_discard.actor);
     RETURN changed;
+END $$;
+
+-- Writes the audit row of an action that was done in many transactions. It can name no other action, user or time than its own.
+CREATE FUNCTION inbox_audit_steps(action text, filter jsonb, affected bigint, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF action IS NULL OR action NOT IN ('backfill', 'purge') THEN
+        RAISE EXCEPTION 'not an action in steps: %', quote_nullable(action);
+    END IF;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ($1, $2, $3, $4, $5);
+END $$;
+
+-- Binds every function above to the schema of this inbox, so that none of them reads or changes the inbox of another schema, whatever the
+-- caller's search_path is. pg_temp is last, so that a caller's temporary table is never taken for one of ours. Functions with a body
+-- that PostgreSQL parsed when they were created (RETURN …) are bound by that, and can still be inlined.
+-- Nobody but the owner may call an action until it is granted.
+DO $$
+DECLARE
+    bound regprocedure;
+    is_action boolean;
+BEGIN
+    FOR bound, is_action IN
+        SELECT p.oid::regprocedure, p.prosecdef FROM pg_proc p
+        WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'inbox\_%' AND p.prosqlbody IS NULL
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', bound, current_schema());
+        IF is_action THEN
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', bound);
+        END IF;
+    END LOOP;
 END $$;

@@ -163,14 +163,14 @@ CREATE TABLE inbox_lease (
 
 -- One row for each act of a person. Append-only.
 CREATE TABLE inbox_audit (
-    id       INTEGER PRIMARY KEY AUTOINCREMENT,
-    acted_at INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
-    actor    TEXT    NOT NULL DEFAULT 'sql',         -- SQLite knows no users
-    operator TEXT,                                   -- who that was, as a tool says
-    action   TEXT    NOT NULL,
-    filter   TEXT    NOT NULL,                       -- JSON
-    affected INTEGER NOT NULL,
-    reason   TEXT
+    id            INTEGER PRIMARY KEY AUTOINCREMENT,
+    acted_at      INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
+    database_user TEXT,                              -- always NULL: SQLite has no users
+    actor         TEXT,                              -- the person, as the tool says
+    action        TEXT    NOT NULL,
+    filter        TEXT    NOT NULL,                  -- JSON
+    affected      INTEGER NOT NULL,
+    because       TEXT                               -- why the person acted
 );
 
 -- Every delivery in words. Ages are seconds.
@@ -268,7 +268,7 @@ FROM inbox_message m;
 
 -- What a person does. SQLite has no functions to store; what is written to one of these views, a trigger acts on:
 --     INSERT INTO inbox_replay (message_id, handler_key) VALUES ('order-17/placed', 'mail.receipt');
---     INSERT INTO inbox_discard (message_id, handler_key, reason) VALUES ('order-17/placed', 'mail.receipt', 'a test order');
+--     INSERT INTO inbox_discard (message_id, handler_key, because) VALUES ('order-17/placed', 'mail.receipt', 'a test order');
 --     INSERT INTO inbox_pause_handler (handler_key) VALUES ('mail.receipt');
 -- with a source, if there are several. How many it was stands in inbox_audit: 0 when there is none that it is meant for. Every act is fenced
 -- against running work, leaves a row in inbox_audit, and does nothing when it is repeated.
@@ -282,12 +282,12 @@ JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_a
 
 -- Gives a poisoned or discarded delivery a fresh set of retries, due now. The attempt number goes on, so that a claim from before the
 -- replay stays invalid.
-CREATE VIEW inbox_replay AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS reason WHERE false;
+CREATE VIEW inbox_replay AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_replay_now INSTEAD OF INSERT ON inbox_replay
 BEGIN
-    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
     SELECT (SELECT at FROM inbox_now), 'replay',
-           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), count(*), NEW.reason
+           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), count(*), NEW.because, NEW.actor
     FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
     WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
       AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND d.status IN (3, 4);
@@ -306,12 +306,12 @@ BEGIN
 END;
 
 -- Gives up a poisoned or pending delivery for good: it is done, by a person's word. A running one is left alone.
-CREATE VIEW inbox_discard AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS reason WHERE false;
+CREATE VIEW inbox_discard AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_discard_now INSTEAD OF INSERT ON inbox_discard
 BEGIN
-    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
     SELECT (SELECT at FROM inbox_now), 'discard',
-           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), count(*), NEW.reason
+           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key), count(*), NEW.because, NEW.actor
     FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
     WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
       AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
@@ -324,29 +324,29 @@ BEGIN
       AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
       AND (d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= (SELECT at FROM inbox_now)));
     UPDATE inbox_delivery
-    SET status = 4, finished_at = (SELECT at FROM inbox_now), attempts = attempts + 1, locked_until = NULL, locked_by = NULL,
-        reason = coalesce(NEW.reason, 'by a person')
+    SET status = 4, finished_at = (SELECT at FROM inbox_now), locked_until = NULL, locked_by = NULL,
+        reason = coalesce(NEW.because, 'by a person')
     WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
                                         WHERE audit_id = (SELECT max(id) FROM inbox_audit)
                                           AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
 END;
 
 -- Nobody claims a paused handler's deliveries; what runs goes on to its end. They wait and lose nothing.
-CREATE VIEW inbox_pause_handler AS SELECT NULL AS handler_key, NULL AS reason WHERE false;
+CREATE VIEW inbox_pause_handler AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_pause_handler_now INSTEAD OF INSERT ON inbox_pause_handler
 BEGIN
-    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
-    SELECT (SELECT at FROM inbox_now), 'pause', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.reason
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'pause', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.because, NEW.actor
     FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NULL;
     UPDATE inbox_handler SET paused_at = (SELECT at FROM inbox_now)
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NULL;
 END;
 
-CREATE VIEW inbox_resume_handler AS SELECT NULL AS handler_key, NULL AS reason WHERE false;
+CREATE VIEW inbox_resume_handler AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_resume_handler_now INSTEAD OF INSERT ON inbox_resume_handler
 BEGIN
-    INSERT INTO inbox_audit (acted_at, action, filter, affected, reason)
-    SELECT (SELECT at FROM inbox_now), 'resume', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.reason
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'resume', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.because, NEW.actor
     FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NOT NULL;
     UPDATE inbox_handler SET paused_at = NULL
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);

@@ -50,7 +50,7 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
     };
     let bar = progress::of(output, total, "purged");
     let on_step = |purged: &Purged| bar.set_position(purged.messages);
-    let purged = session.acting(confirming.reason.as_ref()).purge(&retention, on_step).await?;
+    let purged = session.acting(confirming.because.as_ref()).purge(&retention, on_step).await?;
     bar.finish_and_clear();
     match output.is_json {
         true => output.document(&json!({

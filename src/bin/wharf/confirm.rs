@@ -15,9 +15,9 @@ pub struct Confirming {
     /// Do not ask
     #[arg(long = "yes", short = 'y')]
     pub is_yes: bool,
-    /// Why, for the audit
+    /// Why you do this, for the audit
     #[arg(long, value_name = "TEXT")]
-    pub reason: Option<String>,
+    pub because: Option<String>,
 }
 
 impl Confirming {

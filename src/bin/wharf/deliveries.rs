@@ -113,7 +113,7 @@ fn moment(one: &DeliverySummary) -> String {
 }
 
 pub fn poisoned_table(output: Output, found: &[DeliverySummary]) -> std::io::Result<()> {
-    let columns = [text("HANDLER"), text("MESSAGE"), text("REASON"), text("ERROR"), word("KIND"), word("AGE")];
+    let columns = [text("HANDLER"), text("MESSAGE"), text("REASON"), text("ERROR"), word("FINGERPRINT"), word("AGE")];
     let row = |one: &DeliverySummary| {
         vec![
             maybe(one.handler_key.as_deref()),
@@ -174,7 +174,7 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         ("state", cell(one.state.as_str())),
         ("reason", maybe(one.reason.as_deref())),
         ("last error", maybe(one.last_error.as_deref())),
-        ("kind of error", maybe(one.fingerprint.as_deref())),
+        ("fingerprint", maybe(one.fingerprint.as_deref())),
         ("attempts", cell(counts)),
         ("received", maybe(one.received_at.map(when::at))),
         ("due", cell(when::at(one.due_at))),
@@ -203,7 +203,7 @@ fn history_row(entry: &HistoryEntry) -> Vec<Cell> {
     vec![
         maybe(entry.acted_at.map(when::at)),
         maybe(entry.action.as_deref()),
-        maybe(entry.operator.as_deref().or(entry.actor.as_deref())),
+        maybe(entry.actor.as_deref().or(entry.database_user.as_deref())),
         maybe(entry.because.as_deref()),
         brief(Some(&format!("{} after {}: {error}", entry.state.as_str(), entry.attempts)), ERROR_CHARS_MAX),
     ]

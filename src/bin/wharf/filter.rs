@@ -22,13 +22,13 @@ pub struct DeliveryOptions {
     /// Of messages of this topic
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// Given up for this, e.g. "retries exhausted"
+    /// Given up for this reason, e.g. "retries exhausted"
     #[arg(long, value_name = "REASON")]
-    cause: Option<String>,
+    reason: Option<String>,
     /// With this text in the last error
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
-    /// With a last error of this kind
+    /// Whose last error has this fingerprint, as lists show it
     #[arg(long, value_name = "FINGERPRINT")]
     fingerprint: Option<String>,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub struct QuarantineOptions {
     topic: Option<String>,
     /// Quarantined for this reason
     #[arg(long, value_name = "REASON")]
-    cause: Option<String>,
+    reason: Option<String>,
     /// With this text in the detail
     #[arg(long, value_name = "TEXT")]
     detail: Option<String>,
@@ -71,7 +71,7 @@ impl DeliveryOptions {
         filter.message_id.clone_from(&self.message);
         filter.source.clone_from(&self.source);
         filter.topic.clone_from(&self.topic);
-        filter.reason.clone_from(&self.cause);
+        filter.reason.clone_from(&self.reason);
         filter.error.clone_from(&self.error);
         filter.fingerprint.clone_from(&self.fingerprint);
         filter.older_than = self.age.older_than;
@@ -85,7 +85,7 @@ impl QuarantineOptions {
         let mut filter = QuarantineFilter::default();
         filter.id = self.id;
         filter.topic.clone_from(&self.topic);
-        filter.reason.clone_from(&self.cause);
+        filter.reason.clone_from(&self.reason);
         filter.detail.clone_from(&self.detail);
         filter.older_than = self.age.older_than;
         filter.newer_than = self.age.newer_than;

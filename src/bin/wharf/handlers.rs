@@ -58,7 +58,7 @@ pub enum HandlersCommand {
         is_yes: bool,
         /// Why, for the audit
         #[arg(long, value_name = "TEXT")]
-        reason: Option<String>,
+        because: Option<String>,
     },
 }
 
@@ -68,8 +68,8 @@ pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> 
         HandlersCommand::Pause { key, confirming } => change(session, &key, &confirming, Change::Pause).await,
         HandlersCommand::Resume { key, confirming } => change(session, &key, &confirming, Change::Resume).await,
         HandlersCommand::RenamePlan { manifest } => rename_plan(session, &manifest).await,
-        HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, reason } => {
-            let confirming = Confirming { is_dry_run: false, is_yes, reason };
+        HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, because } => {
+            let confirming = Confirming { is_dry_run: false, is_yes, because };
             let mut backfill_of = Backfill::new(key, topics).rows_per_sec_max(rows_per_sec);
             backfill_of.newer_than = since;
             backfill(session, &backfill_of, &confirming).await
@@ -142,7 +142,7 @@ async fn change<B: Backend>(
         false
     } else {
         confirming.ask(&format!("{verb} this handler, for which {open} deliveries wait?"))?;
-        let operator = session.acting(confirming.reason.as_ref());
+        let operator = session.acting(confirming.because.as_ref());
         match change {
             Change::Pause => operator.pause(key).await?,
             Change::Resume => operator.resume(key).await?,
@@ -169,7 +169,7 @@ async fn backfill<B: Backend>(
     confirming.check()?;
     confirming.ask("make deliveries for all messages of these topics that the handler does not have yet?")?;
     let bar = progress::of(session.output, None, "made");
-    let made = session.acting(confirming.reason.as_ref()).backfill(backfill, |made| bar.set_position(made)).await?;
+    let made = session.acting(confirming.because.as_ref()).backfill(backfill, |made| bar.set_position(made)).await?;
     bar.finish_and_clear();
     match session.output.is_json {
         true => session

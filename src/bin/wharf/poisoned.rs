@@ -1,4 +1,4 @@
-//! `poisoned`: what was given up, by delivery or by kind of error; replayed or discarded by `replay.rs`.
+//! `poisoned`: what was given up, by delivery or by fingerprint; replayed or discarded by `replay.rs`.
 
 use clap::Subcommand;
 use wharf::operate::{ErrorSummary, State};
@@ -18,9 +18,9 @@ pub enum PoisonedCommand {
     List {
         #[command(flatten)]
         options: DeliveryOptions,
-        /// Count them by kind of error instead
+        /// Count them by the fingerprint of the error instead
         #[arg(long = "by-error", conflicts_with_all = [
-            "handler", "message", "source", "topic", "cause", "error", "fingerprint", "older_than", "newer_than", "limit",
+            "handler", "message", "source", "topic", "reason", "error", "fingerprint", "older_than", "newer_than", "limit",
         ])]
         is_by_error: bool,
         /// At most so many
@@ -74,8 +74,15 @@ async fn by_error<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
 }
 
 fn print(output: Output, errors: &[ErrorSummary]) -> std::io::Result<()> {
-    let columns =
-        [text("HANDLER"), text("REASON"), word("KIND"), number("COUNT"), text("EXAMPLE"), word("FIRST"), word("LAST")];
+    let columns = [
+        text("HANDLER"),
+        text("REASON"),
+        word("FINGERPRINT"),
+        number("COUNT"),
+        text("EXAMPLE"),
+        word("FIRST"),
+        word("LAST"),
+    ];
     let row = |error: &ErrorSummary| {
         vec![
             maybe(error.handler_key.as_deref()),

@@ -65,7 +65,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -
             let Some(meant) = agreed(session, options.filter(), &acting, "replay").await? else {
                 return Ok(Exit::Well);
             };
-            let operator = session.acting(acting.confirming.reason.as_ref());
+            let operator = session.acting(acting.confirming.because.as_ref());
             let asked = operator.replay_quarantined(&meant.filter, acting.limit).await?;
             let became = became(session, &meant, wait).await?;
             meant.tell_replayed(session.output, asked, &became)
@@ -74,7 +74,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -
             let Some(meant) = agreed(session, options.filter(), &acting, "discard").await? else {
                 return Ok(Exit::Well);
             };
-            let operator = session.acting(acting.confirming.reason.as_ref());
+            let operator = session.acting(acting.confirming.because.as_ref());
             let discarded = operator.discard_quarantined(&meant.filter, acting.limit).await?;
             meant.tell_discarded(session.output, discarded)
         }

@@ -64,7 +64,7 @@ pub async fn replay<B: Backend>(
 ) -> Result<Exit, Failure> {
     let states = [State::Poisoned, State::Discarded];
     let Some(meant) = agreed(session, &mut filter, acting, "replay", &states).await? else { return Ok(Exit::Well) };
-    let operator = session.acting(acting.confirming.reason.as_ref());
+    let operator = session.acting(acting.confirming.because.as_ref());
     let Some(canary) = canary.watch(acting.limit) else {
         let replayed = operator.replay(&filter, acting.limit).await?;
         return meant.tell(session, "replay", replayed, None);
@@ -86,7 +86,7 @@ pub async fn discard<B: Backend>(
 ) -> Result<Exit, Failure> {
     let states = [State::Poisoned, State::Pending];
     let Some(meant) = agreed(session, &mut filter, acting, "discard", &states).await? else { return Ok(Exit::Well) };
-    let operator = session.acting(acting.confirming.reason.as_ref());
+    let operator = session.acting(acting.confirming.because.as_ref());
     let discarded = operator.discard(&filter, acting.limit).await?;
     meant.tell(session, "discard", discarded, None)
 }

@@ -19,10 +19,10 @@ impl<B: Backend> Session<B> {
         self.store.operate().acting_as(&self.actor)
     }
 
-    /// To act, for a reason.
-    pub fn acting(&self, reason: Option<&String>) -> Operator<B> {
-        match reason {
-            Some(reason) => self.operator().because(reason),
+    /// To act.
+    pub fn acting(&self, because: Option<&String>) -> Operator<B> {
+        match because {
+            Some(because) => self.operator().because(because),
             None => self.operator(),
         }
     }

@@ -44,10 +44,10 @@ async fn a_dry_run_shows_the_exact_set_and_changes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_is_written_down_with_who_and_why_and_repeating_it_does_nothing() {
     let (scene, program) = scene().await;
-    let replay = ["poisoned", "replay", "--error", "timeout", "--yes", "--reason", "it is back", "--actor", "alice"];
+    let replay = ["poisoned", "replay", "--error", "timeout", "--yes", "--because", "it is back", "--actor", "alice"];
     assert!(program.well(&replay).await.contains("replay: 3 deliveries"));
     assert_eq!(program.well(&replay).await, "there is nothing to replay\n");
-    let audit = "SELECT concat_ws('|', action, affected, operator, reason, filter->>'error') FROM inbox_audit";
+    let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'error') FROM inbox_audit";
     assert_eq!(scene.database.query_texts(audit).await, ["replay|3|alice|it is back|timeout"]);
     assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, 3);
 }
@@ -78,7 +78,7 @@ async fn nothing_is_changed_without_a_yes_or_a_filter() {
 async fn a_discard_keeps_the_reason_and_a_replay_by_message_takes_it_back() {
     let (scene, program) = scene().await;
     let m2 = ["--message", "m2", "--handler", "mail", "--yes"];
-    program.well(&[&["poisoned", "discard", "--reason", "a test order"], &m2[..]].concat()).await;
+    program.well(&[&["poisoned", "discard", "--because", "a test order"], &m2[..]].concat()).await;
     assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 1);
     program.well(&[&["poisoned", "replay"], &m2[..]].concat()).await;
     let shown = program.json(&["deliveries", "show", "m2", "--handler", "mail"], 0).await;

@@ -28,10 +28,10 @@ async fn finished_messages_of_the_age_go_and_nothing_else() {
     assert_eq!(unknown.code, 2, "{unknown:?}");
     assert_eq!(scene.count("inbox_message").await, 27);
 
-    let job = ["cleanup", "--older-than", "30d", "--batch", "10", "--yes", "--reason", "nightly", "--actor", "cron"];
+    let job = ["cleanup", "--older-than", "30d", "--batch", "10", "--yes", "--because", "nightly", "--actor", "cron"];
     assert!(program.well(&job).await.starts_with("cleanup: 25 messages, 25 deliveries"));
     assert_eq!(program.json(&job, 0).await["messages"], 0);
     assert_eq!(scene.states().await, ["open stock pending", "young stock done"]);
-    let audit = "SELECT concat_ws('|', action, affected, operator, reason, filter->>'older_than') FROM inbox_audit ORDER BY id";
+    let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'older_than') FROM inbox_audit ORDER BY id";
     assert_eq!(scene.database.query_texts(audit).await, ["purge|25|cron|nightly|30days", "purge|0|cron|nightly|30days"]);
 }

@@ -30,7 +30,7 @@ async fn no_command_prints_what_acts_on_a_terminal() {
     }
     inbox.drain().await.unwrap();
     let program = Program::on(&scene);
-    program.well(&["poisoned", "replay", "--all", "--yes", "--reason", HOSTILE, "--actor", HOSTILE]).await;
+    program.well(&["poisoned", "replay", "--all", "--yes", "--because", HOSTILE, "--actor", HOSTILE]).await;
     inbox.drain().await.unwrap();
 
     let mut commands: Vec<Vec<&str>> = ["status", "doctor", "poisoned list", "poisoned list --by-error", "deliveries list", "quarantine list", "handlers list", "poisoned replay --all --dry-run", "quarantine discard --all --dry-run"]

@@ -91,7 +91,7 @@ async fn a_replay_takes_what_the_filter_means_no_more_than_its_bound_and_nothing
     assert_eq!(operator.replay(&timeouts, 10).await.unwrap(), 0);
     assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, 3);
     assert_eq!(scene.count("inbox_status WHERE state = 'poisoned' AND handler_key = 'stock'").await, 1);
-    let audit = "SELECT concat_ws('|', action, affected, operator, reason, filter->>'error') FROM inbox_audit ORDER BY id";
+    let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'error') FROM inbox_audit ORDER BY id";
     let told = |affected: u8| format!("replay|{affected}|alice|the mail server is back|timeout");
     assert_eq!(scene.database.query_texts(audit).await, [told(2), told(1), told(0)]);
 }
@@ -111,7 +111,7 @@ async fn a_replay_keeps_what_was_before_in_the_history() {
     let [before] = details.history.as_slice() else { panic!("{:?}", details.history) };
     assert_eq!((before.state, before.attempts, before.errors), (State::Poisoned, 1, 1));
     assert_eq!(before.last_error.as_deref(), Some("out of stock"));
-    assert_eq!((before.operator.as_deref(), before.because.as_deref()), (Some("alice"), Some("again")));
+    assert_eq!((before.actor.as_deref(), before.because.as_deref()), (Some("alice"), Some("again")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,6 +123,8 @@ async fn a_discarded_delivery_is_done_and_can_be_replayed_by_its_message() {
     let m1 = of("stock").message_id("m1");
     let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
     assert_eq!((found.state, found.reason.as_deref()), (State::Discarded, Some("a test order")));
+    // To discard is not to run: it ran once.
+    assert_eq!((found.attempts, found.errors), (1, 1));
     assert_eq!(operator.replay(&m1, 10).await.unwrap(), 1);
     assert_eq!(operator.deliveries(&m1, Some(State::Pending), 10).await.unwrap().len(), 1);
     // By message, what is pending can be given up too.
@@ -234,7 +236,7 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
     let this = all.clone().id(found.id);
     assert_eq!(operator.discard_quarantined(&this, 10).await.unwrap(), 1);
     assert_eq!(operator.quarantined(&all, 10).await.unwrap(), []);
-    let acts = "SELECT concat_ws('|', action, affected, reason) FROM inbox_audit ORDER BY id";
+    let acts = "SELECT concat_ws('|', action, affected, because) FROM inbox_audit ORDER BY id";
     assert_eq!(scene.database.query_texts(acts).await, ["discard quarantined|0|junk", "discard quarantined|1|junk"]);
 }
 

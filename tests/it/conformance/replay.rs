@@ -28,8 +28,8 @@ async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_r
 
     let row = "SELECT concat_ws('|', state, attempts, errors, reason) FROM inbox_status";
     assert_eq!(scene.database.query_texts(row).await, ["done|6|2"]);
-    let audit = "SELECT concat_ws('|', action, affected, filter->>'message_id', filter->>'handler_key', actor) FROM inbox_audit";
-    assert_eq!(scene.database.query_texts(audit).await, [format!("replay|1|a|stock|{}", scene.database.actor())]);
+    let audit = "SELECT concat_ws('|', action, affected, filter->>'message_id', filter->>'handler_key', coalesce(database_user, '')) FROM inbox_audit";
+    assert_eq!(scene.database.query_texts(audit).await, [format!("replay|1|a|stock|{}", scene.database.database_user())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -26,26 +26,26 @@ async fn an_incident_is_found_and_resolved_with_the_command_line_alone() {
     let errors = wharf.json(&["poisoned", "list", "--by-error"], 0).await;
     assert_eq!((errors.as_array().unwrap().len(), &errors[0]["poisoned"]), (1, &count(POISONED)));
     let fingerprint = errors[0]["fingerprint"].as_str().unwrap();
-    let quarantined = wharf.json(&["quarantine", "list", "--cause", "missing identity"], 0).await;
+    let quarantined = wharf.json(&["quarantine", "list", "--reason", "missing identity"], 0).await;
     assert_eq!(quarantined.as_array().unwrap().len(), MENDABLE + JUNK);
 
     // Roll back; then one, then ten, then the rest.
     let running = incident.rolled_back().start().await.unwrap();
     let replay =
         ["poisoned", "replay", "--handler", "stock", "--fingerprint", fingerprint, "--limit", "20000", "--yes"];
-    let canary = [&replay[..], &["--canary", "--wait", "1m", "--reason", "release 42 was rolled back"]].concat();
+    let canary = [&replay[..], &["--canary", "--wait", "1m", "--because", "release 42 was rolled back"]].concat();
     let replayed = wharf.json(&canary, 0).await;
     assert_eq!((&replayed["done"], &replayed["failed"]), (&count(POISONED), &0.into()));
     assert_eq!(wharf.json(&canary, 0).await["meant"], 0);
 
     // What the new build can accept leaves the quarantine, the rest is thrown away.
-    let replay = ["quarantine", "replay", "--cause", "missing identity", "--wait", "1m", "--yes"];
-    let asked = wharf.json(&[&replay[..], &["--reason", "the id is in a header"]].concat(), 4).await;
+    let replay = ["quarantine", "replay", "--reason", "missing identity", "--wait", "1m", "--yes"];
+    let asked = wharf.json(&[&replay[..], &["--because", "the id is in a header"]].concat(), 4).await;
     assert_eq!((&asked["left_quarantine"], asked["stayed"].as_array().unwrap().len()), (&count(MENDABLE), JUNK));
-    let discard = ["quarantine", "discard", "--topic", "orders", "--yes", "--reason", "junk of a test producer"];
+    let discard = ["quarantine", "discard", "--topic", "orders", "--yes", "--because", "junk of a test producer"];
     assert_eq!(wharf.json(&discard, 0).await["affected"], count(JUNK));
 
-    wharf.well(&["handlers", "resume", "mail", "--yes", "--reason", "the incident is over"]).await;
+    wharf.well(&["handlers", "resume", "mail", "--yes", "--because", "the incident is over"]).await;
 
     // The dead instance's delivery is run again by itself.
     incident.is_over().await;

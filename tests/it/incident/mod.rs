@@ -72,7 +72,7 @@ impl Incident {
         );
         assert_eq!(self.scene.count("inbox_status WHERE state <> 'done'").await, 0);
         assert_eq!(self.scene.count("inbox_quarantine").await, 0);
-        assert_eq!(self.scene.count("inbox_audit WHERE reason IS NULL").await, 0, "every act says why");
+        assert_eq!(self.scene.count("inbox_audit WHERE because IS NULL").await, 0, "every act says why");
     }
 }
 

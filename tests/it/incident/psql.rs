@@ -56,13 +56,13 @@ async fn an_incident_is_found_and_resolved_with_psql_alone() {
     assert_eq!(replay(POISONED), "0");
 
     // What the new build can accept leaves the quarantine, the rest is thrown away.
-    let asked =
-        psql.ask("SELECT inbox_quarantine_replay('{\"reason\": \"missing identity\"}', reason => 'id is in a header')");
+    let asked = psql
+        .ask("SELECT inbox_quarantine_replay('{\"reason\": \"missing identity\"}', because => 'id is in a header')");
     assert_eq!(asked, (MENDABLE + JUNK).to_string());
     let tried = format!("SELECT (count(*) = {JUNK})::int::bigint FROM inbox_quarantine WHERE replays = 1");
     incident.scene.until(&tried).await;
     let discarded =
-        psql.ask("SELECT inbox_quarantine_discard('{\"topic\": \"orders\"}', reason => 'junk of a test producer')");
+        psql.ask("SELECT inbox_quarantine_discard('{\"topic\": \"orders\"}', because => 'junk of a test producer')");
     assert_eq!(discarded, JUNK.to_string());
 
     assert_eq!(psql.ask("SELECT inbox_resume_handler('mail', 'the incident is over')"), "1");

@@ -34,7 +34,7 @@ statements! {
 
     History("
         SELECT row_to_json(x)::text FROM (
-            SELECT a.action, inbox_micros(a.acted_at) AS acted_at, a.actor, a.operator, a.reason AS because,
+            SELECT a.action, inbox_micros(a.acted_at) AS acted_at, a.database_user, a.actor, a.because,
                    (ARRAY['pending', NULL, 'done', 'poisoned', 'discarded'])[h.status + 1] AS state, h.reason, h.last_error, h.attempts,
                    h.errors
             FROM inbox_history h LEFT JOIN inbox_audit a ON a.id = h.audit_id

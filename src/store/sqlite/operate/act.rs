@@ -32,9 +32,9 @@ by_quarantine_filter!(Delete("DELETE FROM inbox_quarantine WHERE id IN (SELECT i
 
 statements! {
     InsertAudit<'a>("
-        INSERT INTO inbox_audit (acted_at, action, filter, affected, reason, operator)
-        VALUES ((SELECT at FROM inbox_now), :action, :filter, :affected, :reason, :operator) RETURNING id")
-    -> i64 { action: &'a str, filter: &'a str, affected: i64, reason: Option<&'a str>, operator: Option<&'a str> }
+        INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+        VALUES ((SELECT at FROM inbox_now), :action, :filter, :affected, :because, :actor) RETURNING id")
+    -> i64 { action: &'a str, filter: &'a str, affected: i64, because: Option<&'a str>, actor: Option<&'a str> }
 
     KeepHistory("
         INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
@@ -51,10 +51,10 @@ statements! {
 
     DiscardOne<'a>("
         UPDATE inbox_delivery
-        SET status = 4, finished_at = (SELECT at FROM inbox_now), attempts = attempts + 1, locked_until = NULL, locked_by = NULL,
-            reason = coalesce(:reason, 'by a person')
+        SET status = 4, finished_at = (SELECT at FROM inbox_now), locked_until = NULL, locked_by = NULL,
+            reason = coalesce(:because, 'by a person')
         WHERE message_seq = :message_seq AND handler_id = :handler_id")
-    { reason: Option<&'a str>, message_seq: i64, handler_id: i16 }
+    { because: Option<&'a str>, message_seq: i64, handler_id: i16 }
 
     Pause<'a>("
         UPDATE inbox_handler SET paused_at = (SELECT at FROM inbox_now)
@@ -85,7 +85,7 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
                 match verb {
                     Verb::Replay => ReplayOne { message_seq, handler_id }.execute(conn)?,
                     Verb::Discard => {
-                        DiscardOne { reason: signed.reason.as_deref(), message_seq, handler_id }.execute(conn)?
+                        DiscardOne { because: signed.because.as_deref(), message_seq, handler_id }.execute(conn)?
                     }
                 };
             }
@@ -111,6 +111,6 @@ fn audited(conn: &mut SqliteConnection, act: &Act, affected: u64, signed: &Signe
 pub(super) fn audit(conn: &mut SqliteConnection, audit: &Audit, signed: &Signed) -> QueryResult<i64> {
     let Audit { action, filter, affected } = audit;
     let affected = i64::try_from(*affected).unwrap_or(i64::MAX);
-    let (reason, operator) = (signed.reason.as_deref(), signed.operator.as_deref());
-    InsertAudit { action, filter, affected, reason, operator }.load(conn).and_then(only_row)
+    let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
+    InsertAudit { action, filter, affected, because, actor }.load(conn).and_then(only_row)
 }

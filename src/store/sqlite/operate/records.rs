@@ -31,7 +31,7 @@ statements! {
         WHERE id = :id AND replay_asked_at IS NOT NULL") { reason: &'a str, detail: Option<&'a str>, id: i64 }
 
     History("
-        SELECT json_object('action', a.action, 'acted_at', a.acted_at, 'actor', a.actor, 'operator', a.operator, 'because', a.reason,
+        SELECT json_object('action', a.action, 'acted_at', a.acted_at, 'database_user', a.database_user, 'actor', a.actor, 'because', a.because,
                            'state', CASE h.status WHEN 0 THEN 'pending' WHEN 2 THEN 'done' WHEN 3 THEN 'poisoned' ELSE 'discarded' END,
                            'reason', h.reason, 'last_error', h.last_error, 'attempts', h.attempts, 'errors', h.errors)
         FROM inbox_history h LEFT JOIN inbox_audit a ON a.id = h.audit_id
