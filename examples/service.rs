@@ -98,7 +98,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("the service ends: {error}");
+            tracing::error!("the service ends: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -332,7 +332,7 @@ async fn quarantine<B: Backend>(
     let [Row::Message { message, .. }] = part.rows else { return Err(error.repeat()) };
     let reason = "refused by the database";
     let record = Record::from(&**message);
-    let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(error.to_string()) }))];
+    let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(format!("{error:#}")) }))];
     match write_part(intake, RowBatch { rows: &rows, ledger: part.ledger }, patience, hand_overs).await {
         Ok(written) => Ok(written),
         Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),

@@ -204,7 +204,7 @@ pub(crate) mod kafka {
 
     pub(crate) fn trouble(group: &str, doing: &'static str, error: &impl Display) {
         counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "kafka", 1);
-        let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
+        let error = sanitize::text(&format!("{error:#}"), ERROR_CHARS_MAX);
         warn!(target: "wharf::kafka", group, doing, error = %Shown(&error), "kafka trouble");
     }
 
@@ -218,7 +218,7 @@ pub(crate) mod kafka {
     }
 
     pub(crate) fn retention_unknown(group: &str, topic: &str, error: &impl Display) {
-        let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
+        let error = sanitize::text(&format!("{error:#}"), ERROR_CHARS_MAX);
         debug!(target: "wharf::kafka", group, topic, error = %Shown(&error), "retention unknown");
     }
 
@@ -332,7 +332,7 @@ pub(crate) fn accept_failed(why: &str) {
 
 pub(crate) fn store_trouble(doing: &'static str, error: &Error) {
     counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "store", 1);
-    warn!(target: "wharf::store", doing, error = %error, "store trouble");
+    warn!(target: "wharf::store", doing, error = %format_args!("{error:#}"), "store trouble");
 }
 
 pub(crate) fn store_recovered(doing: &'static str) {

@@ -197,7 +197,7 @@ impl<B: TestBackend> TestInbox<B> {
             Ok(Some(delivery)) if delivery.state == state => delivery,
             Ok(Some(delivery)) => panic!("the delivery of {message_id:?} to {name} is not {state:?}: {delivery:?}"),
             Ok(None) => panic!("there is no delivery of {message_id:?} to {name}"),
-            Err(error) => panic!("cannot look at the delivery of {message_id:?} to {name}: {error}"),
+            Err(error) => panic!("cannot look at the delivery of {message_id:?} to {name}: {error:#}"),
         }
     }
 
@@ -225,7 +225,7 @@ impl<B: TestBackend> TestInbox<B> {
         };
         let (after_crash, ran) = match proven.await {
             Ok(proven) => proven,
-            Err(error) => panic!("cannot run the handlers: {error}"),
+            Err(error) => panic!("cannot run the handlers: {error:#}"),
         };
         assert_ne!(ran, 0, "no handler was run again: is the record one of its topic, with an identity?");
         let at_the_end = effect().await;
@@ -293,6 +293,6 @@ where
     let topic = record.get_topic().to_owned();
     match TestInbox::new(|builder| builder.subscribe(topic, registration)).await {
         Ok(inbox) => inbox.assert_idempotent(record, effect).await,
-        Err(error) => panic!("cannot run {key}: {error}"),
+        Err(error) => panic!("cannot run {key}: {error:#}"),
     }
 }

@@ -7,6 +7,14 @@ use std::error::Error as StdError;
 use std::fmt;
 
 /// What went wrong in Wharf itself, never what went wrong in a handler (that is an outcome).
+///
+/// `{}` prints the error alone and leaves its causes to `source()`; `{:#}` prints the causes as well:
+///
+/// ```
+/// let error = wharf::Limits::default().set("lease", "soon").unwrap_err();
+/// assert!(error.to_string().starts_with("cannot set lease to \"soon\""));
+/// assert!(format!("{error:#}").contains("expected number"));
+/// ```
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
@@ -68,7 +76,7 @@ impl Error {
 
     /// The same error once more, for several callers that wait for one statement. Its causes become text.
     pub(crate) fn repeat(&self) -> Self {
-        Self::new(self.kind, self.to_string())
+        Self::new(self.kind, format!("{self:#}"))
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -113,9 +121,10 @@ impl Error {
 }
 
 impl fmt::Display for Error {
+    /// What was being done, and to what. Causes are in `source()`, as reporters of errors expect; `{:#}` writes them too, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.context)?;
-        let mut cause = self.source();
+        let mut cause = if f.alternate() { self.source() } else { None };
         while let Some(error) = cause {
             write!(f, ": {error}")?;
             cause = error.source();
@@ -127,5 +136,25 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_the_chain_says_each_cause_once() {
+        let error = Error::configuration("cannot open the file").with_source(std::fmt::Error);
+        let mut chain = vec![error.to_string()];
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            chain.push(error.to_string());
+            cause = error.source();
+        }
+        let cause = std::fmt::Error.to_string();
+        assert_eq!(chain, ["cannot open the file".to_owned(), cause.clone()]);
+        assert_eq!(format!("{error:#}"), format!("cannot open the file: {cause}"));
+        assert_eq!(error.repeat().to_string(), format!("{error:#}"));
     }
 }

@@ -1,15 +1,34 @@
-//! Moments as the stores give them (microseconds since 1970) and as people read them (RFC 3339).
+//! Moments as the stores give them (microseconds since 1970) and as people read them (RFC 3339). Written as the latter, read from both.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Deserializer, Serializer};
+use serde::{Deserialize, Deserializer, Serializer, de};
 
 pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_millis(*time))
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-    i64::deserialize(deserializer).map(from_micros)
+    Moment::deserialize(deserializer)?.read()
+}
+
+/// A moment in either form.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Moment {
+    Micros(i64),
+    Text(String),
+}
+
+impl Moment {
+    fn read<E: de::Error>(self) -> Result<SystemTime, E> {
+        match self {
+            Self::Micros(micros) => Ok(from_micros(micros)),
+            Self::Text(text) => {
+                humantime::parse_rfc3339(&text).map_err(|error| E::custom(format!("{text:?}: {error}")))
+            }
+        }
+    }
 }
 
 /// Nothing that a store stamps is before 1970.
@@ -19,7 +38,7 @@ fn from_micros(micros: i64) -> SystemTime {
 
 /// The same for a moment that may be none.
 pub(super) mod option {
-    use super::{Deserialize, Deserializer, Serializer, SystemTime, from_micros};
+    use super::{Deserialize, Deserializer, Moment, Serializer, SystemTime};
 
     pub(in crate::types) fn serialize<S: Serializer>(
         time: &Option<SystemTime>,
@@ -34,6 +53,33 @@ pub(super) mod option {
     pub(in crate::types) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<SystemTime>, D::Error> {
-        Ok(Option::<i64>::deserialize(deserializer)?.map(from_micros))
+        Option::<Moment>::deserialize(deserializer)?.map(Moment::read).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Serialize;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Row {
+        #[serde(with = "super")]
+        at: SystemTime,
+        #[serde(with = "super::option")]
+        maybe: Option<SystemTime>,
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let at = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        for maybe in [None, Some(at)] {
+            let row = Row { at, maybe };
+            let text = serde_json::to_string(&row).unwrap();
+            assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row, "{text}");
+        }
+        let of_a_store = r#"{"at": 1700000000123000, "maybe": 1700000000123000}"#;
+        assert_eq!(serde_json::from_str::<Row>(of_a_store).unwrap(), Row { at, maybe: Some(at) });
+        assert!(serde_json::from_str::<Row>(r#"{"at": "yesterday", "maybe": null}"#).is_err());
     }
 }

@@ -44,6 +44,7 @@ async fn a_slow_transactional_handler_does_not_hold_up_another() {
     let running = inbox.start().await.unwrap();
     inbox.accept_all(records(30)).await.unwrap();
     quick_runs.reached(30).await;
+    scene.until("SELECT (count(*) = 30)::int::bigint FROM inbox_delivery WHERE finished_at IS NOT NULL").await;
     assert_eq!(slow.count(), 1, "no more is started than has a connection");
     // What waits for a connection is not claimed: another process could run it.
     let claimed = "inbox_delivery WHERE finished_at IS NULL AND locked_until IS NOT NULL";

@@ -28,7 +28,7 @@ async fn try_connect(server: &Cluster, parameters: &str) -> Result<Store<Postgre
 /// Connects, which must fail, and returns what is said about it.
 async fn refusal(server: &Cluster, parameters: &str) -> String {
     let error = try_connect(server, parameters).await.expect_err("this must not be let through");
-    error.to_string()
+    format!("{error:#}")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -105,7 +105,7 @@ async fn read_sees_everything_and_changes_nothing() {
     assert!(operator.delivery(&found).await.unwrap().unwrap().record.is_some());
     assert_eq!(operator.quarantined(&QuarantineFilter::default(), 10).await.unwrap().len(), 1);
     let all = DeliveryFilter::all();
-    assert!(operator.replay(&all, 1).await.unwrap_err().to_string().contains("permission denied"));
+    assert!(format!("{:#}", operator.replay(&all, 1).await.unwrap_err()).contains("permission denied"));
     let changes =
         [CHANGE_MESSAGE, DELETE_MESSAGE, DELETE_DELIVERY, SETTLE, REPLAY, PAUSE, MOVE_LEDGER, DELETE_AUDIT, MIGRATE];
     refuses(&scene, "read", &changes).await;

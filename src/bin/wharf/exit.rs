@@ -72,7 +72,7 @@ impl From<wharf::Error> for Failure {
             () if error.is_transient() => Exit::Connection,
             () => Exit::Problem,
         };
-        Self::Told(exit, error.to_string().replace("call store.migrate()", "run `wharf migrate`"))
+        Self::Told(exit, format!("{error:#}").replace("call store.migrate()", "run `wharf migrate`"))
     }
 }
 

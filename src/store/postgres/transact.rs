@@ -91,7 +91,7 @@ pub(super) async fn transact(
             // A refusal leaves the session alive. One that came with the end of the session may have come after the commit.
             let is_refused = kind(&error) != Kind::Connection && is_alive(open).await;
             if is_refused {
-                Transacted::Refused(database("cannot commit")(error).to_string())
+                Transacted::Refused(format!("{:#}", database("cannot commit")(error)))
             } else {
                 Transacted::InDoubt
             }

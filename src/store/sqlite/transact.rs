@@ -181,7 +181,7 @@ fn settle(
     renew(conn, noted, since).map_err(Transacted::Failed)?;
     conn.batch_execute("COMMIT").map_err(|error| match kind(&error) {
         // A deferred constraint.
-        Kind::Data | Kind::Server => Transacted::Refused(database("cannot commit")(error).to_string()),
+        Kind::Data | Kind::Server => Transacted::Refused(format!("{:#}", database("cannot commit")(error))),
         Kind::Bug
         | Kind::Configuration
         | Kind::Schema

@@ -109,7 +109,7 @@ fn read() {
         let mut asked_to_end = signal(SignalKind::terminate()).unwrap();
         tokio::select! {
             _ = asked_to_end.recv() => {}
-            error = running.failure() => say(format!("failed: {error}")),
+            error = running.failure() => say(format!("failed: {error:#}")),
         }
         running.shutdown(Duration::from_secs(5)).await.unwrap();
         say("ended");

@@ -16,7 +16,7 @@ use support::sqlite::SqliteFile;
 async fn refusal(path: &std::path::Path) -> String {
     let error = Store::<Sqlite>::open(path).await.unwrap_err();
     assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-    error.to_string()
+    format!("{error:#}")
 }
 
 #[tokio::test(flavor = "multi_thread")]
