@@ -86,9 +86,12 @@ async fn first_run() -> Result<(), AnyError> {
     broker.create_topic("orders", 2, 1)?;
     let records = produce(&broker.bootstrap_servers())?;
 
-    println!("{records} records wait in the topic orders; three handlers want them. Each line is a decision.\n");
+    println!("{records} records wait in the topic orders; three handlers want them. Each line is a decision.");
+    println!("First the broker has to give the topic's partitions to this process, which takes a moment.\n");
     let inbox = inbox(store, receipt(shop::SEND_RECEIPT, MailServer::Flaky), FraudService::Broken)?;
-    let running = inbox.start_from(Kafka::new(broker.bootstrap_servers(), "quickstart")).await?;
+    // The newer group protocol: with the classic one the broker waits three seconds for more members.
+    let kafka = Kafka::new(broker.bootstrap_servers(), "quickstart").set("group.protocol", "consumer");
+    let running = inbox.start_from(kafka).await?;
     board.show_until(&format!("(SELECT sum(next_offset) FROM inbox_ledger) = 7 AND {ALL_FINISHED}")).await?;
     running.shutdown(Duration::from_secs(5)).await?;
     board.finish()?;

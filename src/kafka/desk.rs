@@ -121,12 +121,15 @@ impl Desk {
     /// Takes over partitions, paused.
     pub(super) fn assign(&mut self, places: &[Place], now: Instant) {
         self.generation += 1;
+        let mut loads = [0_usize; LANES];
+        self.all().for_each(|(_, owned)| loads[owned.lane] += 1);
         for (topic, partition) in places {
-            let load = |lane: &usize| self.all().filter(|(_, owned)| owned.lane == *lane).count();
+            let lane = (0..LANES).min_by_key(|lane| loads[*lane]).unwrap_or_default();
+            loads[lane] += 1;
             let owned = Owned {
                 topic: Arc::clone(topic),
                 generation: self.generation,
-                lane: (0..LANES).min_by_key(load).unwrap_or_default(),
+                lane,
                 standing: Standing::New { ask_at: now },
                 is_paused: true,
                 next_offset: 0,
@@ -162,6 +165,7 @@ impl Desk {
     }
 
     pub(super) fn is_writing_any_of(&self, places: &[Place]) -> bool {
+        let places: HashSet<&Place> = places.iter().collect();
         self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten()).any(|end| places.contains(&end.place))
     }
 
@@ -174,7 +178,7 @@ impl Desk {
         if !self.all().any(is_due) {
             return Vec::new();
         }
-        let busy: HashSet<Place> = self.places().into_iter().filter(|place| self.is_busy(place)).collect();
+        let busy = self.busy();
         let mut asked = Vec::new();
         for (topic, partitions) in &mut self.topics {
             for (&partition, owned) in partitions {
@@ -189,9 +193,11 @@ impl Desk {
         asked
     }
 
-    fn is_busy(&self, place: &Place) -> bool {
-        let is_waiting = self.lanes.iter().any(|lane| lane.waiting.iter().any(|waiting| waiting.place == *place));
-        is_waiting || self.is_writing_any_of(std::slice::from_ref(place))
+    /// Partitions of which records wait or are being written.
+    fn busy(&self) -> HashSet<Place> {
+        let waiting = self.lanes.iter().flat_map(|lane| lane.waiting.iter().map(|waiting| &waiting.place));
+        let writing = self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten().map(|end| &end.place));
+        waiting.chain(writing).cloned().collect()
     }
 
     /// Whether an answer is about the assignment it was asked for.
@@ -354,15 +360,19 @@ impl Desk {
     }
 
     /// Partitions to pause and to resume, and notes them as such: only what is being read goes on, and only while there is room.
-    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<Place>, Vec<Place>) {
+    /// What is resumed comes with the offset that is expected next of it.
+    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<Place>, Vec<(Place, i64)>) {
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for (topic, partitions) in &mut self.topics {
             for (&partition, owned) in partitions {
                 let wants_pause = !is_open || owned.standing != Standing::Reading;
                 if wants_pause != owned.is_paused {
                     owned.is_paused = wants_pause;
-                    let list = if wants_pause { &mut pause } else { &mut resume };
-                    list.push((Arc::clone(topic), partition));
+                    let place = (Arc::clone(topic), partition);
+                    match wants_pause {
+                        true => pause.push(place),
+                        false => resume.push((place, owned.next_offset)),
+                    }
                 }
             }
         }

@@ -1,21 +1,26 @@
 //! Finds where partitions begin: asks the ledger, then Kafka, decides, and puts into the ledger what it did not have.
 //!
-//! A partition is read only after its place in the ledger is durable. The database is asked for ever; Kafka once, in bounded time: what
-//! it does not answer for is asked again later, so that one partition without a leader holds up no other.
+//! A partition is read only after its place in the ledger is durable. The database is asked until it answers. Kafka is asked once, in
+//! bounded time: each leader about all of its partitions in one request, all leaders at the same time. The answer of a leader is used as
+//! soon as it comes, so a partition without a leader, or behind a broker that does not answer, holds up no other.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::panic::resume_unwind;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdkafka::Offset;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaResult;
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
-use super::desk::Asked;
+use super::desk::{Asked, Place};
 use super::for_ever::for_ever;
 use super::native;
+use super::native::leader::{self, Answers};
 use super::position::{self, Committed, Known, Start, Topic};
-use super::rebalance::{COMMITTED_BY_US, Context, partitions};
+use super::rebalance::{COMMITTED_BY_US, Context, Told, partitions};
 use crate::accept::Intake;
 use crate::store::Backend;
 use crate::store::seam::{LedgerRow, Opening};
@@ -31,6 +36,12 @@ pub(super) struct Found {
     pub(super) start: Option<Start>,
 }
 
+/// A partition, with what the ledger says of it.
+struct Sought {
+    asked: Asked,
+    ledger: Option<LedgerRow>,
+}
+
 /// With what it was found by.
 struct Looked {
     found: Found,
@@ -38,86 +49,180 @@ struct Looked {
     topic_id: Option<String>,
 }
 
+/// Sends what it finds to `tell`, leader by leader. The consumer is held only where blocking is allowed: whoever drops it last waits until
+/// it is closed, and that must not be the store's thread.
 pub(super) async fn find<B: Backend>(
     intake: Arc<Intake<B>>,
-    consumer: Arc<BaseConsumer<Context>>,
+    group: Arc<str>,
+    consumer: Weak<BaseConsumer<Context>>,
     asked: Vec<Asked>,
-) -> Vec<Found> {
-    let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
-    let group = Arc::clone(&consumer.context().group);
-    let (backend, group) = (&intake.store.backend, &*group);
-    let backoff_max = intake.limits.backoff_max;
-    let places = places.as_slice();
-    let ledger = for_ever(backoff_max, "read the ledger", move || backend.ledger(group, places)).await;
-    // Blocking calls: not on the store's thread.
-    let unanswered: Vec<Asked> = asked.clone();
-    let looking = tokio::task::spawn_blocking(move || look(&consumer, asked, ledger));
-    let Ok(looked) = looking.await else {
-        return unanswered.into_iter().map(|asked| Found { asked, start: None }).collect();
+    tell: Sender<Told>,
+) {
+    let sought = with_ledger(&intake, &group, asked).await;
+    let asking = consumer.clone();
+    let Some(Led { by_leader, leaderless }) = joined(spawn_blocking(move || led(&asking, sought)).await) else {
+        return;
     };
-    let openings: Vec<Opening> = looked.iter().filter_map(opening).collect();
-    if !openings.is_empty() {
-        let openings = openings.as_slice();
-        for_ever(backoff_max, "write the ledger", move || backend.open_ledger(group, openings)).await;
+    drop(tell.send(Told::Found(leaderless)));
+    let mut looking = JoinSet::new();
+    for (leader, sought) in by_leader {
+        let (intake, group, consumer) = (Arc::clone(&intake), Arc::clone(&group), consumer.clone());
+        let tell = tell.clone();
+        looking.spawn(async move {
+            let Some(looked) = joined(spawn_blocking(move || look(&consumer, leader, sought)).await) else { return };
+            open(&intake, &group, &looked).await;
+            drop(tell.send(Told::Found(looked.into_iter().map(|looked| looked.found).collect())));
+        });
     }
-    looked.into_iter().map(|looked| looked.found).collect()
+    while let Some(looked) = looking.join_next().await {
+        joined(looked);
+    }
 }
 
-fn look(consumer: &BaseConsumer<Context>, asked: Vec<Asked>, ledger: Vec<Option<LedgerRow>>) -> Vec<Looked> {
-    let mut topic_ids: HashMap<Arc<str>, Option<String>> = HashMap::new();
-    let mut looked = Vec::with_capacity(asked.len());
-    for (asked, ledger) in asked.into_iter().zip(ledger) {
-        // Nobody waits for it any more.
-        if consumer.context().is_closing() {
-            looked.push(Looked { found: Found { asked, start: None }, ledger, topic_id: None });
-            continue;
-        }
-        let topic = Arc::clone(&asked.place.0);
-        let ask = || native::topic_id(consumer, &topic, ANSWER_WAIT);
-        let topic_id = topic_ids.entry(Arc::clone(&topic)).or_insert_with(ask).clone();
-        let start = match known(consumer, &asked, ledger.as_ref(), topic_id.as_deref()) {
-            Ok(known) => Some(position::start(known)),
-            Err(error) => {
-                events::kafka::trouble(&consumer.context().group, "find the position of a partition", &error);
-                None
+/// A panic is passed on to whoever joins this task; `None` when the runtime is being shut down.
+fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
+    match joined.map_err(JoinError::try_into_panic) {
+        Ok(done) => Some(done),
+        Err(Ok(panic)) => resume_unwind(panic),
+        Err(Err(_)) => None,
+    }
+}
+
+async fn with_ledger<B: Backend>(intake: &Intake<B>, group: &str, asked: Vec<Asked>) -> Vec<Sought> {
+    let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
+    let (backend, places) = (&intake.store.backend, places.as_slice());
+    let reading = move || backend.ledger(group, places);
+    let ledger = for_ever(intake.limits.backoff_max, "read the ledger", reading).await;
+    asked.into_iter().zip(ledger).map(|(asked, ledger)| Sought { asked, ledger }).collect()
+}
+
+/// Writes what has to be in the ledger before the partitions are read.
+async fn open<B: Backend>(intake: &Intake<B>, group: &str, looked: &[Looked]) {
+    let openings: Vec<Opening> = looked.iter().filter_map(opening).collect();
+    if !openings.is_empty() {
+        let (backend, openings) = (&intake.store.backend, openings.as_slice());
+        let writing = move || backend.open_ledger(group, openings);
+        for_ever(intake.limits.backoff_max, "write the ledger", writing).await;
+    }
+}
+
+/// Partitions by the broker that leads them, and those that have no leader now.
+#[derive(Default)]
+struct Led {
+    by_leader: HashMap<i32, Vec<Sought>>,
+    leaderless: Vec<Found>,
+}
+
+/// Blocks: asks once for each topic.
+fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<Sought>) -> Led {
+    let mut led = Led::default();
+    let Some(consumer) = consumer.upgrade() else { return led };
+    let mut topics: HashMap<Arc<str>, KafkaResult<HashMap<i32, i32>>> = HashMap::new();
+    let mut troubles = Vec::new();
+    for one in sought {
+        let topic = Arc::clone(&one.asked.place.0);
+        let leaders = topics.entry(topic).or_insert_with_key(|topic| leaders(&consumer, topic));
+        let error = match leaders.as_ref().map(|leaders| leaders.get(&one.asked.place.1)) {
+            Ok(Some(&leader)) => {
+                led.by_leader.entry(leader).or_default().push(one);
+                continue;
             }
+            Ok(None) => KafkaError::MetadataFetch(RDKafkaErrorCode::LeaderNotAvailable),
+            Err(error) => error.clone(),
         };
+        troubles.push((one.asked.place.clone(), error));
+        led.leaderless.push(Found { asked: one.asked, start: None });
+    }
+    tell_trouble(&consumer, &troubles);
+    led
+}
+
+/// Who leads the partitions of a topic, where somebody does.
+fn leaders(consumer: &BaseConsumer<Context>, topic: &str) -> KafkaResult<HashMap<i32, i32>> {
+    // Nobody waits for it any more.
+    if consumer.context().is_closing() {
+        return Ok(HashMap::new());
+    }
+    let metadata = consumer.fetch_metadata(Some(topic), ANSWER_WAIT)?;
+    let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
+    let led = partitions.filter(|partition| partition.leader() >= 0);
+    Ok(led.map(|partition| (partition.id(), partition.leader())).collect())
+}
+
+/// Asks one leader about its partitions. Blocks.
+fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>) -> Vec<Looked> {
+    let consumer = match consumer.upgrade() {
+        Some(consumer) if !consumer.context().is_closing() => consumer,
+        // Nobody waits for it any more.
+        Some(_) | None => return Vec::new(),
+    };
+    let places: Vec<Place> = sought.iter().map(|one| one.asked.place.clone()).collect();
+    let mut answers = leader::ask(&consumer, leader, &places, ANSWER_WAIT);
+    let committed = committed(&consumer, &sought);
+    let mut troubles = Vec::new();
+    let mut looked = Vec::with_capacity(sought.len());
+    for one in sought {
+        let start = known(&one, &mut answers, &committed).map(position::start);
+        let topic_id = answers.topic_ids.get(&one.asked.place.0).cloned().flatten();
+        let Sought { asked, ledger } = one;
+        let start = start.map_err(|error| troubles.push((asked.place.clone(), error))).ok();
         looked.push(Looked { found: Found { asked, start }, ledger, topic_id });
     }
+    tell_trouble(&consumer, &troubles);
     looked
 }
 
-fn known(
-    consumer: &BaseConsumer<Context>,
-    asked: &Asked,
-    ledger: Option<&LedgerRow>,
-    topic_id: Option<&str>,
-) -> KafkaResult<Known> {
-    let (topic, partition) = &asked.place;
-    let (low, high) = consumer.fetch_watermarks(topic, *partition, ANSWER_WAIT)?;
+/// One event for all: a broker that is away leads many partitions.
+fn tell_trouble(consumer: &BaseConsumer<Context>, troubles: &[(Place, KafkaError)]) {
+    let Some((((topic, partition), error), others)) = troubles.split_first() else { return };
+    if !consumer.context().is_closing() {
+        let error = format!("{error} ({topic}[{partition}] and {} other partitions)", others.len());
+        events::kafka::trouble(&consumer.context().group, "find the position of partitions", &error);
+    }
+}
+
+fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaResult<Known> {
+    let Sought { asked, ledger } = sought;
+    let unanswered = KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut);
+    let watermarks = answers.watermarks.remove(&asked.place).unwrap_or_else(|| Err(unanswered.clone()))?;
     let committed = match ledger {
         Some(_) => Committed::Nothing,
         None if asked.has_ledger => Committed::ByUs,
-        None => committed(consumer, asked)?,
+        None => committed.get(&asked.place).cloned().unwrap_or(Ok(Committed::Nothing))?,
     };
-    let topic = match (ledger.and_then(|ledger| ledger.topic_id.as_deref()), topic_id) {
-        (Some(read), Some(there)) if read != there => Topic::MadeAnew,
-        (Some(_) | None, Some(_) | None) => Topic::Same,
+    let read = ledger.as_ref().and_then(|ledger| ledger.topic_id.as_deref());
+    let topic = match (read, answers.topic_ids.get(&asked.place.0)) {
+        // Without an answer nobody knows whether this is the topic that was read: it is asked again.
+        (Some(_), None) => return Err(unanswered),
+        (Some(read), Some(Some(there))) if read != there => Topic::MadeAnew,
+        (Some(_) | None, _) => Topic::Same,
     };
-    Ok(Known { ledger: ledger.map(|ledger| ledger.next_offset), topic, committed, low, high })
+    let (low, high) = (watermarks.low, watermarks.high);
+    Ok(Known { ledger: ledger.as_ref().map(|ledger| ledger.next_offset), topic, committed, low, high })
 }
 
-fn committed(consumer: &BaseConsumer<Context>, asked: &Asked) -> KafkaResult<Committed> {
-    let Some(list) = partitions(std::slice::from_ref(&asked.place)) else { return Ok(Committed::Nothing) };
-    let list = consumer.committed_offsets(list, ANSWER_WAIT)?;
+/// What the group has committed.
+type Offsets = HashMap<Place, KafkaResult<Committed>>;
+
+/// Of partitions that the ledger does not know, in one request.
+fn committed(consumer: &BaseConsumer<Context>, sought: &[Sought]) -> Offsets {
+    let is_wanted = |one: &&Sought| one.ledger.is_none() && !one.asked.has_ledger;
+    let places: Vec<Place> = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
+    let Some(list) = partitions(&places) else { return Offsets::new() };
+    let list = match consumer.committed_offsets(list, ANSWER_WAIT) {
+        Ok(list) => list,
+        Err(error) => return places.into_iter().map(|place| (place, Err(error.clone()))).collect(),
+    };
     let elements = list.elements();
-    let Some(element) = elements.first() else { return Ok(Committed::Nothing) };
-    element.error()?;
-    Ok(match element.offset() {
-        Offset::Offset(_) if native::has_metadata(&list, COMMITTED_BY_US) => Committed::ByUs,
-        Offset::Offset(offset) => Committed::ByAnother(offset),
-        _ => Committed::Nothing,
-    })
+    let offsets = elements.iter().enumerate().map(|(index, element)| {
+        let committed = element.error().map(|()| match element.offset() {
+            Offset::Offset(_) if native::has_metadata(&list, index, COMMITTED_BY_US) => Committed::ByUs,
+            Offset::Offset(offset) => Committed::ByAnother(offset),
+            _ => Committed::Nothing,
+        });
+        ((element.topic().into(), element.partition()), committed)
+    });
+    offsets.collect()
 }
 
 /// What has to be written before the partition is read.

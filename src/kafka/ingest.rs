@@ -4,29 +4,30 @@
 //! full, partitions are paused and polling goes on, so the group loses no member. It ends by itself only when librdkafka says that the
 //! consumer cannot go on at all.
 
+mod set_out;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Message};
-use rdkafka::{ClientConfig, Offset};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::desk::{Batch, Expected, LANES};
-use super::find::{Found, find};
 use super::for_ever::for_ever;
-use super::position::Start;
 use super::rebalance::{Context, Told, offsets, partitions};
 use super::{Kafka, backlog, native, record, retention, settings};
 use crate::accept::{self, Intake, Patience};
 use crate::store::Backend;
 use crate::telemetry::events;
-use crate::types::{Error, Kind, Result};
+use crate::types::{Error, Kind, Result, panic_text};
 
 /// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
@@ -35,8 +36,6 @@ const POLL_MAX: Duration = Duration::from_millis(50);
 const POLL_MIN: Duration = Duration::from_millis(1);
 /// How long a full desk waits for a batch to end before partitions are paused: pausing throws away what was read ahead.
 const FULL_WAIT: Duration = Duration::from_millis(200);
-/// How long setting a position may take: nobody outside of this process is asked.
-const SEEK_WAIT: Duration = Duration::from_secs(1);
 /// How long batches under way may take when the ingest ends.
 const LAST_BATCHES: Duration = Duration::from_secs(3);
 /// How often the backlog is looked at, where it has limits.
@@ -83,7 +82,7 @@ impl Ingest {
         }
     }
 
-    /// Waits until the ingest cannot go on; for ever, if it can.
+    /// Resolves with the error that ended the ingest. Stays pending while it is healthy.
     pub(crate) async fn failure(&mut self) -> Error {
         if let Some(ended) = &mut self.ended {
             self.failure = ended.await.ok().flatten();
@@ -101,12 +100,23 @@ pub(crate) struct Prepared<B: Backend>(Work<B>);
 
 impl<B: Backend> Prepared<B> {
     pub(crate) fn start(self) -> Result<Ingest> {
-        let is_stopping = Arc::clone(&self.0.is_stopping);
+        let (is_stopping, intake) = (Arc::clone(&self.0.is_stopping), Arc::clone(&self.0.intake));
+        let group = self.0.group().to_owned();
         let (end, ended) = oneshot::channel();
+        let work = move || {
+            let run = catch_unwind(AssertUnwindSafe(|| self.0.run()));
+            let panicked = |panic| Error::bug(format!("the ingest's thread panicked: {}", panic_text(panic)));
+            let failure = run.unwrap_or_else(|panic| Some(panicked(panic)));
+            if let Some(error) = &failure {
+                events::kafka::ingest_failed(&group, error);
+                intake.hand_over().inspect(|hand_over| hand_over.note_intake(false));
+            }
+            drop(end.send(failure));
+        };
         // Joined by `ended`, in bounded time: closing a consumer may wait for brokers that are gone.
         thread::Builder::new()
             .name("wharf-kafka".to_owned())
-            .spawn(move || drop(end.send(self.0.run())))
+            .spawn(work)
             .map_err(|error| Error::configuration("cannot start the ingest's thread").with_source(error))?;
         Ok(Ingest { is_stopping, ended: Some(ended), failure: None })
     }
@@ -157,10 +167,22 @@ impl<B: Backend> Work<B> {
                 Ok(_) => self.poll_wait = POLL_MIN,
                 Err(error) => return Some(error),
             }
-            while self.tasks.try_join_next().is_some() {}
+            if let Err(error) = self.join_tasks() {
+                return Some(error);
+            }
         }
         self.end();
         None
+    }
+
+    /// A task that panicked leaves its partitions as they were for ever: nothing but a restart helps.
+    fn join_tasks(&mut self) -> Result<()> {
+        while let Some(joined) = self.tasks.try_join_next() {
+            if let Some(panic) = joined.err().and_then(|error| error.try_into_panic().ok()) {
+                return Err(Error::bug(format!("a task of the ingest panicked: {}", panic_text(panic))));
+            }
+        }
+        Ok(())
     }
 
     /// Warns where the inbox forgets sooner than Kafka does.
@@ -178,51 +200,6 @@ impl<B: Backend> Work<B> {
 
     fn group(&self) -> &str {
         &self.consumer.context().group
-    }
-
-    /// Asks for positions that are not known, and takes up those that were found.
-    fn set_out(&mut self) {
-        let context = self.consumer.context();
-        for Found { asked, start } in context.take_found() {
-            if !context.desk().is_current(&asked) {
-                continue;
-            }
-            let (topic, partition) = &asked.place;
-            let at = match start {
-                None => None,
-                Some(Start::At(at)) => Some(at),
-                Some(Start::AfterGap { from, to }) => {
-                    events::kafka::gap(self.group(), topic, *partition, from, to);
-                    Some(to)
-                }
-                Some(Start::Nowhere { ledger, high }) => {
-                    events::kafka::partition_stopped(self.group(), topic, *partition, ledger, high);
-                    context.desk().stop(&asked.place, Instant::now());
-                    continue;
-                }
-            };
-            let is_set = at.filter(|at| match self.consumer.seek(topic, *partition, Offset::Offset(*at), SEEK_WAIT) {
-                Ok(()) => true,
-                Err(error) => {
-                    events::kafka::trouble(self.group(), "set the position of a partition", &error);
-                    false
-                }
-            });
-            match is_set {
-                Some(at) => {
-                    events::kafka::partition_begun(self.group(), topic, *partition, at);
-                    context.desk().begin(&asked.place, at);
-                }
-                None => context.desk().ask_again(&asked.place, Instant::now()),
-            }
-        }
-        let asked = context.desk().ask(Instant::now());
-        if !asked.is_empty() {
-            let (intake, tell) = (Arc::clone(&self.intake), self.tell.clone());
-            let finding = find(Arc::clone(&intake), Arc::clone(&self.consumer), asked);
-            let finding = async move { drop(tell.send(Told::Found(finding.await))) };
-            self.tasks.spawn_on(finding, intake.store.backend.reactor());
-        }
     }
 
     /// Sets the lanes going that stand still. A lane goes on by itself as long as something waits for it.
@@ -266,9 +243,16 @@ impl<B: Backend> Work<B> {
         }
         let (pause, resume) = context.desk().pauses(is_open);
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
-        let resumed = partitions(&resume).map(|list| self.consumer.resume(&list));
+        let resumed = offsets(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
             events::kafka::trouble(self.group(), "pause or resume", &error);
+        }
+        // librdkafka looks for resumed partitions once a second. Setting a position wakes its fetcher up; they are there already.
+        for (place, is_set) in self.seek(&resume) {
+            if let Err(error) = is_set {
+                events::kafka::trouble(self.group(), "resume", &error);
+                context.desk().ask_again(&place, Instant::now());
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! at the beginning, so that nothing of them is read before their position is found. Before they go, their batch under way gets some
 //! time to end, and what is stored is committed.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -162,7 +163,8 @@ impl Context {
         if !consumer.assignment_lost() && !self.is_closing() {
             self.wait_written(&places, Instant::now() + REVOKE_WAIT);
             let stored = self.desk().to_commit();
-            let stored: Vec<_> = stored.into_iter().filter(|(place, _)| places.contains(place)).collect();
+            let going: HashSet<&Place> = places.iter().collect();
+            let stored: Vec<_> = stored.into_iter().filter(|(place, _)| going.contains(place)).collect();
             if let Some(list) = offsets(&stored)
                 && let Err(error) = consumer.commit(&list, CommitMode::Sync)
             {

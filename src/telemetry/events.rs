@@ -202,6 +202,12 @@ pub(crate) mod kafka {
         }
     }
 
+    /// The ingest has ended and will not go on by itself: `Running::failure` has the error.
+    pub(crate) fn ingest_failed(group: &str, error: &crate::types::Error) {
+        count(group, "ingest failed");
+        error!(target: "wharf::kafka", group, error = %error, "ingest failed");
+    }
+
     pub(crate) fn trouble(group: &str, doing: &'static str, error: &impl Display) {
         counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "kafka", 1);
         let error = sanitize::text(&format!("{error:#}"), ERROR_CHARS_MAX);

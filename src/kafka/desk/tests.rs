@@ -135,7 +135,7 @@ fn a_position_is_asked_for_only_when_nothing_of_the_partition_is_on_its_way() {
 fn a_full_desk_pauses_and_a_half_empty_one_resumes() {
     let limits = Limits { accept_queue_rows: 4, accept_batch_rows: 2, ..Limits::default() };
     let mut desk = desk(&[0]);
-    assert_eq!(desk.pauses(true), (vec![], vec![place(0)]));
+    assert_eq!(desk.pauses(true), (vec![], vec![(place(0), 0)]));
     for offset in 0..4 {
         assert!(!desk.is_full(&limits));
         read(&mut desk, 0, offset);

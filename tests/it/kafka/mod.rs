@@ -12,5 +12,6 @@ mod service;
 pub mod stage;
 mod static_member;
 mod storm;
+mod supervised;
 mod watched;
 mod zombie;

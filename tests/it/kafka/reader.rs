@@ -24,6 +24,8 @@ const GROUP: &str = "READER_GROUP";
 const TOPIC: &str = "READER_TOPIC";
 /// `name=value`, one a line.
 const SETTINGS: &str = "READER_SETTINGS";
+/// The event at which whatever emits it panics; empty for none.
+const PANICS_AT: &str = "READER_PANICS_AT";
 
 /// A member that has died is known to be dead after this, in milliseconds.
 const SESSION_MS: &str = "1500";
@@ -37,6 +39,7 @@ pub struct Reader {
     group: String,
     topic: String,
     settings: Vec<(String, String)>,
+    panics_at: &'static str,
 }
 
 impl Reader {
@@ -48,6 +51,7 @@ impl Reader {
             group: stage.group.clone(),
             topic: stage.topic.clone(),
             settings: Vec::new(),
+            panics_at: "",
         }
         .set("client.id", "reader")
     }
@@ -68,6 +72,11 @@ impl Reader {
         self.set("group.instance.id", name)
     }
 
+    /// Has the thread or task panic that emits this event.
+    pub fn panics_at(self, event: &'static str) -> Reader {
+        Reader { panics_at: event, ..self }
+    }
+
     pub fn spawn(&self) -> Child {
         let settings: Vec<String> = self.settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let variables = [
@@ -76,6 +85,7 @@ impl Reader {
             (GROUP, &self.group),
             (TOPIC, &self.topic),
             (SETTINGS, &settings.join("\n")),
+            (PANICS_AT, self.panics_at),
         ];
         Child::spawn(ROLE.0, &variables)
     }
@@ -88,7 +98,7 @@ pub fn times_said(child: &Child, message: &str) -> usize {
 
 /// The child: reads until it is killed, asked to end by SIGTERM, or cannot go on.
 fn read() {
-    let subscriber = tracing_subscriber::registry().with(Speaker);
+    let subscriber = tracing_subscriber::registry().with(Speaker { panics_at: parameter(PANICS_AT) });
     tracing::subscriber::set_global_default(subscriber).expect("a child has one role");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -116,17 +126,21 @@ fn read() {
     });
 }
 
-/// Says the events.
-struct Speaker;
+/// Says the events, and panics at one.
+struct Speaker {
+    panics_at: String,
+}
 
 impl<S: Subscriber> Layer<S> for Speaker {
     fn enabled(&self, metadata: &tracing::Metadata<'_>, _: Context<'_, S>) -> bool {
-        metadata.target().starts_with("wharf") && *metadata.level() <= Level::INFO
+        let level = if self.panics_at.is_empty() { Level::INFO } else { Level::DEBUG };
+        metadata.target().starts_with("wharf") && *metadata.level() <= level
     }
 
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         let mut line = Line::default();
         event.record(&mut line);
+        assert!(self.panics_at.is_empty() || line.message != self.panics_at, "at {}", line.message);
         say(format!("{}{}", line.message, line.fields));
     }
 }

@@ -8,6 +8,7 @@ mod ending;
 mod hostile;
 mod identity;
 pub mod ingester;
+mod leaders;
 mod log_shapes;
 mod memory;
 mod pressure;

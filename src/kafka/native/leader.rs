@@ -1,0 +1,256 @@
+//! Asks the leader of partitions about all of them at once: where their logs begin and end, and which ids their topics have.
+//!
+//! Each question is one request to one broker, however many partitions it leads. A broker that does not answer delays only the questions
+//! sent to it. Every call here blocks.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_int};
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::TopicPartitionList;
+use rdkafka::bindings::{
+    rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_broker,
+    rd_kafka_AdminOptions_set_request_timeout, rd_kafka_AdminOptions_t, rd_kafka_DescribeTopics,
+    rd_kafka_DescribeTopics_result_topics, rd_kafka_ListOffsets, rd_kafka_ListOffsets_result_infos,
+    rd_kafka_ListOffsetsResultInfo_topic_partition, rd_kafka_TopicCollection_destroy,
+    rd_kafka_TopicCollection_of_topic_names, rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name,
+    rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id, rd_kafka_Uuid_base64str, rd_kafka_admin_op_t,
+    rd_kafka_error_code, rd_kafka_event_DescribeTopics_result, rd_kafka_event_ListOffsets_result,
+    rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_queue_destroy, rd_kafka_queue_new,
+    rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t,
+};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaRespErr;
+
+/// How Kafka writes that a topic has no id.
+const NO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
+/// ListOffsets takes these in place of an offset.
+const EARLIEST: i64 = -2;
+const LATEST: i64 = -1;
+
+/// The first offset that a log has and the one that comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::kafka) struct Watermarks {
+    pub(in crate::kafka) low: i64,
+    pub(in crate::kafka) high: i64,
+}
+
+/// What a leader answered. Partitions and topics that it said nothing of are missing.
+#[derive(Debug, Default)]
+pub(in crate::kafka) struct Answers {
+    /// By topic and partition.
+    pub(in crate::kafka) watermarks: HashMap<(Arc<str>, i32), KafkaResult<Watermarks>>,
+    /// By topic. `None`: the broker is older than topic ids (before Kafka 2.8).
+    pub(in crate::kafka) topic_ids: HashMap<Arc<str>, Option<String>>,
+}
+
+/// Asks `leader` about partitions that it leads. Three requests, all sent before the first answer is waited for.
+pub(in crate::kafka) fn ask<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    leader: i32,
+    places: &[(Arc<str>, i32)],
+    wait: Duration,
+) -> Answers {
+    let deadline = Instant::now() + wait;
+    let topics = topics(places);
+    let low = list_offsets(consumer, places, EARLIEST, wait);
+    let high = list_offsets(consumer, places, LATEST, wait);
+    let described = describe(consumer, leader, &topics, wait);
+    let (low, high) = (offsets(&low.wait(deadline), places), offsets(&high.wait(deadline), places));
+    let joined = places.iter().zip(low.into_iter().zip(high));
+    let watermarks = joined.map(|(place, (low, high))| {
+        let both = low.and_then(|low| high.map(|high| Watermarks { low: low.min(high), high }));
+        (place.clone(), both)
+    });
+    Answers { watermarks: watermarks.collect(), topic_ids: topic_ids(&described.wait(deadline), &topics) }
+}
+
+fn topics(places: &[(Arc<str>, i32)]) -> Vec<Arc<str>> {
+    let mut topics: Vec<Arc<str>> = places.iter().map(|(topic, _)| Arc::clone(topic)).collect();
+    topics.sort_unstable();
+    topics.dedup();
+    topics
+}
+
+/// A queue on which one answer will arrive.
+struct Awaited(*mut rd_kafka_queue_t);
+
+impl Awaited {
+    fn wait(self, deadline: Instant) -> Event {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // SAFETY: the queue lives until `self` is dropped.
+        Event(unsafe { rd_kafka_queue_poll(self.0, millis(left)) })
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        // SAFETY: made by `send`, destroyed once. librdkafka drops an answer that comes later.
+        unsafe { rd_kafka_queue_destroy(self.0) }
+    }
+}
+
+/// An answer; null when none came in time.
+struct Event(*mut rd_kafka_event_t);
+
+impl Event {
+    /// What librdkafka says of the request as a whole.
+    fn error(&self) -> RDKafkaRespErr {
+        match self.0.is_null() {
+            true => RDKafkaRespErr::RD_KAFKA_RESP_ERR__TIMED_OUT,
+            // SAFETY: it is not null and lives until `self` is dropped.
+            false => unsafe { rd_kafka_event_error(self.0) },
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: polled once, destroyed once.
+            unsafe { rd_kafka_event_destroy(self.0) }
+        }
+    }
+}
+
+/// Sends an admin request; `request` is given client, options and queue, which live while it runs.
+fn send<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    kind: rd_kafka_admin_op_t,
+    wait: Duration,
+    request: impl FnOnce(*mut rd_kafka_t, *mut rd_kafka_AdminOptions_t, *mut rd_kafka_queue_t),
+) -> Awaited {
+    // SAFETY: the client lives as long as the consumer; librdkafka copies the options; the queue belongs to what is returned.
+    unsafe {
+        let client = consumer.client().native_ptr();
+        let queue = rd_kafka_queue_new(client);
+        let options = rd_kafka_AdminOptions_new(client, kind);
+        rd_kafka_AdminOptions_set_request_timeout(options, millis(wait), ptr::null_mut(), 0);
+        request(client, options, queue);
+        rd_kafka_AdminOptions_destroy(options);
+        Awaited(queue)
+    }
+}
+
+fn list_offsets<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    places: &[(Arc<str>, i32)],
+    which: i64,
+    wait: Duration,
+) -> Awaited {
+    let mut list = TopicPartitionList::with_capacity(places.len());
+    for (topic, partition) in places {
+        list.add_partition(topic, *partition);
+    }
+    // SAFETY: the list has `cnt` elements and lives until the end of this function; librdkafka copies it. rdkafka's own setters know
+    // no such values. Without an isolation level, the log ends behind open transactions.
+    send(consumer, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS, wait, |client, options, queue| unsafe {
+        let native = list.ptr();
+        for index in 0..usize::try_from((*native).cnt).unwrap_or_default() {
+            (*(*native).elems.add(index)).offset = which;
+        }
+        rd_kafka_ListOffsets(client, native, options, queue);
+    })
+}
+
+/// The offset of each of `places`, in their order.
+fn offsets(event: &Event, places: &[(Arc<str>, i32)]) -> Vec<KafkaResult<i64>> {
+    let failed = |error: RDKafkaRespErr| Err(KafkaError::MetadataFetch(error.into()));
+    let error = event.error();
+    if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+        return places.iter().map(|_| failed(error)).collect();
+    }
+    let mut found: HashMap<(&str, i32), KafkaResult<i64>> = HashMap::with_capacity(places.len());
+    // SAFETY: the event is not null, or it would have been an error. Result, infos and names belong to it, and it lives to the end of
+    // this function; the infos are `count` pointers that are not null.
+    unsafe {
+        let result = rd_kafka_event_ListOffsets_result(event.0);
+        let mut count = 0;
+        let infos = match result.is_null() {
+            true => ptr::null_mut(),
+            false => rd_kafka_ListOffsets_result_infos(result, &mut count),
+        };
+        for index in 0..if infos.is_null() { 0 } else { count } {
+            let one = &*rd_kafka_ListOffsetsResultInfo_topic_partition(*infos.add(index));
+            let Ok(topic) = CStr::from_ptr(one.topic).to_str() else { continue };
+            let offset = match one.err {
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(one.offset),
+                error => failed(error),
+            };
+            found.insert((topic, one.partition), offset);
+        }
+    }
+    let unanswered = || failed(RDKafkaRespErr::RD_KAFKA_RESP_ERR__NOENT);
+    let offsets = places.iter().map(|(topic, partition)| found.remove(&(&**topic, *partition)));
+    offsets.map(|offset| not_negative(offset.unwrap_or_else(unanswered))).collect()
+}
+
+/// A log without an answer has a negative offset.
+fn not_negative(offset: KafkaResult<i64>) -> KafkaResult<i64> {
+    offset.and_then(|offset| match offset {
+        0.. => Ok(offset),
+        _ => Err(KafkaError::SetPartitionOffset(rdkafka::error::RDKafkaErrorCode::NoOffset)),
+    })
+}
+
+/// Of this broker: without one, librdkafka waits for the controller, which may be another broker that is away.
+fn describe<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    broker: i32,
+    topics: &[Arc<str>],
+    wait: Duration,
+) -> Awaited {
+    let names: Vec<CString> = topics.iter().filter_map(|topic| CString::new(&**topic).ok()).collect();
+    let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+    // SAFETY: the names live until the end of this function; librdkafka copies them.
+    send(consumer, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, wait, |client, options, queue| unsafe {
+        rd_kafka_AdminOptions_set_broker(options, broker, ptr::null_mut(), 0);
+        let topics = rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+        rd_kafka_DescribeTopics(client, topics, options, queue);
+        rd_kafka_TopicCollection_destroy(topics);
+    })
+}
+
+fn topic_ids(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Option<String>> {
+    if event.error() != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+        return HashMap::new();
+    }
+    // SAFETY: as in `offsets`: everything that is read belongs to the event, which lives.
+    let described: HashMap<&str, Option<String>> = unsafe {
+        let result = rd_kafka_event_DescribeTopics_result(event.0);
+        let mut count = 0;
+        let topics = match result.is_null() {
+            true => ptr::null_mut(),
+            false => rd_kafka_DescribeTopics_result_topics(result, &mut count),
+        };
+        let count = if topics.is_null() { 0 } else { count };
+        (0..count).filter_map(|index| described(*topics.add(index))).collect()
+    };
+    topics.iter().filter_map(|topic| Some((Arc::clone(topic), described.get(&**topic)?.clone()))).collect()
+}
+
+/// Name and id of a topic; none when the broker says an error.
+///
+/// # Safety
+/// The description lives for `'a`.
+unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'a str, Option<String>)> {
+    // SAFETY: as the caller says; librdkafka ends names and ids with a NUL.
+    unsafe {
+        let error = rd_kafka_TopicDescription_error(topic);
+        if !error.is_null() && rd_kafka_error_code(error) != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return None;
+        }
+        let name = CStr::from_ptr(rd_kafka_TopicDescription_name(topic)).to_str().ok()?;
+        let id = rd_kafka_TopicDescription_topic_id(topic);
+        let text = if id.is_null() { ptr::null() } else { rd_kafka_Uuid_base64str(id) };
+        let id = (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned());
+        Some((name, id.filter(|id| id != NO_ID)))
+    }
+}
+
+fn millis(wait: Duration) -> c_int {
+    c_int::try_from(wait.as_millis()).unwrap_or(c_int::MAX)
+}

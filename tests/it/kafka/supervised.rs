@@ -1,0 +1,36 @@
+//! No part of the ingest ends in silence: whatever panics, `running.failure()` has the error, an ERROR event names it, and another member of the
+//! group reads on.
+
+use super::reader::Reader;
+use super::stage::Stage;
+
+/// The first reader panics at the event. The second one has everything in the end.
+async fn a_panic_at(event: &'static str, says: &str) {
+    let stage = Stage::new(2).await;
+    for partition in 0..2 {
+        stage.produce(partition, 10).await;
+    }
+    let panicking = Reader::on(&stage).soon_missed().panics_at(event).spawn();
+
+    let error = panicking.await_line(|line| line.starts_with("failed: ")).await;
+
+    assert!(error.contains(says) && error.contains(&format!("at {event}")), "{error}");
+    let told = panicking.lines();
+    assert!(told.iter().any(|line| line.starts_with("ingest failed ") && line.contains(says)), "{told:?}");
+    panicking.wait().await;
+    let reader = Reader::on(&stage).soon_missed().spawn();
+    stage.caught_up(&[10, 10]).await;
+    reader.term();
+    assert!(reader.wait().await.success());
+    stage.assert_whole(&[10, 10]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_the_thread_that_reads_is_told() {
+    a_panic_at("partition begun", "the ingest's thread panicked").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_the_task_that_writes_a_batch_is_told() {
+    a_panic_at("accepted", "a task of the ingest panicked").await;
+}

@@ -1,0 +1,104 @@
+//! How positions are found: every leader is asked about all of its partitions at once, and one that does not answer holds up no other.
+//! On librdkafka's mock cluster, whose brokers answer as slowly as they are told.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::stage::{Stage, end};
+use crate::scene::{Runs, within};
+use support::events::{Event, Events};
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
+use support::mock_kafka::{MockBrokers, MockKafka};
+
+/// Longer than Kafka may take for an answer.
+const NEVER: Duration = Duration::from_secs(600);
+
+/// A topic on three brokers; the first of them coordinates the group, and leads every partition that the test gives to no other.
+async fn staged(partitions: i32) -> (MockKafka, Stage) {
+    let mock = MockKafka::start(3);
+    let topic = unique_name("topic");
+    mock.create_topic(&topic, partitions);
+    for partition in 0..partitions.min(8) {
+        mock.set_leader(&topic, partition, Some(1));
+    }
+    let stage = Stage::about(Kafka::at(mock.brokers()), topic).await;
+    mock.set_coordinator(&stage.group, 1);
+    (mock, stage)
+}
+
+fn begun(event: &Event, stage: &Stage) -> bool {
+    event.message == "partition begun" && event.has("topic", &stage.topic)
+}
+
+fn unfound(event: &Event, stage: &Stage) -> bool {
+    event.has("group", &stage.group) && event.has("doing", "find the position of partitions")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_does_not_answer_holds_up_only_its_own_partitions() {
+    let (mock, stage) = staged(6).await;
+    for partition in 0..6 {
+        stage.produce(partition, 1).await;
+    }
+    for partition in [1, 3, 5] {
+        mock.set_leader(&stage.topic, partition, Some(3));
+    }
+    mock.set_round_trip(MockBrokers::One(3), NEVER);
+    let events = Events::capture();
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+
+    events.wait_for(|event| unfound(event, &stage)).await;
+
+    // Told before anybody gave up waiting for the third broker.
+    let told = events.matching(|event| begun(event, &stage) || unfound(event, &stage));
+    let before: BTreeSet<_> =
+        told.iter().take_while(|event| begun(event, &stage)).map(|event| event.fields["partition"].clone()).collect();
+    assert_eq!(before, ["0", "2", "4"].map(str::to_owned).into(), "{told:?}");
+    within(runs.reached(3)).await;
+    for partition in [1, 3, 5] {
+        mock.set_leader(&stage.topic, partition, Some(2));
+    }
+    within(runs.reached(6)).await;
+    end(running).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_without_a_leader_hold_up_no_other_and_begin_when_they_have_one() {
+    let (mock, stage) = staged(6).await;
+    for partition in 0..6 {
+        stage.produce(partition, 1).await;
+    }
+    for partition in [1, 3, 5] {
+        mock.set_leader(&stage.topic, partition, None);
+    }
+    let events = Events::capture();
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+
+    within(runs.reached(3)).await;
+
+    // One event for all three.
+    let told = events.wait_for(|event| unfound(event, &stage)).await;
+    assert!(told.fields["error"].contains("and 2 other partitions"), "{told:?}");
+    for partition in [1, 3, 5] {
+        mock.set_leader(&stage.topic, partition, Some(2));
+    }
+    within(runs.reached(6)).await;
+    end(running).await;
+}
+
+/// One round trip for each of them would take longer than any test may.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_partitions_are_found_without_a_round_trip_for_each() {
+    let (mock, stage) = staged(2_000).await;
+    let events = Events::capture();
+    let running = stage.start(&Runs::new()).await;
+    events.wait_for(|event| event.message == "partitions assigned" && event.has("group", &stage.group)).await;
+    mock.set_round_trip(MockBrokers::All, Duration::from_millis(200));
+
+    within(events.wait_for_count(2_000, |event| begun(event, &stage))).await;
+
+    end(running).await;
+}
