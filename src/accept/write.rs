@@ -237,7 +237,7 @@ fn told(rows: &[Row], messages: &[NewMessage], answers: &[Accepted]) -> (Vec<Rec
     let quarantined_for = |reason| (Receipt::Quarantined { reason }, None);
     let told = rows.iter().filter_map(|row| match row {
         Row::Quarantine(quarantined) => {
-            events::quarantined(&quarantined.record.topic, quarantined.reason);
+            events::quarantined(&quarantined.record, quarantined.reason);
             Some(quarantined_for(quarantined.reason))
         }
         Row::Message { message, .. } => {

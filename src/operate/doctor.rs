@@ -256,8 +256,13 @@ fn deliveries(count: u64) -> String {
     many(count, "delivery", "deliveries")
 }
 
+/// Counting ends somewhere: from there on it is that many or more.
 fn many(count: u64, one: &str, more: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { more })
+    match count {
+        1 => format!("1 {one}"),
+        HandlerStatus::COUNT_MAX.. => format!("10,000+ {more}"),
+        _ => format!("{count} {more}"),
+    }
 }
 
 fn since(moment: Option<SystemTime>, now: SystemTime) -> String {

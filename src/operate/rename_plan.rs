@@ -39,6 +39,9 @@ pub struct PlannedHandler {
     pub open: u64,
     /// Deliveries that were given up.
     pub poisoned: u64,
+    /// For a removed handler whose finished deliveries are kept: keys that are new in the build. If one of them is its new name and does not say
+    /// `formerly`, a redelivery adds a delivery under the new key, and the handler runs a second time.
+    pub may_be_renamed_to: Vec<String>,
 }
 
 /// What a build does to a handler key.
@@ -71,10 +74,10 @@ impl fmt::Display for KeyChange {
 }
 
 impl PlannedHandler {
-    /// Whether nothing would be left behind: deliveries of a key that no process knows are poisoned after a grace, and poisoned ones
-    /// cannot be replayed.
+    /// Whether nothing would be left behind and nothing run twice: deliveries of a key that no process knows are poisoned after a grace, poisoned
+    /// ones cannot be replayed, and what a renamed handler has done is known only under the key it had.
     pub fn is_safe(&self) -> bool {
-        self.change != KeyChange::Removed || self.open + self.poisoned == 0
+        self.change != KeyChange::Removed || (self.open + self.poisoned == 0 && self.may_be_renamed_to.is_empty())
     }
 }
 
@@ -85,25 +88,29 @@ impl Manifest {
             let keys = || std::iter::once(&handler.handler_key).chain(&handler.former_keys);
             keys().any(|key| *key == entry.key || entry.formerly.contains(key))
         };
+        let is_new = |entry: &&ManifestHandler| !stored.iter().any(|handler| is_of(entry, handler));
+        let new_keys: Vec<String> = self.handlers.iter().filter(is_new).map(|entry| entry.key.clone()).collect();
         let old = stored.iter().map(|handler| {
             let change = match self.handlers.iter().find(|entry| is_of(entry, handler)) {
                 Some(entry) if entry.key == handler.handler_key => KeyChange::Kept,
                 Some(entry) => KeyChange::Renamed { to: entry.key.clone() },
                 None => KeyChange::Removed,
             };
+            let is_doubtful = change == KeyChange::Removed && handler.keeps_finished;
             PlannedHandler {
                 handler_key: handler.handler_key.clone(),
+                may_be_renamed_to: if is_doubtful { new_keys.clone() } else { Vec::new() },
                 change,
                 open: handler.due + handler.later + handler.running,
                 poisoned: handler.poisoned,
             }
         });
-        let is_new = |entry: &&ManifestHandler| !stored.iter().any(|handler| is_of(entry, handler));
-        let new = self.handlers.iter().filter(is_new).map(|entry| PlannedHandler {
-            handler_key: entry.key.clone(),
+        let new = new_keys.iter().map(|key| PlannedHandler {
+            handler_key: key.clone(),
             change: KeyChange::New,
             open: 0,
             poisoned: 0,
+            may_be_renamed_to: Vec::new(),
         });
         old.chain(new).collect()
     }
@@ -117,7 +124,7 @@ mod tests {
         let former: Vec<String> = former.iter().map(|key| (*key).to_owned()).collect();
         serde_json::from_value(serde_json::json!({
             "handler_key": key, "former_keys": former, "due": open, "later": 0, "running": 0, "poisoned": poisoned,
-            "oldest_due_secs": null, "next_due_at": null, "paused_at": null, "unknown_since": null, "processors": 1,
+            "oldest_due_secs": null, "next_due_at": null, "paused_at": null, "unknown_since": null, "processors": 1, "keeps_finished": false,
         }))
         .unwrap()
     }
@@ -141,6 +148,20 @@ mod tests {
         let expected =
             ["a Kept true", "b Renamed { to: \"b2\" } true", "c Removed true", "d Removed false", "e New true"];
         assert_eq!(told(&plan), expected);
+    }
+
+    // With everything done, the rename looked safe; a redelivery then ran the handler again under its new key.
+    #[test]
+    fn a_key_that_is_gone_beside_one_that_is_new_may_be_a_rename_while_finished_messages_are_kept() {
+        let mail = HandlerStatus { keeps_finished: true, ..stored("mail", &[], 0, 0) };
+        let plan = build(&[("letters", &[])]).plan(std::slice::from_ref(&mail));
+        assert_eq!(told(&plan), ["mail Removed false", "letters New true"]);
+        assert_eq!(plan[0].may_be_renamed_to, ["letters"]);
+        let told_of = |build: Manifest| told(&build.plan(std::slice::from_ref(&mail)));
+        assert_eq!(told_of(build(&[("letters", &["mail"])])), ["mail Renamed { to: \"letters\" } true"]);
+        assert_eq!(told_of(build(&[])), ["mail Removed true"]);
+        let idle = build(&[("letters", &[])]).plan(&[stored("mail", &[], 0, 0)]);
+        assert_eq!(told(&idle), ["mail Removed true", "letters New true"]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::fmt;
 use tracing::{debug, error, info, info_span, warn};
 
 use super::counts::{self, Count};
-use crate::types::{Error, Outcome, PoisonReason, Purged, StoredMessage, sanitize};
+use crate::types::{Error, Outcome, PoisonReason, Purged, Record, StoredMessage, sanitize};
 
 /// Characters of an error that go into an event.
 const ERROR_CHARS_MAX: usize = 500;
@@ -87,7 +87,8 @@ pub(crate) fn duplicate(message: &StoredMessage, added: usize) {
 
 pub(crate) fn conflict(message: &StoredMessage) {
     count_quarantined(&message.topic, "conflict");
-    warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "conflict");
+    let (partition, offset) = (message.position.map(|at| at.partition), message.position.map(|at| at.offset));
+    warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), partition, offset, "conflict");
 }
 
 pub(crate) fn left_quarantine(id: i64) {
@@ -98,9 +99,11 @@ pub(crate) fn stays_in_quarantine(id: i64, reason: &str) {
     warn!(target: "wharf::accept", id, reason, "stays in quarantine");
 }
 
-pub(crate) fn quarantined(topic: &str, reason: &'static str) {
-    count_quarantined(topic, reason);
-    warn!(target: "wharf::accept", topic = %Shown(topic), reason, "quarantined");
+/// Where it was is how it is found again: in Kafka, and in the list of the quarantine.
+pub(crate) fn quarantined(record: &Record, reason: &'static str) {
+    count_quarantined(&record.topic, reason);
+    let (partition, offset) = (record.position.map(|at| at.partition), record.position.map(|at| at.offset));
+    warn!(target: "wharf::accept", topic = %Shown(&record.topic), partition, offset, reason, "quarantined");
 }
 
 /// It had no identity, and its topic says that where it was is one.

@@ -9,7 +9,8 @@ use super::Record;
 use super::filter::State;
 use super::stamp;
 
-/// A handler and what is still to be done for it.
+/// A handler and what is still to be done for it. Counts of deliveries stop at [`HandlerStatus::COUNT_MAX`], so that looking costs the same
+/// however many there are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HandlerStatus {
@@ -38,12 +39,20 @@ pub struct HandlerStatus {
     pub unknown_since: Option<SystemTime>,
     /// Live processes that run it.
     pub processors: u64,
+    /// Whether finished deliveries of it are still stored: then a redelivery of their messages is a duplicate, for as long as the handler keeps its
+    /// key or names it as a former one.
+    pub keeps_finished: bool,
     /// Deliveries done in a second, over the last seconds, as the live processes report.
     #[serde(default)]
     pub done_per_sec: f64,
     /// Attempts failed in a second, likewise.
     #[serde(default)]
     pub failed_per_sec: f64,
+}
+
+impl HandlerStatus {
+    /// Where counting ends: this value means this many or more.
+    pub const COUNT_MAX: u64 = 10_000;
 }
 
 /// A process that runs handlers.

@@ -32,7 +32,7 @@ async fn each_record_leaves_one_event_that_says_what_became_of_it() {
     inbox.accept(to("events.accept", "one")).await.unwrap();
     inbox.accept(to("events.accept", "one")).await.unwrap();
     inbox.accept_or_quarantine([to("events.accept", "one").payload("another")]).await.unwrap();
-    inbox.accept_or_quarantine([Record::new("events.accept")]).await.unwrap();
+    inbox.accept_or_quarantine([Record::new("events.accept").position(3, 17)]).await.unwrap();
     inbox.accept(to("events.accept.unwanted", "one")).await.unwrap();
 
     let seen: Vec<String> = events
@@ -40,6 +40,8 @@ async fn each_record_leaves_one_event_that_says_what_became_of_it() {
         .iter()
         .map(|e| format!("{} {}", e.message, e.field("message_id").or(e.field("reason")).unwrap_or("-")))
         .collect();
+    let quarantined = events.matching(|e| e.message == "quarantined" && e.has("topic", "events.accept")).remove(0);
+    assert_eq!((quarantined.field("partition"), quarantined.field("offset")), (Some("3"), Some("17")));
     assert_eq!(seen, ["accepted one", "duplicate one", "conflict one", "quarantined missing identity", "unwanted -"]);
 }
 

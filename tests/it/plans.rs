@@ -88,6 +88,44 @@ async fn the_deliveries_of_a_message_are_found_by_its_id() {
     }
 }
 
+// 100,000 deliveries wait for one handler and 50,000 for another. A view that counts them all would read every one.
+#[tokio::test(flavor = "multi_thread")]
+async fn looking_at_the_backlog_reads_no_more_than_its_bound() {
+    let big = Big::full("backlog").await;
+    for statistics in [Statistics::Stale, Statistics::Fresh] {
+        big.learn(statistics).await;
+        backlog_is_bounded(&big).await;
+    }
+}
+
+// The same at five million, for scripts/nightly: filling takes a minute.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "five million rows: scripts/nightly"]
+async fn looking_at_a_backlog_of_five_million_reads_no_more_than_its_bound() {
+    let big = Big::full("backlog_nightly").await;
+    big.execute("SET auto_explain.log_min_duration = -1; SET synchronous_commit = off").await;
+    let open = "INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+                SELECT 1000000 + n, h.id, now() - n * interval '1 microsecond' FROM generate_series(1, 5000000) n, inbox_handler h
+                WHERE h.key = 'stranger'";
+    big.execute(open).await;
+    big.learn(Statistics::Fresh).await;
+    backlog_is_bounded(&big).await;
+}
+
+async fn backlog_is_bounded(big: &Big) {
+    let from = big.log_length();
+    let operator = big.store().await.operate();
+    let handlers = operator.doctor().await.unwrap().handlers;
+    let counts: Vec<_> =
+        handlers.iter().map(|handler| (handler.handler_key.as_str(), handler.due, handler.later)).collect();
+    assert_eq!(counts[1..], [("mail", 1, 10_000), ("stock", 1, 0), ("stranger", 10_000, 0)]);
+    let plans = big.plans(from);
+    let offences: Vec<String> = plans.iter().flat_map(explained::Plan::offences).collect();
+    assert!(offences.is_empty(), "{}", offences[0]);
+    let pages: u64 = plans.iter().map(explained::Plan::pages).sum();
+    assert!(pages < 60_000, "{pages} pages");
+}
+
 // A transaction left open anywhere keeps vacuum from removing dead rows. Claims must not get slower by it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_does_not_walk_over_what_was_finished_before_while_vacuum_can_remove_nothing() {

@@ -311,18 +311,26 @@ SELECT id, topic, kafka_partition, kafka_offset, reason, detail, quarantined_at,
        inbox_text(payload) AS payload
 FROM inbox_quarantine;
 
--- What is still to be done, per handler.
+-- What is still to be done, per handler. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the same at any size.
+-- `due` and `running` are counted among the 12,000 open deliveries of the handler that have been due longest; what runs is nearly always among them.
 CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
-       count(*) FILTER (WHERE d.due_at <= now() AND (d.locked_until IS NULL OR d.locked_until <= now())) AS due,
-       count(*) FILTER (WHERE d.due_at > now()) AS later,
-       count(*) FILTER (WHERE d.locked_until > now()) AS running,
-       (SELECT count(*) FROM inbox_delivery p WHERE p.handler_id = h.id AND p.status = 3) AS poisoned,
-       now() - min(d.due_at) FILTER (WHERE d.due_at <= now()) AS oldest_due_age,
-       h.paused_at, h.unknown_since, h.id AS handler_id
+       CASE WHEN head.looked = 12000 THEN 10000 ELSE least(head.due, 10000) END AS due,
+       later.deliveries AS later, least(head.running, 10000) AS running, given_up.deliveries AS poisoned,
+       now() - head.oldest_due_at AS oldest_due_age, later.next_due_at, h.paused_at, h.unknown_since, h.id AS handler_id
 FROM inbox_handler h
-LEFT JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
-GROUP BY h.id;
+CROSS JOIN LATERAL (
+    SELECT count(*) AS looked, count(*) FILTER (WHERE d.locked_until IS NULL OR d.locked_until <= now()) AS due,
+           count(*) FILTER (WHERE d.locked_until > now()) AS running, min(d.due_at) AS oldest_due_at
+    FROM (SELECT due_at, locked_until FROM inbox_delivery
+          WHERE handler_id = h.id AND finished_at IS NULL AND due_at <= now() ORDER BY due_at, message_seq LIMIT 12000) d) head
+CROSS JOIN LATERAL (
+    SELECT count(*) AS deliveries, min(d.due_at) AS next_due_at
+    FROM (SELECT due_at FROM inbox_delivery
+          WHERE handler_id = h.id AND finished_at IS NULL AND due_at > now() ORDER BY due_at, message_seq LIMIT 10000) d) later
+CROSS JOIN LATERAL (
+    SELECT count(*) AS deliveries
+    FROM (SELECT 1 FROM inbox_delivery WHERE handler_id = h.id AND status = 3 ORDER BY finished_at, message_seq LIMIT 10000) d) given_up;
 
 -- Operator actions. Each one is fenced against running work, is bounded, writes a row to inbox_audit, and does nothing when it is repeated.
 -- Actions are SECURITY DEFINER: they run with the rights of the inbox's owner, so the caller needs no rights on tables and cannot change

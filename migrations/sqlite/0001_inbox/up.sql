@@ -219,20 +219,38 @@ SELECT id, topic, kafka_partition, kafka_offset, reason, detail,
        CASE typeof(payload) WHEN 'blob' THEN '\x' || lower(hex(payload)) ELSE payload END AS payload
 FROM inbox_quarantine;
 
--- What is still to be done, per handler. Ages are seconds.
+-- What is still to be done, per handler. Ages are seconds. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the
+-- same at any size. `due` and `running` are counted among the 12,000 open deliveries of the handler that have been due longest.
 CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
-       count(*) FILTER (WHERE d.due_at <= now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS due,
-       count(*) FILTER (WHERE d.due_at > now.at) AS later,
-       count(*) FILTER (WHERE d.locked_until > now.at) AS running,
-       (SELECT count(*) FROM inbox_delivery p WHERE p.handler_id = h.id AND p.status = 3) AS poisoned,
-       (now.at - min(d.due_at) FILTER (WHERE d.due_at <= now.at)) / 1e6 AS oldest_due_age,
+       (SELECT CASE WHEN count(*) = 12000 THEN 10000
+                    ELSE min(count(*) FILTER (WHERE locked_until IS NULL OR locked_until <= now.at), 10000) END
+        FROM (SELECT d.locked_until FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at <= now.at
+              ORDER BY d.due_at, d.message_seq LIMIT 12000)) AS due,
+       (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at > now.at
+                              LIMIT 10000)) AS later,
+       (SELECT min(count(*) FILTER (WHERE locked_until > now.at), 10000)
+        FROM (SELECT d.locked_until FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at <= now.at
+              ORDER BY d.due_at, d.message_seq LIMIT 12000)) AS running,
+       (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d WHERE d.handler_id = h.id AND d.status = 3 LIMIT 10000)) AS poisoned,
+       (now.at - (SELECT d.due_at FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at <= now.at
+                  ORDER BY d.due_at LIMIT 1)) / 1e6 AS oldest_due_age,
+       strftime('%Y-%m-%d %H:%M:%f', (SELECT d.due_at FROM inbox_delivery d
+                                      WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at > now.at
+                                      ORDER BY d.due_at LIMIT 1) / 1e6, 'unixepoch') AS next_due_at,
        strftime('%Y-%m-%d %H:%M:%f', h.paused_at / 1e6, 'unixepoch') AS paused_at,
        strftime('%Y-%m-%d %H:%M:%f', h.unknown_since / 1e6, 'unixepoch') AS unknown_since, h.id AS handler_id
 FROM inbox_handler h
-CROSS JOIN inbox_now now
-LEFT JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
-GROUP BY h.id;
+CROSS JOIN inbox_now now;
+
+-- Of each handler the open deliveries that have been due longest, about a thousand: what a process runs is among them, because rows keep
+-- their place in the index while they run. For looks that must not read every open delivery.
+CREATE VIEW inbox_head AS
+SELECT d.message_seq, d.handler_id, d.due_at, d.locked_until, d.locked_by
+FROM inbox_handler h
+JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
+ AND d.due_at <= coalesce((SELECT l.due_at FROM inbox_delivery l WHERE l.handler_id = h.id AND l.finished_at IS NULL
+                           ORDER BY l.due_at, l.message_seq LIMIT 1 OFFSET 999), 9223372036854775807);
 
 -- The headers of a message as a JSON array, in order, duplicates and all: [{"name": …, "value": …}, …]. What is not ASCII is shown as
 -- hex (\x...). Bytes that are not headers end the list. The column holds for each header the length of the name (4 bytes), the name,

@@ -22,10 +22,10 @@ pub struct Arguments {
     #[command(flatten)]
     pub database: DatabaseArguments,
     /// One JSON document on stdout, errors as JSON on stderr
-    #[arg(long = "json", global = true)]
+    #[arg(long = "json", global = true, help_heading = "Options of every command")]
     pub is_json: bool,
     /// Who acts, for the audit; without it, the user and host of this machine
-    #[arg(long, global = true, value_name = "WHO")]
+    #[arg(long, global = true, value_name = "WHO", help_heading = "Options of every command")]
     pub actor: Option<String>,
     #[command(subcommand)]
     pub command: Command,

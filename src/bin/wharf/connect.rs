@@ -15,10 +15,16 @@ use crate::exit::{Exit, Failure};
 #[derive(Debug, Args)]
 pub struct DatabaseArguments {
     /// postgres://user@host/database or sqlite:file; a URL with a password is refused here
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "database_url_file")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        conflicts_with = "database_url_file",
+        help_heading = "Options of every command"
+    )]
     database: Option<String>,
     /// A file that holds the URL. Without either, DATABASE_URL is taken
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Options of every command")]
     database_url_file: Option<PathBuf>,
 }
 

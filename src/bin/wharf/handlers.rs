@@ -11,7 +11,7 @@ use wharf::store::Backend;
 
 use crate::confirm::Confirming;
 use crate::exit::{Exit, Failure};
-use crate::output::{Cell, Output, Tone, cell, number, text, word};
+use crate::output::{Cell, Output, Tone, cell, counted, number, text, word};
 use crate::progress;
 use crate::session::Session;
 use crate::when;
@@ -34,11 +34,14 @@ pub enum HandlersCommand {
         #[command(flatten)]
         confirming: Confirming,
     },
-    /// Compare a build's keys with what is stored. Exit code 1 when it would leave deliveries behind
+    /// Compare a build's keys with what is stored. Exit code 1 when it would leave deliveries behind or run some again
     RenamePlan {
         /// The build's manifest: `inbox.manifest()` as JSON; - reads stdin
         #[arg(long, value_name = "FILE")]
         manifest: PathBuf,
+        /// This key is removed, not renamed to one that is new; may be given several times
+        #[arg(long, value_name = "KEY")]
+        removed: Vec<String>,
     },
     /// Give it the messages that were accepted before it was there
     Backfill {
@@ -67,7 +70,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> 
         HandlersCommand::List => list(session).await,
         HandlersCommand::Pause { key, confirming } => change(session, &key, &confirming, Change::Pause).await,
         HandlersCommand::Resume { key, confirming } => change(session, &key, &confirming, Change::Resume).await,
-        HandlersCommand::RenamePlan { manifest } => rename_plan(session, &manifest).await,
+        HandlersCommand::RenamePlan { manifest, removed } => rename_plan(session, &manifest, &removed).await,
         HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, because } => {
             let confirming = Confirming { is_dry_run: false, is_yes, because };
             let mut backfill_of = Backfill::new(key, topics).rows_per_sec_max(rows_per_sec);
@@ -92,7 +95,7 @@ async fn list<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
             cell(if formerly.is_empty() { "-" } else { &formerly }),
             state(handler),
             cell(handler.processors),
-            cell(handler.due + handler.later + handler.running),
+            counted(handler.due + handler.later + handler.running),
             Cell::count(handler.poisoned, Tone::Problem),
         ]
     };
@@ -138,10 +141,11 @@ async fn change<B: Backend>(
     };
     let is_changing = handler.paused_at.is_some() != (change == Change::Pause);
     let open = handler.due + handler.later;
+    let waiting = if open >= HandlerStatus::COUNT_MAX { "10,000+".to_owned() } else { open.to_string() };
     let is_changed = if !is_changing || confirming.is_dry_run {
         false
     } else {
-        confirming.ask(&format!("{verb} this handler, for which {open} deliveries wait?"))?;
+        confirming.ask(&format!("{verb} this handler, for which {waiting} deliveries wait?"))?;
         let operator = session.acting(confirming.because.as_ref());
         match change {
             Change::Pause => operator.pause(key).await?,
@@ -154,8 +158,8 @@ async fn change<B: Backend>(
             "action": verb, "handler_key": handler.handler_key, "dry_run": confirming.is_dry_run, "changes": is_changing,
             "affected": u8::from(is_changed), "open": open,
         }))?,
-        (false, true) => output.line(format!("{verb}: {}, {open} deliveries wait", handler.handler_key))?,
-        (false, false) if is_changing => output.line(format!("would {verb} {}, {open} deliveries wait", handler.handler_key))?,
+        (false, true) => output.line(format!("{verb}: {}, {waiting} deliveries wait", handler.handler_key))?,
+        (false, false) if is_changing => output.line(format!("would {verb} {}, {waiting} deliveries wait", handler.handler_key))?,
         (false, false) => output.line(format!("nothing to {verb}: {} is so already", handler.handler_key))?,
     }
     Ok(Exit::Well)
@@ -180,9 +184,12 @@ async fn backfill<B: Backend>(
     Ok(Exit::Well)
 }
 
-async fn rename_plan<B: Backend>(session: &Session<B>, path: &Path) -> Result<Exit, Failure> {
+async fn rename_plan<B: Backend>(session: &Session<B>, path: &Path, removed: &[String]) -> Result<Exit, Failure> {
     let manifest: Manifest = read(path)?;
-    let plan = manifest.plan(&session.operator().handlers().await?);
+    let mut plan = manifest.plan(&session.operator().handlers().await?);
+    for one in plan.iter_mut().filter(|one| removed.contains(&one.handler_key)) {
+        one.may_be_renamed_to.clear();
+    }
     let is_safe = plan.iter().all(PlannedHandler::is_safe);
     match session.output.is_json {
         true => session.output.document(&json!({ "is_safe": is_safe, "handlers": plan }))?,
@@ -205,12 +212,25 @@ fn read(path: &Path) -> Result<Manifest, Failure> {
 fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io::Result<()> {
     let columns = [text("HANDLER"), text("CHANGE"), number("OPEN"), number("POISONED"), word("SAFE")];
     let row = |one: &PlannedHandler| {
+        let change = match one.may_be_renamed_to.is_empty() {
+            true => one.change.to_string(),
+            false => format!("{}, or renamed to {}?", one.change, one.may_be_renamed_to.join(", ")),
+        };
         let safe = if one.is_safe() { cell("yes") } else { cell("NO").toned(Tone::Problem) };
-        vec![cell(&one.handler_key), cell(&one.change), cell(one.open), cell(one.poisoned), safe]
+        vec![cell(&one.handler_key), cell(change), counted(one.open), counted(one.poisoned), safe]
     };
     output.table(&columns, plan.iter().map(row).collect())?;
-    match is_safe {
-        true => output.line("safe: nothing is left behind"),
-        false => output.line("not safe: keep the handler, or name its key in .formerly(), until nothing is left"),
+    if is_safe {
+        return output.line("safe: nothing is left behind");
     }
+    if plan.iter().any(|one| one.open + one.poisoned > 0 && !one.is_safe()) {
+        output.line("not safe: keep the handler, or name its key in .formerly(), until nothing is left")?;
+    }
+    if plan.iter().any(|one| !one.may_be_renamed_to.is_empty()) {
+        output.line(
+            "not safe: one key is gone, one is new, and finished messages are kept. If it is a rename, name the old key in .formerly(): otherwise a \
+             redelivery runs the handler again under the new key. If it is not, say so: --removed KEY",
+        )?;
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{Attribute, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
+use wharf::operate::HandlerStatus;
 
 use crate::escape;
 
@@ -92,7 +93,15 @@ impl Cell {
 
     /// Stands out when there is any.
     pub fn count(count: u64, tone: Tone) -> Self {
-        cell(count).toned(if count > 0 { tone } else { Tone::Plain })
+        counted(count).toned(if count > 0 { tone } else { Tone::Plain })
+    }
+}
+
+/// A count of deliveries: where counting ended, there may be more.
+pub fn counted(count: u64) -> Cell {
+    match count {
+        HandlerStatus::COUNT_MAX.. => cell("10,000+"),
+        _ => cell(count),
     }
 }
 

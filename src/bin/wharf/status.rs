@@ -6,7 +6,7 @@ use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::handlers::state;
-use crate::output::{Cell, Tone, cell, maybe, number, text, word};
+use crate::output::{Cell, Tone, cell, counted, maybe, number, text, word};
 use crate::session::Session;
 use crate::when;
 
@@ -48,9 +48,9 @@ fn handler_row(handler: &HandlerStatus) -> Vec<Cell> {
     vec![
         cell(&handler.handler_key),
         state(handler),
-        cell(handler.due),
-        cell(handler.later),
-        cell(handler.running),
+        counted(handler.due),
+        counted(handler.later),
+        counted(handler.running),
         Cell::count(handler.poisoned, Tone::Problem),
         maybe(handler.oldest_due_secs.map(when::secs)),
         cell(rate(handler.done_per_sec)),

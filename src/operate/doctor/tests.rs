@@ -23,6 +23,7 @@ fn handler() -> HandlerStatus {
         next_due_at: None,
         paused_at: None,
         unknown_since: None,
+        keeps_finished: false,
         processors: 1,
         done_per_sec: 0.0,
         failed_per_sec: 0.0,

@@ -56,6 +56,23 @@ async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_rename_that_does_not_say_so_fails_the_pipeline_while_finished_messages_are_kept() {
+    let (scene, runs, program) = accepted().await;
+    let old = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail"));
+    old.build().unwrap().drain().await.unwrap();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(br#"{"handlers": [{"key": "stock"}, {"key": "letters"}]}"#).unwrap();
+    let plan = ["handlers", "rename-plan", "--manifest", file.path().to_str().unwrap()];
+    let told = program.json(&plan, 1).await;
+    assert_eq!(told["handlers"][0]["may_be_renamed_to"], json!(["letters"]));
+    let lines = program.run(&plan).await.stdout;
+    let text = lines.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("redelivery runs the handler again under the new key"), "{text}");
+    let told = program.json(&[&plan[..], &["--removed", "mail"]].concat(), 0).await;
+    assert_eq!(told["is_safe"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_new_handler_is_given_old_messages_once() {
     let (scene, runs, program) = accepted().await;
     scene.inbox().subscribe("orders", runs.handler("audit")).build().unwrap().drain().await.unwrap();

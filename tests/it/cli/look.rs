@@ -4,7 +4,7 @@ use wharf::Failure;
 use wharf::operate::fingerprint;
 
 use super::scene::{Runs, Scene, record};
-use crate::cli::program::Program;
+use crate::cli::program::{Program, finish};
 
 /// One delivery poisoned, two done, of two handlers.
 async fn scene() -> (Scene, Program) {
@@ -19,6 +19,17 @@ async fn scene() -> (Scene, Program) {
     inbox.drain().await.unwrap();
     let program = Program::on(&scene);
     (scene, program)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn help_lists_the_options_of_a_command_apart_from_those_of_every_command() {
+    let (_scene, program) = scene().await;
+    let mut command = program.command();
+    command.args(["cleanup", "--help"]);
+    let help = finish(command).await.stdout;
+    let (own, global) = help.split_once("Options of every command:").expect("a heading");
+    assert!(own.contains("--older-than") && !own.contains("--json") && !own.contains("--database"), "{help}");
+    assert!(global.contains("--json") && global.contains("--database") && !global.contains("--older-than"), "{help}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use wharf::operate::{Backfill, Canary, CanaryStop, DeliveryFilter, HandlerStatus, State};
 use wharf::{Failure, Record};
-use wharf::operate::{Backfill, Canary, CanaryStop, DeliveryFilter, State};
 
 use super::scene::{Runs, Scene, record, records};
 
@@ -119,4 +119,21 @@ async fn a_builds_manifest_tells_what_it_would_leave_behind() {
     let plan = new.manifest().plan(&stored);
     let unsafe_keys: Vec<_> = plan.iter().filter(|one| !one.is_safe()).map(|one| one.handler_key.as_str()).collect();
     assert_eq!(unsafe_keys, ["mail"]);
+}
+
+// Looking costs the same however much waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_backlog_is_counted_exactly_up_to_ten_thousand() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    let operator = scene.store.operate();
+    inbox.accept_all(records(9_999)).await.unwrap();
+    assert_eq!(operator.handlers().await.unwrap()[0].due, 9_999);
+    let more: Vec<Record> = (0..2_100).map(|number| record(&format!("more-{number}"))).collect();
+    inbox.accept_all(more).await.unwrap();
+    assert_eq!(operator.handlers().await.unwrap()[0].due, HandlerStatus::COUNT_MAX);
+    let symptoms = operator.doctor().await.unwrap().symptoms;
+    assert!(symptoms.iter().any(|symptom| symptom.what.contains("10,000+ deliveries")), "{symptoms:?}");
+    let shown = "SELECT concat_ws('|', due, later, running, poisoned) FROM inbox_backlog";
+    assert_eq!(scene.database.query_texts(shown).await, ["10000|0|0|0"]);
 }

@@ -4,6 +4,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::statements;
+use super::look::by_index;
 use crate::store::operating::from_json;
 use crate::types::{Error, Facts, Kind, Result};
 
@@ -68,6 +69,6 @@ statements! {
 }
 
 pub(super) async fn facts(conn: &mut AsyncPgConnection) -> Result<Facts> {
-    let rows = ReadFacts {}.load(conn).await.map_err(database("cannot examine the database"))?;
+    let rows = by_index!(conn, ReadFacts {}).map_err(database("cannot examine the database"))?;
     from_json(rows)?.pop().ok_or_else(|| Error::new(Kind::Server, "the database told nothing of itself"))
 }

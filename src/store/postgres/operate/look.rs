@@ -12,29 +12,34 @@ use crate::types::{
 };
 
 statements! {
+    /// For the rest of the transaction: tables are read by index, whatever the planner believes of them. JIT would take longer than the look.
+    ByIndex("
+        SELECT concat(set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+                      set_config('jit', 'off', true))") -> String {}
+
     HandlerKeys(HANDLER_KEYS) -> (String, String) {}
 
-    /// Ids that became one handler are one row.
+    /// Ids that became one handler are one row. Counts stop at 10,000, as in the view. Whether finished deliveries are kept is seen by the newest
+    /// thousand messages; a handler that a process knows is taken to have some where there are more messages.
     Handlers("
         SELECT row_to_json(x)::text FROM (
-            SELECT h.key AS handler_key, coalesce(sum(open.due), 0) AS due, coalesce(sum(open.later), 0) AS later,
-                   coalesce(sum(open.running), 0) AS running, coalesce(sum(given_up.poisoned), 0) AS poisoned,
-                   max(open.oldest_due_secs) AS oldest_due_secs, inbox_micros(min(open.next_due_at)) AS next_due_at,
-                   inbox_micros(min(same.paused_at)) AS paused_at, inbox_micros(min(same.unknown_since)) AS unknown_since,
+            SELECT h.key AS handler_key, least(sum(b.due), 10000)::bigint AS due, least(sum(b.later), 10000)::bigint AS later,
+                   least(sum(b.running), 10000)::bigint AS running, least(sum(b.poisoned), 10000)::bigint AS poisoned,
+                   extract(epoch FROM max(b.oldest_due_age))::float8 AS oldest_due_secs, inbox_micros(min(b.next_due_at)) AS next_due_at,
+                   inbox_micros(min(b.paused_at)) AS paused_at, inbox_micros(min(b.unknown_since)) AS unknown_since,
                    ARRAY(SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                          WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1) AS former_keys,
-                   (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids)) AS processors
+                   (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids)) AS processors,
+                   coalesce((SELECT true FROM (SELECT seq FROM inbox_message ORDER BY seq DESC LIMIT 1000) m
+                             CROSS JOIN inbox_handler own
+                             CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery
+                                                 WHERE message_seq = m.seq AND handler_id = own.id AND finished_at IS NOT NULL LIMIT 1) d
+                             WHERE coalesce(own.same_as, own.id) = h.id LIMIT 1),
+                            (SELECT true FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids) LIMIT 1)
+                            AND (SELECT seq FROM inbox_message ORDER BY seq OFFSET 1000 LIMIT 1) IS NOT NULL, false) AS keeps_finished
             FROM inbox_handler h
             JOIN inbox_handler same ON coalesce(same.same_as, same.id) = h.id
-            CROSS JOIN LATERAL (
-                SELECT count(*) FILTER (WHERE d.due_at <= now() AND (d.locked_until IS NULL OR d.locked_until <= now())) AS due,
-                       count(*) FILTER (WHERE d.due_at > now() AND (d.locked_until IS NULL OR d.locked_until <= now())) AS later,
-                       count(*) FILTER (WHERE d.locked_until > now()) AS running,
-                       extract(epoch FROM now() - min(d.due_at) FILTER (WHERE d.due_at <= now()))::float8 AS oldest_due_secs,
-                       min(d.due_at) FILTER (WHERE d.due_at > now()) AS next_due_at
-                FROM inbox_delivery d WHERE d.handler_id = same.id AND d.finished_at IS NULL) open
-            CROSS JOIN LATERAL (
-                SELECT count(*) AS poisoned FROM inbox_delivery d WHERE d.handler_id = same.id AND d.status = 3) given_up
+            JOIN inbox_backlog b ON b.handler_id = same.id
             GROUP BY h.id ORDER BY h.key) x") -> String {}
 
     /// What a process holds is at the head of the index: rows keep their place in it while they run. The first thousand of each handler
@@ -145,16 +150,29 @@ statements! {
     -> String { message_seq: i64, handler_id: i16 }
 }
 
+/// Looks at tables of any size: see `ByIndex`.
+macro_rules! by_index {
+    ($conn:ident, $look:expr) => {{
+        let mut transaction = $conn.build_transaction().read_committed();
+        let looked = transaction.run::<Vec<String>, diesel::result::Error, _>(async |conn| {
+            $crate::store::postgres::operate::look::ByIndex {}.load::<String>(conn).await?;
+            $look.load(conn).await
+        });
+        looked.await
+    }};
+}
+pub(super) use by_index;
+
 pub(super) async fn handler_keys(conn: &mut AsyncPgConnection) -> Result<Vec<(String, String)>> {
     HandlerKeys {}.load(conn).await.map_err(database("cannot read the handler keys"))
 }
 
 pub(super) async fn handlers(conn: &mut AsyncPgConnection) -> Result<Vec<HandlerStatus>> {
-    from_json(Handlers {}.load(conn).await.map_err(database("cannot look at the handlers"))?)
+    from_json(by_index!(conn, Handlers {}).map_err(database("cannot look at the handlers"))?)
 }
 
 pub(super) async fn processors(conn: &mut AsyncPgConnection) -> Result<Vec<ProcessorStatus>> {
-    from_json(Processors {}.load(conn).await.map_err(database("cannot look at the processors"))?)
+    from_json(by_index!(conn, Processors {}).map_err(database("cannot look at the processors"))?)
 }
 
 pub(super) async fn deliveries(

@@ -17,12 +17,12 @@ statements! {
                 SELECT json_group_array(json(claims)) FROM (
                     SELECT json_object('handler_key', current.key, 'processor', p.name, 'claims', count(*), 'until', max(d.locked_until))
                            AS claims
-                    FROM inbox_delivery d
+                    FROM inbox_head d
                     CROSS JOIN inbox_now now
                     JOIN inbox_handler h ON h.id = d.handler_id
                     JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id)
                     LEFT JOIN inbox_processor p ON p.id = d.locked_by
-                    WHERE d.finished_at IS NULL AND d.locked_until > now.at AND (p.alive_until > now.at) IS NOT TRUE
+                    WHERE d.locked_until > now.at AND (p.alive_until > now.at) IS NOT TRUE
                     GROUP BY current.key, p.name)),
             'lags', (
                 SELECT json_group_array(json_object('handler_key', handler_key, 'p50_secs', p50_secs, 'max_secs', max_secs)) FROM (

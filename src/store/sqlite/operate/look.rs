@@ -16,30 +16,35 @@ use crate::types::{
 statements! {
     HandlerKeys(HANDLER_KEYS) -> (String, String) {}
 
-    /// Ids that became one handler are one row.
+    /// Ids that became one handler are one row. Counts stop at 10,000, as in the view. Whether finished deliveries are kept is seen by the newest
+    /// thousand messages; a handler that a process knows is taken to have some where there are more messages.
     Handlers("
         SELECT json_object(
-            'handler_key', h.key, 'due', due, 'later', later, 'running', running, 'poisoned', poisoned,
-            'oldest_due_secs', oldest_due_secs, 'next_due_at', next_due_at, 'paused_at', open.paused_at, 'unknown_since', open.unknown_since,
+            'handler_key', h.key, 'due', min(due, 10000), 'later', min(later, 10000), 'running', min(running, 10000),
+            'poisoned', min(poisoned, 10000), 'oldest_due_secs', oldest_due_secs,
+            'next_due_at', (SELECT min(next.due_at) FROM inbox_handler same
+                            JOIN inbox_delivery next ON next.handler_id = same.id AND next.finished_at IS NULL
+                             AND next.due_at = (SELECT d.due_at FROM inbox_delivery d
+                                                WHERE d.handler_id = same.id AND d.finished_at IS NULL
+                                                  AND d.due_at > (SELECT at FROM inbox_now) ORDER BY d.due_at LIMIT 1)
+                            WHERE coalesce(same.same_as, same.id) = h.id),
+            'paused_at', open.paused_at, 'unknown_since', open.unknown_since,
             'former_keys', (SELECT json_group_array(key) FROM (
                 SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                 WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1)),
-            'processors', (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > (SELECT at FROM inbox_now)
-                           AND EXISTS (SELECT 1 FROM json_each(p.handler_ids) WHERE value = h.id)))
-        FROM (SELECT coalesce(same.same_as, same.id) AS id,
-                     count(d.due_at) FILTER (WHERE d.due_at <= now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS due,
-                     count(d.due_at) FILTER (WHERE d.due_at > now.at AND (d.locked_until IS NULL OR d.locked_until <= now.at)) AS later,
-                     count(d.due_at) FILTER (WHERE d.locked_until > now.at) AS running,
-                     (now.at - min(d.due_at) FILTER (WHERE d.due_at <= now.at)) / 1e6 AS oldest_due_secs,
-                     min(d.due_at) FILTER (WHERE d.due_at > now.at) AS next_due_at,
-                     min(same.paused_at) AS paused_at, min(same.unknown_since) AS unknown_since
-              FROM inbox_handler same
-              CROSS JOIN inbox_now now
-              LEFT JOIN inbox_delivery d ON d.handler_id = same.id AND d.finished_at IS NULL
+            'processors', processors,
+            'keeps_finished', json(iif(
+                EXISTS (SELECT 1 FROM (SELECT seq FROM inbox_message ORDER BY seq DESC LIMIT 1000) m
+                        JOIN inbox_handler own ON coalesce(own.same_as, own.id) = h.id
+                        JOIN inbox_delivery d ON d.message_seq = m.seq AND d.handler_id = own.id AND d.finished_at IS NOT NULL)
+                OR processors > 0 AND EXISTS (SELECT 1 FROM inbox_message ORDER BY seq LIMIT 1 OFFSET 1000), 'true', 'false')))
+        FROM (SELECT coalesce(same.same_as, same.id) AS id, sum(b.due) AS due, sum(b.later) AS later, sum(b.running) AS running,
+                     sum(b.poisoned) AS poisoned, max(b.oldest_due_age) AS oldest_due_secs, min(same.paused_at) AS paused_at,
+                     min(same.unknown_since) AS unknown_since,
+                     (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > (SELECT at FROM inbox_now)
+                      AND EXISTS (SELECT 1 FROM json_each(p.handler_ids) WHERE value = coalesce(same.same_as, same.id))) AS processors
+              FROM inbox_handler same JOIN inbox_backlog b ON b.handler_id = same.id
               GROUP BY 1) open
-        JOIN (SELECT coalesce(same.same_as, same.id) AS id, count(d.due_at) AS poisoned
-              FROM inbox_handler same LEFT JOIN inbox_delivery d ON d.handler_id = same.id AND d.status = 3
-              GROUP BY 1) given_up ON given_up.id = open.id
         JOIN inbox_handler h ON h.id = open.id
         ORDER BY h.key") -> String {}
 
@@ -47,10 +52,8 @@ statements! {
         SELECT json_object(
             'id', p.id, 'name', p.name, 'version', p.version, 'started_at', p.started_at, 'seen_at', p.seen_at,
             'is_alive', json(iif(p.alive_until > now.at, 'true', 'false')), 'report', json(p.report),
-            'running', (SELECT count(*) FROM inbox_delivery d
-                        WHERE d.finished_at IS NULL AND d.locked_by = p.id AND d.locked_until > now.at),
-            'locked_until', (SELECT max(d.locked_until) FROM inbox_delivery d
-                             WHERE d.finished_at IS NULL AND d.locked_by = p.id AND d.locked_until > now.at),
+            'running', (SELECT count(*) FROM inbox_head d WHERE d.locked_by = p.id AND d.locked_until > now.at),
+            'locked_until', (SELECT max(d.locked_until) FROM inbox_head d WHERE d.locked_by = p.id AND d.locked_until > now.at),
             'handler_keys', (SELECT json_group_array(key) FROM (
                 SELECT DISTINCT current.key FROM json_each(p.handler_ids) i
                 JOIN inbox_handler own ON own.id = i.value
