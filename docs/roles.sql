@@ -40,6 +40,9 @@ GRANT SELECT, DELETE ON inbox_message, inbox_delivery, inbox_history TO :"clean"
 GRANT UPDATE (seq) ON inbox_message TO :"clean";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_identity TO :"clean";
 GRANT SELECT, INSERT, UPDATE ON inbox_lease TO :"clean";
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_retention, inbox_kept TO :"clean";
+-- Only where retention expires quarantined records (`expire_quarantined`), which is off by default:
+-- GRANT SELECT, DELETE ON inbox_quarantine TO :"clean";
 -- `wharf cleanup` looks whether there is an inbox, and writes down who purged.
 GRANT EXECUTE ON FUNCTION inbox_audit_steps TO :"clean";
 
@@ -53,7 +56,7 @@ GRANT UPDATE (replay_asked_at, replays, reason, detail) ON inbox_quarantine TO :
 
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_quarantine, inbox_ledger, inbox_gap,
-                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
+                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
 TO :"read", :"admin";
 
 -- admin: looks at everything, and acts by calling functions: replay, discard, pause, the quarantine. They run with the owner's rights and write the

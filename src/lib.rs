@@ -60,7 +60,7 @@
 //! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three
 //!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.
 //! - Nothing is purged but what is finished, and nothing of it before its time ([`Retention`]); poisoned and quarantined rows leave only by a
-//!   person's act.
+//!   person's act, or by an expiry that you set.
 //! - Trouble of the database is nobody's fault: nothing is poisoned, charged or dropped for it, and everything goes on by itself.
 //!
 //! # What is not

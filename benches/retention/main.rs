@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench retention` fills a table, accepts at a steady rate before, during and after its purge, prints a table and writes
 //! `target/bench/retention.json`. `-- --smoke` only shows that everything still runs; `--rows=`, `--rate=` and `--quiet-secs=` set the
-//! scale; with `--identities` the identities of purged messages are kept.
+//! scale; with `--identities` the identities of purged messages are kept. Then a purge of `--go=` messages is measured beside `--stay=` that stay, and
+//! without them; `--kept-only` measures nothing else.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,10 +16,12 @@
 
 mod accepting;
 mod filled;
+mod kept;
 
 use std::time::{Duration, Instant};
 
 use accepting::{Accepting, Latencies};
+use kept::Kept;
 use support::bench::{argument, is_asked_for, on_a_disk, start_postgres, write_json};
 use wharf::operate::Purged;
 use wharf::{Postgres, Retention, Store};
@@ -44,11 +47,18 @@ fn main() {
         quiet: Duration::from_secs(argument("--quiet-secs=").unwrap_or(quiet_secs) as u64),
         keeps_identities: is_asked_for("--identities"),
     };
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(run(scale));
+    let (stay, go) = if is_asked_for("--smoke") { (20_000, 2_000) } else { (5_000_000, 100_000) };
+    let kept = Kept { stay: argument("--stay=").unwrap_or(stay), go: argument("--go=").unwrap_or(go) };
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(run(scale, kept));
 }
 
-async fn run(scale: Scale) {
+async fn run(scale: Scale, kept: Kept) {
     let cluster = start_postgres().await;
+    let growth = kept::growth(&cluster, kept).await;
+    if is_asked_for("--kept-only") {
+        let json = serde_json::json!({ "stay": kept.stay, "go": kept.go, "purge_kept_growth": growth });
+        return write_json("retention.json", &json);
+    }
     let url = filled::database(&cluster, scale).await;
     let store = Store::<Postgres>::connect(&url).await.unwrap();
     let accepting = Accepting::start(&url, scale.rate).await;
@@ -58,7 +68,7 @@ async fn run(scale: Scale) {
     without.extend(accepting.during(tokio::time::sleep(scale.quiet)).await.1);
 
     assert_eq!(purged.messages, scale.rows as u64, "{purged}");
-    report(scale, &without, &under, took);
+    report(scale, &without, &under, took, growth);
 }
 
 async fn purge(store: &Store<Postgres>, scale: Scale) -> (Purged, Duration) {
@@ -70,7 +80,7 @@ async fn purge(store: &Store<Postgres>, scale: Scale) -> (Purged, Duration) {
     (purged, begun_at.elapsed())
 }
 
-fn report(scale: Scale, without: &Latencies, under: &Latencies, took: Duration) {
+fn report(scale: Scale, without: &Latencies, under: &Latencies, took: Duration, growth: f64) {
     let [p50, p99] = [0.50, 0.99].map(|share| under.quantile(share) / without.quantile(share));
     let per_second = scale.rows as f64 / took.as_secs_f64();
     println!("{} messages purged at {per_second:.0}/s, {} records accepted a second", scale.rows, scale.rate);
@@ -91,6 +101,7 @@ fn report(scale: Scale, without: &Latencies, under: &Latencies, took: Duration) 
         "accept_under_purge_p99_ms": under.quantile(0.99) * 1e3,
         "accept_under_purge_p50_ratio": p50,
         "accept_under_purge_p99_ratio": p99,
+        "purge_kept_growth": growth,
     });
     write_json("retention.json", &json);
 }

@@ -1,7 +1,7 @@
 //! Purges: walks over what is finished, one short step after the other, and gives way in between.
 //!
 //! One process at a time does it, by a lease in the database. A step is carried to its end on the store's thread, whatever becomes of the
-//! caller; dying anywhere leaves nothing half done, and the next run begins anew. Never touches what is not finished: the store decides.
+//! caller; a crash leaves nothing half done, and the next run goes on where this one was. The store decides what is finished.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::{Operator, Retention};
 use crate::store::operating::Audit;
-use crate::store::purging::{Periods, PurgeStep, Step, Stepped};
+use crate::store::purging::{Cursor, Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Purgeable, Purged, Result};
 
@@ -82,6 +82,8 @@ impl<B: Backend> Operator<B> {
             "older_than": period(retention.period),
             "of_handlers": of_handlers,
             "keep_identities": retention.keep_identities.map(period),
+            "expire_poisoned": retention.expire_poisoned.map(period),
+            "expire_quarantined": retention.expire_quarantined.map(period),
         });
         self.audit(Audit { action: "purge", filter: filter.to_string(), affected: purged.messages }).await?;
         Ok(purged)
@@ -109,7 +111,7 @@ pub(crate) async fn purge<B: Backend>(
         rows_max,
         refusals: 0,
     };
-    let ended = purge.run(&periods, retention.keep_identities).await;
+    let ended = purge.run(&periods, retention).await;
     // Not from under a step that is still under way. Without it, and after an error, the lease runs out.
     if !matches!(ended, Err(End::StoppedWithin)) {
         let _ = store.backend.release_purge(holder).await;
@@ -135,7 +137,7 @@ async fn periods<B: Backend>(store: &Store<B>, retention: &Retention) -> Result<
     }
     let of_ids = ids.into_iter().zip(&retention.of_handlers);
     let of_handlers = of_ids.flat_map(|(ids, (_, period))| ids.into_iter().map(|id| (id, *period))).collect();
-    Ok(Periods { default: retention.period, of_handlers })
+    Ok(Periods { default: retention.period, of_handlers, poisoned: retention.expire_poisoned })
 }
 
 /// A purge under way.
@@ -161,15 +163,17 @@ enum End {
 }
 
 impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<'_, B, F, S> {
-    async fn run(&mut self, periods: &Periods, keep: Option<Duration>) -> Result<(), End> {
+    async fn run(&mut self, periods: &Periods, retention: &Retention) -> Result<(), End> {
+        let keep = retention.keep_identities;
         let marks_first = keep.filter(|_| self.store.backend.marks_first());
         let mut is_anything_over = true;
         if let Some(keep) = marks_first {
             let mark = |cursor, rows| PurgeStep::Mark { periods: periods.clone(), keep, cursor, rows };
-            is_anything_over = self.walk(mark, |_, _| {}).await? > 0;
+            is_anything_over = self.walk(mark, |purged, step| purged.identities_written += step.messages).await? > 0;
             if is_anything_over {
                 self.settle().await?;
             }
+            self.purged.identities_written = 0;
         }
         if is_anything_over {
             let remove = |cursor, rows| PurgeStep::Remove { periods: periods.clone(), keep, cursor, rows };
@@ -180,17 +184,21 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
             })
             .await?;
         }
-        self.forget().await
+        self.forget().await?;
+        match retention.expire_quarantined {
+            Some(older_than) => self.expire(older_than).await,
+            None => Ok(()),
+        }
     }
 
-    /// Steps from the first message to the end. Returns how many messages they found.
+    /// Steps over what is worth a look, to the end. Returns how many messages they found.
     async fn walk(
         &mut self,
-        step: impl Fn(i64, u32) -> PurgeStep,
+        step: impl Fn(Cursor, u32) -> PurgeStep,
         note: impl Fn(&mut Purged, &Step),
     ) -> Result<u64, End> {
         let mut messages = 0;
-        let mut cursor = Some(i64::MIN);
+        let mut cursor = Some(Cursor::START);
         while let Some(from) = cursor {
             let done = self.step(|rows| step(from, rows), &note).await?;
             messages += done.messages;
@@ -214,6 +222,12 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
     async fn forget(&mut self) -> Result<(), End> {
         let note = |purged: &mut Purged, step: &Step| purged.identities_forgotten += step.identities;
         while self.step(|rows| PurgeStep::Forget { rows }, note).await?.identities > 0 {}
+        Ok(())
+    }
+
+    async fn expire(&mut self, older_than: Duration) -> Result<(), End> {
+        let note = |purged: &mut Purged, step: &Step| purged.quarantined += step.quarantined;
+        while self.step(|rows| PurgeStep::Expire { older_than, rows }, note).await?.quarantined > 0 {}
         Ok(())
     }
 

@@ -13,7 +13,10 @@ const BATCH_ROWS_MAX: usize = 10_000;
 /// How long finished messages are kept, and their identities after them.
 ///
 /// A message is purged when **every** delivery of it is done or discarded, each for longer than the period of its handler; the message
-/// and its deliveries go together. As long as one is pending, running or poisoned, all of them stay. Quarantined records are never purged.
+/// and its deliveries go together. As long as one is pending, running or poisoned, all of them stay. Poisoned deliveries and quarantined records are
+/// purged only where an expiry for them is set.
+///
+/// A purge costs what goes, not what stays: it remembers which messages it has looked at and when those that were kept can go at the earliest.
 ///
 /// Retention is the window of deduplication: a record that comes again after its message was purged is a new message, and its handlers
 /// run again, unless its identity is kept ([`Retention::keep_identities`]). It is the database's: where several services share an
@@ -30,6 +33,8 @@ pub struct Retention {
     pub(crate) period: Duration,
     pub(crate) of_handlers: Vec<(String, Duration)>,
     pub(crate) keep_identities: Option<Duration>,
+    pub(crate) expire_poisoned: Option<Duration>,
+    pub(crate) expire_quarantined: Option<Duration>,
     pub(crate) interval: Duration,
     pub(crate) batch_rows: usize,
 }
@@ -41,6 +46,8 @@ impl Retention {
             period,
             of_handlers: Vec::new(),
             keep_identities: None,
+            expire_poisoned: None,
+            expire_quarantined: None,
             interval: Duration::from_secs(10 * 60),
             batch_rows: 1_000,
         }
@@ -61,8 +68,21 @@ impl Retention {
         self
     }
 
+    /// Counts a delivery that has been poisoned for this long as finished: it goes with its message, and nobody can replay it any more. Default: never;
+    /// poisoned deliveries wait for a person. Set it where nobody looks at old ones.
+    pub fn expire_poisoned(mut self, period: Duration) -> Self {
+        self.expire_poisoned = Some(period);
+        self
+    }
+
+    /// Deletes records that have been in quarantine for this long, except those whose replay was asked for. Default: never; quarantined records wait for a
+    /// person. Set it where nobody looks at old ones.
+    pub fn expire_quarantined(mut self, period: Duration) -> Self {
+        self.expire_quarantined = Some(period);
+        self
+    }
+
     /// How often a running inbox purges, jittered. Default: 10 minutes, so that there is little to do each time and vacuum keeps up.
-    /// Longer makes sense where many poisoned messages are kept: each time they are passed over.
     pub fn every(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
@@ -78,7 +98,8 @@ impl Retention {
     /// How long an identity is known at the least.
     #[cfg(feature = "kafka")]
     pub(crate) fn window(&self) -> Duration {
-        let shortest = self.of_handlers.iter().map(|(_, period)| *period).fold(self.period, Duration::min);
+        let own = self.of_handlers.iter().map(|(_, period)| *period).chain(self.expire_poisoned);
+        let shortest = own.fold(self.period, Duration::min);
         shortest + self.keep_identities.unwrap_or_default()
     }
 
@@ -98,6 +119,9 @@ impl Retention {
             refuse(*period > PERIOD_MAX, format!("the retention of {key} is at most 3650days"));
             let is_repeated = self.of_handlers[..at].iter().any(|(other, _)| other == key);
             refuse(is_repeated, format!("the retention of {key} is given twice"));
+        }
+        for (what, expiry) in [("poisoned", self.expire_poisoned), ("quarantined", self.expire_quarantined)] {
+            refuse(expiry > Some(PERIOD_MAX), format!("the expiry of what is {what} is at most 3650days"));
         }
         let keep = self.keep_identities.unwrap_or(PERIOD_MAX);
         let keep_is_wrong = keep < Duration::from_secs(1) || keep > PERIOD_MAX;

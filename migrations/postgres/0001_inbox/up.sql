@@ -176,6 +176,22 @@ CREATE TABLE inbox_lease (
     held_until timestamptz NOT NULL
 ) WITH (fillfactor = 10);
 
+-- How far retention has looked, for each set of periods: messages up to this seq were looked at. What could not go is in inbox_kept.
+CREATE TABLE inbox_retention (
+    policy    bigint      PRIMARY KEY,               -- a hash of the periods: other periods look for themselves
+    walked_to bigint      NOT NULL,
+    purged_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 10);
+
+-- Blocks of 500 messages (seq / 500) of which something was kept, and when the first of them can go. Until then no purge reads them: a purge
+-- costs what goes, not what stays.
+CREATE TABLE inbox_kept (
+    policy  bigint      NOT NULL,
+    block   bigint      NOT NULL,
+    look_at timestamptz NOT NULL,
+    PRIMARY KEY (policy, block) INCLUDE (look_at)    -- the blocks that are due, in their order
+);
+
 -- One row for each act of a person. Append-only.
 CREATE TABLE inbox_audit (
     id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -161,6 +161,22 @@ CREATE TABLE inbox_lease (
     held_until INTEGER NOT NULL
 ) WITHOUT ROWID;
 
+-- How far retention has looked, for each set of periods: messages up to this seq were looked at. What could not go is in inbox_kept.
+CREATE TABLE inbox_retention (
+    policy    INTEGER PRIMARY KEY,                   -- a hash of the periods: other periods look for themselves
+    walked_to INTEGER NOT NULL,
+    purged_at INTEGER NOT NULL
+);
+
+-- Blocks of 500 messages (seq / 500) of which something was kept, and when the first of them can go. Until then no purge reads them: a purge
+-- costs what goes, not what stays.
+CREATE TABLE inbox_kept (
+    policy  INTEGER NOT NULL,
+    block   INTEGER NOT NULL,
+    look_at INTEGER NOT NULL,
+    PRIMARY KEY (policy, block)                      -- the blocks that are due, in their order
+) WITHOUT ROWID;
+
 -- One row for each act of a person. Append-only.
 CREATE TABLE inbox_audit (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -26,6 +26,12 @@ pub struct CleanupArguments {
     /// Keep the identities for this long, so that a late redelivery is still a duplicate
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     keep_identities: Option<Duration>,
+    /// Also deliveries that have been poisoned for this long; without it they wait for a person
+    #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
+    expire_poisoned: Option<Duration>,
+    /// Also records that have been in quarantine for this long; without it they wait for a person
+    #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
+    expire_quarantined: Option<Duration>,
     /// Messages looked at in one transaction
     #[arg(long, value_name = "ROWS", default_value_t = 1_000)]
     batch: usize,
@@ -49,18 +55,32 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
         None
     };
     let bar = progress::of(output, total, "purged");
-    let on_step = |purged: &Purged| bar.set_position(purged.messages);
+    let on_step = |purged: &Purged| {
+        bar.set_position(purged.messages);
+        bar.set_message(waiting(purged));
+    };
     let purged = session.acting(confirming.because.as_ref()).purge(&retention, on_step).await?;
     bar.finish_and_clear();
     match output.is_json {
         true => output.document(&json!({
             "action": "cleanup", "dry_run": false, "messages": purged.messages, "deliveries": purged.deliveries,
             "identities_kept": purged.identities_kept, "identities_forgotten": purged.identities_forgotten,
+            "quarantined": purged.quarantined,
             "is_locked_out": purged.is_locked_out(),
         }))?,
         false => output.line(format!("cleanup: {purged}"))?,
     }
     Ok(if purged.is_locked_out() { Exit::Partly } else { Exit::Well })
+}
+
+/// Why nothing goes for a while.
+fn waiting(purged: &Purged) -> String {
+    match purged.waiting() {
+        0 => String::new(),
+        written => format!(
+            "({written} identities written; their messages go in about two minutes, when no accept that may have missed one is under way)"
+        ),
+    }
 }
 
 fn tell_purgeable<B: Backend>(session: &Session<B>, purgeable: &Purgeable) -> Result<Exit, Failure> {
@@ -81,10 +101,9 @@ impl CleanupArguments {
         let retention = Retention::after(self.older_than).batch_rows(self.batch);
         let of_handlers = self.of_handlers.iter().cloned();
         let retention = of_handlers.fold(retention, |retention, (key, age)| retention.for_handler(key, age));
-        match self.keep_identities {
-            Some(period) => retention.keep_identities(period),
-            None => retention,
-        }
+        let retention = self.keep_identities.into_iter().fold(retention, Retention::keep_identities);
+        let retention = self.expire_poisoned.into_iter().fold(retention, Retention::expire_poisoned);
+        self.expire_quarantined.into_iter().fold(retention, Retention::expire_quarantined)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Retention: a bounded walk over the messages in their order, each step a short transaction that holds the lease's row.
 //!
-//! A step looks at so many messages, whatever becomes of them: its cost is that of its rows, neither of the table nor of what is kept. A
+//! A walk looks at messages that are old enough for the first time, and at blocks of messages that were kept when the first of them can go. Both are
+//! written down in the step that looks, so a purge costs what goes, not what stays, and the next process goes on where this one was. A
 //! message and all its deliveries go together or stay together. Their rows are locked before they are judged for the last time, so a
 //! delivery that a redelivery adds meanwhile keeps its message; rows that others have locked are passed over, nobody waits for a purge.
 //!
-//! Never touches what is pending, running, poisoned or quarantined.
+//! Never touches what is pending or running, nor, unless an expiry says so, what is poisoned or quarantined.
 
 mod statements;
 
@@ -18,11 +19,13 @@ use super::errors::database;
 use super::process::millis;
 use super::statement::only_row;
 use crate::store::counts::{count, limit};
-use crate::store::purging::{Counted, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
+use crate::store::purging::{
+    BLOCK, BLOCKS_MAX, Counted, Cursor, LATE, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped, UNUSED,
+};
 use crate::types::Result;
 use statements::{
-    ByIndex, Count, CountRow, Forget, Forgettable, IdsOfKey, IsSettled, Lock, MakeLease, Mark, ReleaseLease, Remove,
-    RemoveRow, TakeLease, Walk, WalkRow,
+    ByIndex, Count, CountRow, ExpireQuarantined, Forget, ForgetUnused, Forgettable, IdsOfKey, IsSettled, Lock,
+    MakeLease, Mark, NoteKept, NoteWalked, ReleaseLease, Remove, RemoveRow, TakeLease, WalkFresh, WalkKept, WalkRow,
 };
 
 /// The step that writes identities is over by then: two statements of 20 seconds at the most, and its commit.
@@ -34,6 +37,7 @@ struct Given {
     handler_ids: Vec<i16>,
     periods_ms: Vec<i64>,
     default_ms: i64,
+    poisoned_ms: Option<i64>,
 }
 
 impl From<&Periods> for Given {
@@ -43,6 +47,7 @@ impl From<&Periods> for Given {
             handler_ids: periods.of_handlers.iter().map(|(id, _)| *id).collect(),
             periods_ms: periods.of_handlers.iter().map(|(_, period)| millis(*period)).collect(),
             default_ms: millis(periods.default),
+            poisoned_ms: periods.poisoned.map(millis),
         }
     }
 }
@@ -68,8 +73,13 @@ pub(super) async fn step(
                 remove(conn, periods, keep.map(|_| settle_ms), *cursor, *rows).await?
             }
             PurgeStep::Forget { rows } => {
+                ForgetUnused { unused_ms: millis(UNUSED), rows: limit(*rows) }.execute(conn).await?;
                 let identities = Forget { rows: limit(*rows) }.execute(conn).await?;
                 Step { identities: identities as u64, ..Step::default() }
+            }
+            PurgeStep::Expire { older_than, rows } => {
+                let expire = ExpireQuarantined { rows: limit(*rows), older_than_ms: millis(*older_than) };
+                Step { quarantined: expire.execute(conn).await? as u64, ..Step::default() }
             }
         };
         QueryResult::Ok(Stepped::Done(done))
@@ -86,63 +96,157 @@ async fn take_lease(conn: &mut AsyncPgConnection, holder: i64) -> QueryResult<bo
     Ok(is_made && !take().load::<String>(conn).await?.is_empty())
 }
 
-/// The messages that can go, and where the walk goes on.
-async fn walk(
+/// What a step looked at.
+struct Walked {
+    /// Messages that can go.
+    seqs: Vec<i64>,
+    /// Blocks that were looked at.
+    blocks: Vec<i64>,
+    /// The last message that need not be looked at again for being new.
+    walked_to: Option<i64>,
+    /// Where the walk goes on.
+    cursor: Option<Cursor>,
+}
+
+async fn walk(conn: &mut AsyncPgConnection, periods: &Periods, cursor: Cursor, rows: u32) -> QueryResult<Walked> {
+    let after_seq = match cursor {
+        Cursor::Kept { after_block } => {
+            let walked = walk_kept(conn, periods, after_block, rows).await?;
+            if !walked.blocks.is_empty() {
+                return Ok(walked);
+            }
+            None
+        }
+        Cursor::Fresh { after_seq } => after_seq,
+    };
+    walk_fresh(conn, periods, after_seq, rows).await
+}
+
+async fn walk_kept(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
-    cursor: i64,
+    after_block: i64,
     rows: u32,
-) -> QueryResult<(Vec<i64>, Option<i64>)> {
-    let Given { shortest_ms, handler_ids, periods_ms, default_ms } = periods.into();
-    let walk = Walk { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms };
-    let WalkRow { last, is_at_end, seqs } = walk.load(conn).await.and_then(only_row)?;
-    Ok((seqs, last.filter(|_| !is_at_end)))
+) -> QueryResult<Walked> {
+    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let walk = WalkKept {
+        policy: periods.policy(),
+        after_block,
+        blocks_max: BLOCKS_MAX,
+        block: BLOCK,
+        rows: limit(rows),
+        periods_ms,
+        handler_ids,
+        default_ms,
+        shortest_ms,
+        poisoned_ms,
+    };
+    let WalkRow { last, is_at_end, seqs, blocks, walked_to } = walk.load(conn).await.and_then(only_row)?;
+    let cursor = match last.filter(|_| !is_at_end) {
+        Some(after_block) => Cursor::Kept { after_block },
+        None => Cursor::Fresh { after_seq: None },
+    };
+    Ok(Walked { seqs, blocks, walked_to, cursor: Some(cursor) })
+}
+
+async fn walk_fresh(
+    conn: &mut AsyncPgConnection,
+    periods: &Periods,
+    after_seq: Option<i64>,
+    rows: u32,
+) -> QueryResult<Walked> {
+    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let walk = WalkFresh {
+        after_seq,
+        policy: periods.policy(),
+        rows: limit(rows),
+        late_ms: millis(LATE),
+        block: BLOCK,
+        periods_ms,
+        handler_ids,
+        default_ms,
+        shortest_ms,
+        poisoned_ms,
+    };
+    let WalkRow { last, is_at_end, seqs, blocks, walked_to } = walk.load(conn).await.and_then(only_row)?;
+    let cursor = last.filter(|_| !is_at_end).map(|seq| Cursor::Fresh { after_seq: Some(seq) });
+    Ok(Walked { seqs, blocks, walked_to, cursor })
+}
+
+/// Writes down what was looked at, after what could go has gone.
+async fn note(conn: &mut AsyncPgConnection, periods: &Periods, walked: &Walked) -> QueryResult<()> {
+    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let policy = periods.policy();
+    if !walked.blocks.is_empty() {
+        let (blocks, block) = (&*walked.blocks, BLOCK);
+        NoteKept { blocks, policy, block, periods_ms, handler_ids, default_ms, shortest_ms, poisoned_ms }
+            .execute(conn)
+            .await?;
+    }
+    if let Some(walked_to) = walked.walked_to {
+        NoteWalked { policy, walked_to }.execute(conn).await?;
+    }
+    Ok(())
 }
 
 async fn mark(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
     keep: Duration,
-    cursor: i64,
+    cursor: Cursor,
     rows: u32,
 ) -> QueryResult<Step> {
-    let (seqs, cursor) = walk(conn, periods, cursor, rows).await?;
+    let Walked { seqs, cursor, .. } = walk(conn, periods, cursor, rows).await?;
     if seqs.is_empty() {
         return Ok(Step { cursor, ..Step::default() });
     }
     let mark = Mark { message_seqs: &seqs, keep_ms: millis(keep) };
     let identities = mark.load(conn).await.and_then(only_row)?;
-    Ok(Step { cursor, messages: seqs.len() as u64, identities: count(identities), deliveries: 0 })
+    Ok(Step { cursor, messages: seqs.len() as u64, identities: count(identities), ..Step::default() })
 }
 
 async fn settle(conn: &mut AsyncPgConnection, settle_ms: i64) -> QueryResult<Step> {
     let is_settled: bool = IsSettled { settle_ms }.load(conn).await.and_then(only_row)?;
-    Ok(Step { cursor: (!is_settled).then_some(0), ..Step::default() })
+    Ok(Step { cursor: (!is_settled).then_some(Cursor::START), ..Step::default() })
 }
 
 async fn remove(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
     settle_ms: Option<i64>,
-    cursor: i64,
+    cursor: Cursor,
     rows: u32,
 ) -> QueryResult<Step> {
-    let (seqs, cursor) = walk(conn, periods, cursor, rows).await?;
+    let walked = walk(conn, periods, cursor, rows).await?;
+    let step = match walked.seqs.is_empty() {
+        true => Step::default(),
+        false => remove_walked(conn, periods, settle_ms, &walked.seqs).await?,
+    };
+    note(conn, periods, &walked).await?;
+    Ok(Step { cursor: walked.cursor, ..step })
+}
+
+async fn remove_walked(
+    conn: &mut AsyncPgConnection,
+    periods: &Periods,
+    settle_ms: Option<i64>,
+    seqs: &[i64],
+) -> QueryResult<Step> {
     let keeps_identities = settle_ms.is_some();
-    let lock = Lock { message_seqs: &seqs, keeps_identities, settle_ms: settle_ms.unwrap_or_default() };
-    let message_seqs = if seqs.is_empty() { Vec::new() } else { lock.load(conn).await? };
+    let lock = Lock { message_seqs: seqs, keeps_identities, settle_ms: settle_ms.unwrap_or_default() };
+    let message_seqs: Vec<i64> = lock.load(conn).await?;
     if message_seqs.is_empty() {
-        return Ok(Step { cursor, ..Step::default() });
+        return Ok(Step::default());
     }
-    let Given { handler_ids, periods_ms, default_ms, .. } = periods.into();
-    let remove = Remove { message_seqs, handler_ids, periods_ms, default_ms };
+    let Given { handler_ids, periods_ms, default_ms, poisoned_ms, .. } = periods.into();
+    let remove = Remove { message_seqs, handler_ids, periods_ms, default_ms, poisoned_ms };
     let RemoveRow { messages, deliveries, found } = remove.load(conn).await.and_then(only_row)?;
     if deliveries != found {
         // Somebody replayed one of them that very moment. Nothing goes; the next try sees it.
         return Err(DieselError::RollbackTransaction);
     }
     let identities = if keeps_identities { count(messages) } else { 0 };
-    Ok(Step { cursor, deliveries: count(deliveries), messages: count(messages), identities })
+    Ok(Step { deliveries: count(deliveries), messages: count(messages), identities, ..Step::default() })
 }
 
 pub(super) async fn release(conn: &mut AsyncPgConnection, holder: i64) -> Result<()> {
@@ -156,8 +260,8 @@ pub(super) async fn count_purgeable(
     cursor: i64,
     rows: u32,
 ) -> Result<Counted> {
-    let Given { shortest_ms, handler_ids, periods_ms, default_ms } = periods.into();
-    let counting = Count { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms };
+    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let counting = Count { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms };
     let counted = conn.transaction(async |conn| {
         ByIndex {}.load::<String>(conn).await?;
         counting.load(conn).await.and_then(only_row)

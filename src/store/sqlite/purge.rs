@@ -1,7 +1,8 @@
 //! Retention: a bounded walk over the messages in their order, each step one act that renews the lease.
 //!
-//! Nobody else writes meanwhile, so a message, its deliveries and what is kept of its identity change in one act. Never touches what is
-//! pending, running, poisoned or quarantined.
+//! Nobody else writes meanwhile, so a message, its deliveries and what is kept of its identity change in one act. What was looked at and when
+//! the first of what was kept can go is written down in the same act. Never touches what is pending or running, nor, unless an expiry says so, what is
+//! poisoned or quarantined.
 
 use std::time::Duration;
 
@@ -12,7 +13,9 @@ use super::errors::database;
 use super::statement::{only_row, rows, statements};
 use crate::store::counts::{count, limit};
 use crate::store::identity_hash::IdentityHash;
-use crate::store::purging::{Counted, IDS_OF_KEY, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped};
+use crate::store::purging::{
+    BLOCK, BLOCKS_MAX, Counted, Cursor, IDS_OF_KEY, LATE, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped, UNUSED,
+};
 use crate::types::Result;
 
 rows! {
@@ -34,6 +37,37 @@ statements! {
 
     Walk("SELECT seq, received_at, message_id, source FROM inbox_message WHERE seq > :cursor ORDER BY seq LIMIT :rows")
     -> MessageRow { cursor: i64, rows: i32 }
+
+    OfBlock("
+        SELECT seq, received_at, message_id, source FROM inbox_message
+        WHERE seq >= :block * :size AND seq < (:block + 1) * :size ORDER BY seq") -> MessageRow { block: i64, size: i64 }
+
+    DueBlocks("
+        SELECT block FROM inbox_kept WHERE policy = :policy AND block > :after_block AND look_at <= :now ORDER BY block LIMIT :blocks_max")
+    -> i64 { policy: i64, after_block: i64, now: i64, blocks_max: i32 }
+
+    WalkedTo("SELECT walked_to FROM inbox_retention WHERE policy = :policy") -> i64 { policy: i64 }
+
+    NoteWalked("
+        INSERT INTO inbox_retention (policy, walked_to, purged_at) VALUES (:policy, :walked_to, :now)
+        ON CONFLICT (policy) DO UPDATE SET walked_to = max(walked_to, excluded.walked_to), purged_at = excluded.purged_at")
+    { policy: i64, walked_to: i64, now: i64 }
+
+    NoteKept("
+        INSERT INTO inbox_kept (policy, block, look_at) VALUES (:policy, :block, :look_at)
+        ON CONFLICT (policy, block) DO UPDATE SET look_at = excluded.look_at") { policy: i64, block: i64, look_at: i64 }
+
+    NothingKept("DELETE FROM inbox_kept WHERE policy = :policy AND block = :block") { policy: i64, block: i64 }
+
+    ForgetBlocks("
+        DELETE FROM inbox_kept WHERE policy IN (SELECT policy FROM inbox_retention WHERE purged_at < :before)") { before: i64 }
+
+    ForgetUnused("DELETE FROM inbox_retention WHERE purged_at < :before") { before: i64 }
+
+    ExpireQuarantined("
+        DELETE FROM inbox_quarantine
+        WHERE id IN (SELECT id FROM inbox_quarantine ORDER BY id LIMIT :rows) AND quarantined_at < :before AND replay_asked_at IS NULL")
+    { rows: i32, before: i64 }
 
     DeliveriesOf("SELECT handler_id, status, finished_at FROM inbox_delivery WHERE message_seq = :message_seq")
     -> FinishedRow { message_seq: i64 }
@@ -83,8 +117,15 @@ fn try_step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -> Query
         PurgeStep::Mark { .. } | PurgeStep::Settle => Step::default(),
         PurgeStep::Remove { periods, keep, cursor, rows } => remove(conn, periods, *keep, *cursor, *rows, now)?,
         PurgeStep::Forget { rows } => {
+            let before = now - micros(UNUSED);
+            ForgetBlocks { before }.execute(conn)?;
+            ForgetUnused { before }.execute(conn)?;
             let identities = Forget { now, rows: limit(*rows) }.execute(conn)?;
             Step { identities: identities as u64, ..Step::default() }
+        }
+        PurgeStep::Expire { older_than, rows } => {
+            let expire = ExpireQuarantined { rows: limit(*rows), before: now - micros(*older_than) };
+            Step { quarantined: expire.execute(conn)? as u64, ..Step::default() }
         }
     };
     Ok(Stepped::Done(done))
@@ -94,12 +135,13 @@ fn remove(
     conn: &mut SqliteConnection,
     periods: &Periods,
     keep: Option<Duration>,
-    cursor: i64,
+    cursor: Cursor,
     rows: u32,
     now: i64,
 ) -> QueryResult<Step> {
-    let (over, cursor) = walk(conn, periods, cursor, rows, now)?;
-    let mut step = Step { cursor, messages: over.len() as u64, ..Step::default() };
+    let walked = walk(conn, periods, cursor, rows, now)?;
+    let over = judge(conn, periods, walked.messages, now)?;
+    let mut step = Step { cursor: walked.cursor, messages: over.len() as u64, ..Step::default() };
     for Over { seq, message_id, source, .. } in over {
         step.deliveries += RemoveDeliveries { message_seq: seq }.execute(conn)? as u64;
         RemoveHistory { message_seq: seq }.execute(conn)?;
@@ -110,39 +152,140 @@ fn remove(
             step.identities += 1;
         }
     }
+    for block in walked.blocks {
+        note_kept(conn, periods, block, now)?;
+    }
+    if let Some(walked_to) = walked.walked_to {
+        NoteWalked { policy: periods.policy(), walked_to, now }.execute(conn)?;
+    }
     Ok(step)
 }
 
-/// The messages that can go among the next rows, and where the walk goes on.
-fn walk(
+/// Writes down when the first of what is left of a block can go.
+fn note_kept(conn: &mut SqliteConnection, periods: &Periods, block: i64, now: i64) -> QueryResult<()> {
+    let mut look_at = None;
+    for MessageRow { seq, received_at, .. } in (OfBlock { block, size: BLOCK }).load::<MessageRow>(conn)? {
+        let deliveries = DeliveriesOf { message_seq: seq }.load::<FinishedRow>(conn)?;
+        let over_at = deliveries.iter().map(|row| row.over_at(periods, now)).max();
+        let over_at = over_at.unwrap_or(received_at + micros(periods.default));
+        let over_at = over_at.max(received_at + micros(periods.shortest()));
+        look_at = Some(look_at.map_or(over_at, |first: i64| first.min(over_at)));
+    }
+    let policy = periods.policy();
+    match look_at {
+        Some(look_at) => NoteKept { policy, block, look_at }.execute(conn)?,
+        None => NothingKept { policy, block }.execute(conn)?,
+    };
+    Ok(())
+}
+
+impl FinishedRow {
+    /// When it is over its time. What is not finished is done now at the earliest, so this is never too late.
+    fn over_at(&self, periods: &Periods, now: i64) -> i64 {
+        self.expiry(periods).unwrap_or(now + micros(periods.of(self.handler_id)))
+    }
+
+    /// When a finished delivery is over its time; none for one that waits for a handler or a person.
+    fn expiry(&self, periods: &Periods) -> Option<i64> {
+        let period = match self.status {
+            // Done or discarded.
+            2 | 4 => periods.of(self.handler_id),
+            // Poisoned.
+            3 => periods.poisoned?,
+            _ => return None,
+        };
+        self.finished_at.map(|at| at + micros(period))
+    }
+}
+
+/// What a step looks at.
+struct Walked {
+    messages: Vec<MessageRow>,
+    blocks: Vec<i64>,
+    /// The last message that need not be looked at again for being new.
+    walked_to: Option<i64>,
+    /// Where the walk goes on.
+    cursor: Option<Cursor>,
+}
+
+fn walk(conn: &mut SqliteConnection, periods: &Periods, cursor: Cursor, rows: u32, now: i64) -> QueryResult<Walked> {
+    let after_seq = match cursor {
+        Cursor::Kept { after_block } => {
+            let walked = walk_kept(conn, periods, after_block, rows, now)?;
+            if !walked.blocks.is_empty() {
+                return Ok(walked);
+            }
+            None
+        }
+        Cursor::Fresh { after_seq } => after_seq,
+    };
+    walk_fresh(conn, periods, after_seq, rows, now)
+}
+
+/// Whole blocks that are worth a look by now.
+fn walk_kept(
     conn: &mut SqliteConnection,
     periods: &Periods,
-    cursor: i64,
+    after_block: i64,
     rows: u32,
     now: i64,
-) -> QueryResult<(Vec<Over>, Option<i64>)> {
-    let walked = Walk { cursor, rows: limit(rows) }.load::<MessageRow>(conn)?;
-    let shortest = now - micros(periods.shortest());
-    let is_at_end = walked.len() < rows as usize || !walked.iter().any(|row| row.received_at < shortest);
-    let last = walked.last().map(|row| row.seq);
+) -> QueryResult<Walked> {
+    let due = DueBlocks { policy: periods.policy(), after_block, now, blocks_max: BLOCKS_MAX };
+    let (mut messages, mut blocks) = (Vec::new(), Vec::new());
+    for block in due.load::<i64>(conn)? {
+        messages.extend(OfBlock { block, size: BLOCK }.load::<MessageRow>(conn)?);
+        blocks.push(block);
+        if messages.len() >= rows as usize {
+            break;
+        }
+    }
+    let cursor = blocks.last().map(|block| Cursor::Kept { after_block: *block });
+    Ok(Walked { messages, blocks, walked_to: None, cursor })
+}
+
+/// Messages that no purge has looked at. Nobody else writes, so none of them comes late; young ones are looked at again all the same, as on PostgreSQL.
+fn walk_fresh(
+    conn: &mut SqliteConnection,
+    periods: &Periods,
+    after_seq: Option<i64>,
+    rows: u32,
+    now: i64,
+) -> QueryResult<Walked> {
+    let after_seq = match after_seq {
+        Some(seq) => seq,
+        None => WalkedTo { policy: periods.policy() }.load(conn)?.pop().unwrap_or(-1),
+    };
+    let messages = Walk { cursor: after_seq, rows: limit(rows) }.load::<MessageRow>(conn)?;
+    let (shortest, late) = (micros(periods.shortest()), micros(LATE));
+    let is_at_end = messages.len() < rows as usize || !messages.iter().any(|row| row.received_at < now - shortest);
+    let cursor = messages.last().filter(|_| !is_at_end).map(|row| Cursor::Fresh { after_seq: Some(row.seq) });
+    let old = messages.iter().take_while(|row| row.received_at < now - shortest.max(late));
+    let old: Vec<i64> = old.map(|row| row.seq).collect();
+    let mut blocks: Vec<i64> = old.iter().map(|seq| seq / BLOCK).collect();
+    blocks.dedup();
+    Ok(Walked { messages, blocks, walked_to: old.last().copied(), cursor })
+}
+
+/// Those of these messages that can go.
+fn judge(
+    conn: &mut SqliteConnection,
+    periods: &Periods,
+    messages: Vec<MessageRow>,
+    now: i64,
+) -> QueryResult<Vec<Over>> {
     let mut over = Vec::new();
-    for MessageRow { seq, received_at, message_id, source } in walked {
-        if received_at >= shortest {
+    for MessageRow { seq, received_at, message_id, source } in messages {
+        if received_at >= now - micros(periods.shortest()) {
             continue;
         }
         let deliveries = DeliveriesOf { message_seq: seq }.load::<FinishedRow>(conn)?;
         let is_orphan = deliveries.is_empty() && received_at < now - micros(periods.default);
-        let is_over = |row: &FinishedRow| {
-            let own = periods.of_handlers.iter().find(|(id, _)| *id == row.handler_id);
-            let period = own.map_or(periods.default, |(_, period)| *period);
-            // Done or discarded.
-            matches!(row.status, 2 | 4) && row.finished_at.is_some_and(|at| at < now - micros(period))
-        };
+        let is_over = |row: &FinishedRow| row.expiry(periods).is_some_and(|at| at < now);
         if is_orphan || (!deliveries.is_empty() && deliveries.iter().all(is_over)) {
             over.push(Over { seq, message_id, source, deliveries: deliveries.len() as u64 });
         }
     }
-    Ok((over, last.filter(|_| !is_at_end)))
+    Ok(over)
 }
 
 pub(super) fn release(conn: &mut SqliteConnection, holder: i64) -> Result<()> {
@@ -156,8 +299,13 @@ pub(super) fn count_purgeable(
     cursor: i64,
     rows: u32,
 ) -> Result<Counted> {
-    let walked = clock::now(conn).and_then(|now| walk(conn, periods, cursor, rows, now));
-    let (over, cursor) = walked.map_err(database("cannot count what can be purged"))?;
+    let cannot = || database("cannot count what can be purged");
+    let now = clock::now(conn).map_err(cannot())?;
+    let walked = Walk { cursor, rows: limit(rows) }.load::<MessageRow>(conn).map_err(cannot())?;
+    let shortest = now - micros(periods.shortest());
+    let is_at_end = walked.len() < rows as usize || !walked.iter().any(|row| row.received_at < shortest);
+    let cursor = walked.last().map(|row| row.seq).filter(|_| !is_at_end);
+    let over = judge(conn, periods, walked, now).map_err(cannot())?;
     let deliveries = over.iter().map(|over| over.deliveries).sum();
     Ok(Counted { cursor, deliveries, messages: over.len() as u64 })
 }

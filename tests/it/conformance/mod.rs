@@ -30,6 +30,7 @@ macro_rules! every_store {
             replay "../replay.rs"
             retention "../retention.rs"
             retention_identities "../retention_identities.rs"
+            retention_kept "../retention_kept.rs"
             transactional "../transactional.rs"
         }
     };

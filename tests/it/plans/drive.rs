@@ -16,7 +16,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 27] = [
+pub const STATEMENTS: [(&str, &str); 30] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -39,6 +39,9 @@ pub const STATEMENTS: [(&str, &str); 27] = [
     ("look for kept identities", "FROM unnest(hashes) WITH ORDINALITY"),
     ("take the lease of retention", "UPDATE inbox_lease SET holder"),
     ("walk to what is over", "ARRAY(SELECT seq FROM judged"),
+    ("look at what was kept", "WITH due AS MATERIALIZED"),
+    ("note what is kept", "INSERT INTO inbox_kept"),
+    ("note how far a purge has looked", "INSERT INTO inbox_retention"),
     ("write identities", "WITH marked AS"),
     ("wait for identities", "ORDER BY i.forget_at DESC LIMIT 1"),
     ("lock what is over", "FOR UPDATE SKIP LOCKED) l"),
@@ -96,6 +99,9 @@ async fn purge(big: &Big, store: &Store<Postgres>) {
     let purged = store.purge(&keeping, |_| {}).await.unwrap();
     assert!(purged.messages > 15_000 && purged.identities_kept == purged.messages, "{purged}");
     assert!(purged.identities_forgotten >= 4_999, "{purged}");
+    // What was kept is looked at again.
+    big.execute("UPDATE inbox_kept SET look_at = now()").await;
+    store.purge(&keeping, |_| {}).await.unwrap();
 }
 
 fn inbox(

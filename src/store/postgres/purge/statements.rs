@@ -4,7 +4,8 @@ use super::super::statement::{rows, statements};
 use crate::store::purging::IDS_OF_KEY;
 
 rows! {
-    WalkRow { last: Option<i64>, is_at_end: bool, seqs: Vec<i64> }
+    /// `blocks` were looked at as far as their messages are old enough, `walked_to` is the last of these.
+    WalkRow { last: Option<i64>, is_at_end: bool, seqs: Vec<i64>, blocks: Vec<i64>, walked_to: Option<i64> }
 
     CountRow { last: Option<i64>, is_at_end: bool, messages: i64, deliveries: i64 }
 
@@ -12,31 +13,62 @@ rows! {
     RemoveRow { messages: i64, deliveries: i64, found: i64 }
 }
 
-/// Whether a delivery `d` is finished and over its time: that of its handler, or the default.
-macro_rules! is_over {
+/// How long a finished delivery `d` stays: by its handler, or the default.
+macro_rules! period {
     () => {
-        "(d.status IN (2, 4) AND coalesce(d.finished_at < now() - coalesce(
-             (:periods_ms)[array_position(:handler_ids, d.handler_id)], :default_ms) * interval '1 millisecond', false))"
+        "(coalesce((:periods_ms)[array_position(:handler_ids, d.handler_id)], :default_ms) * interval '1 millisecond')"
     };
 }
 
-/// The next messages behind a cursor, in their order; those of them that can go, with how many deliveries they have; and of the answer
-/// where the walk goes on, and whether it is over.
-macro_rules! judged {
+/// When a delivery `d` is over its time. What is not finished is done now at the earliest, so this is never too late.
+macro_rules! over_at {
     () => {
         concat!(
-            "WITH walked AS MATERIALIZED (
-                SELECT seq, received_at FROM inbox_message WHERE seq > :cursor ORDER BY seq LIMIT :rows),
+            "CASE WHEN d.status IN (2, 4) AND d.finished_at IS NOT NULL THEN d.finished_at + ",
+            period!(),
+            "
+                      WHEN d.status = 3 AND d.finished_at IS NOT NULL AND :poisoned_ms::bigint IS NOT NULL
+                      THEN d.finished_at + :poisoned_ms * interval '1 millisecond'
+                      ELSE now() + ",
+            period!(),
+            " END"
+        )
+    };
+}
+
+/// Whether a delivery `d` is finished and over its time.
+macro_rules! is_over {
+    () => {
+        concat!("(d.finished_at IS NOT NULL AND d.status IN (2, 3, 4) AND (d.status <> 3 OR :poisoned_ms::bigint IS NOT NULL)
+                  AND ", over_at!(), " < now())")
+    };
+}
+
+/// Of the next messages, in their order, those that can go, with how many deliveries they have.
+macro_rules! judged {
+    ($walked:literal) => {
+        concat!(
+            "WITH ",
+            $walked,
+            ",
             judged AS MATERIALIZED (
                 SELECT w.seq, d.deliveries FROM walked w
-                CROSS JOIN LATERAL (SELECT count(*) AS deliveries, bool_and(", is_over!(), ") AS is_over
+                CROSS JOIN LATERAL (SELECT count(*) AS deliveries, bool_and(",
+            is_over!(),
+            ") AS is_over
                                     FROM inbox_delivery d WHERE d.message_seq = w.seq) d
                 WHERE w.received_at < now() - :shortest_ms * interval '1 millisecond'
-                  AND coalesce(d.is_over, w.received_at < now() - :default_ms * interval '1 millisecond'))
-            SELECT (SELECT max(seq) FROM walked),
-                   (SELECT count(*) < :rows
-                           OR count(*) FILTER (WHERE received_at < now() - :shortest_ms * interval '1 millisecond') = 0 FROM walked), "
+                  AND coalesce(d.is_over, w.received_at < now() - :default_ms * interval '1 millisecond')) "
         )
+    };
+}
+
+/// Of the answer of a walk by seq: where it goes on, and whether it is over.
+macro_rules! by_seq {
+    () => {
+        "SELECT (SELECT max(seq) FROM walked),
+                (SELECT count(*) < :rows
+                        OR count(*) FILTER (WHERE received_at < now() - :shortest_ms * interval '1 millisecond') = 0 FROM walked), "
     };
 }
 
@@ -70,16 +102,93 @@ statements! {
     ReleaseLease<'a>("UPDATE inbox_lease SET held_until = '-infinity' WHERE name = :name AND holder = :holder")
     { name: &'a str, holder: i64 }
 
-    /// Where the walk goes on, whether it is over, and the messages that can go.
-    Walk(concat!(judged!(), "ARRAY(SELECT seq FROM judged ORDER BY seq)"))
+    /// Messages that no purge has looked at. Those that are young are looked at again the next time, as is every one behind the first of them: an
+    /// accept that is under way may have a seq in between.
+    WalkFresh(concat!(judged!("walked AS MATERIALIZED (
+                SELECT seq, received_at FROM inbox_message
+                WHERE seq > coalesce(:after_seq::bigint, (SELECT walked_to FROM inbox_retention WHERE policy = :policy), -1)
+                ORDER BY seq LIMIT :rows),
+            young AS MATERIALIZED (
+                SELECT min(seq) AS seq FROM walked
+                WHERE received_at >= now() - greatest(:shortest_ms, :late_ms) * interval '1 millisecond'),
+            safe AS MATERIALIZED (
+                SELECT w.seq FROM walked w CROSS JOIN young y WHERE y.seq IS NULL OR w.seq < y.seq)"),
+        by_seq!(), "ARRAY(SELECT seq FROM judged ORDER BY seq), ARRAY(SELECT DISTINCT seq / :block FROM safe), (SELECT max(seq) FROM safe)"))
     -> WalkRow {
-        cursor: i64, rows: i32, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, shortest_ms: i64,
+        after_seq: Option<i64>, policy: i64, rows: i32, late_ms: i64, block: i64, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64,
+        shortest_ms: i64, poisoned_ms: Option<i64>,
     }
 
-    /// As the walk, counted.
-    Count(concat!(judged!(), "(SELECT count(*) FROM judged), (SELECT coalesce(sum(deliveries), 0)::bigint FROM judged)"))
+    /// Messages that were kept, of blocks that are worth a look by now. The last block is looked at again unless it is whole.
+    WalkKept(concat!(judged!("due AS MATERIALIZED (
+                SELECT block FROM inbox_kept WHERE policy = :policy AND block > :after_block AND look_at <= now()
+                ORDER BY block LIMIT :blocks_max),
+            walked AS MATERIALIZED (
+                SELECT m.seq, m.received_at FROM due b
+                CROSS JOIN LATERAL (SELECT seq, received_at FROM inbox_message
+                                    WHERE seq >= b.block * :block AND seq < (b.block + 1) * :block ORDER BY seq LIMIT :block) m
+                ORDER BY m.seq LIMIT greatest(:rows::bigint, :block)),
+            whole AS MATERIALIZED (
+                SELECT CASE WHEN (SELECT count(*) FROM walked) < greatest(:rows::bigint, :block) THEN (SELECT max(block) FROM due)
+                            ELSE greatest((SELECT max(seq) FROM walked) / :block - 1, (SELECT min(block) FROM due)) END AS block)"), "
+        SELECT (SELECT block FROM whole),
+               (SELECT count(*) < :blocks_max FROM due) AND (SELECT block FROM whole) IS NOT DISTINCT FROM (SELECT max(block) FROM due),
+               ARRAY(SELECT seq FROM judged ORDER BY seq),
+               ARRAY(SELECT d.block FROM due d CROSS JOIN whole w WHERE d.block <= w.block), NULL::bigint"))
+    -> WalkRow {
+        policy: i64, after_block: i64, blocks_max: i32, block: i64, rows: i32, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64,
+        shortest_ms: i64, poisoned_ms: Option<i64>,
+    }
+
+    /// Writes down when the first of what is left of each block can go; forgets blocks of which nothing is left.
+    NoteKept<'a>(concat!("
+        WITH kept AS MATERIALIZED (
+            SELECT b.block, k.look_at FROM unnest(:blocks) AS b (block)
+            CROSS JOIN LATERAL (
+                SELECT min(greatest(m.received_at + :shortest_ms * interval '1 millisecond',
+                                    coalesce(d.over_at, m.received_at + :default_ms * interval '1 millisecond'))) AS look_at
+                FROM (SELECT seq, received_at FROM inbox_message
+                      WHERE seq >= b.block * :block AND seq < (b.block + 1) * :block ORDER BY seq LIMIT :block) m
+                CROSS JOIN LATERAL (SELECT max(", over_at!(), ") AS over_at FROM inbox_delivery d WHERE d.message_seq = m.seq) d) k),
+        empty AS (
+            DELETE FROM inbox_kept
+            WHERE ctid = ANY (ARRAY(
+                SELECT k.tid FROM kept e
+                CROSS JOIN LATERAL (SELECT ctid AS tid FROM inbox_kept WHERE policy = :policy AND block = e.block LIMIT 1) k
+                WHERE e.look_at IS NULL)))
+        INSERT INTO inbox_kept (policy, block, look_at) SELECT :policy, block, look_at FROM kept WHERE look_at IS NOT NULL
+        ON CONFLICT (policy, block) DO UPDATE SET look_at = excluded.look_at"))
+    {
+        blocks: &'a [i64], policy: i64, block: i64, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, shortest_ms: i64,
+        poisoned_ms: Option<i64>,
+    }
+
+    NoteWalked("
+        INSERT INTO inbox_retention (policy, walked_to) VALUES (:policy, :walked_to)
+        ON CONFLICT (policy) DO UPDATE SET walked_to = greatest(inbox_retention.walked_to, excluded.walked_to), purged_at = now()")
+    { policy: i64, walked_to: i64 }
+
+    /// A part of what is known of periods that nobody uses any more.
+    ForgetUnused("
+        WITH unused AS MATERIALIZED (
+            SELECT policy FROM inbox_retention WHERE purged_at < now() - :unused_ms * interval '1 millisecond' LIMIT 1),
+        kept AS (
+            DELETE FROM inbox_kept
+            WHERE ctid = ANY (ARRAY(SELECT k.ctid FROM unused u JOIN inbox_kept k ON k.policy = u.policy LIMIT :rows)) RETURNING 1)
+        DELETE FROM inbox_retention r USING unused u WHERE r.policy = u.policy AND (SELECT count(*) FROM kept) < :rows")
+    { unused_ms: i64, rows: i32 }
+
+    ExpireQuarantined("
+        DELETE FROM inbox_quarantine
+        WHERE id = ANY (ARRAY(SELECT id FROM inbox_quarantine ORDER BY id LIMIT :rows))
+          AND quarantined_at < now() - :older_than_ms * interval '1 millisecond' AND replay_asked_at IS NULL")
+    { rows: i32, older_than_ms: i64 }
+
+    /// All messages in their order, counted.
+    Count(concat!(judged!("walked AS MATERIALIZED (
+                SELECT seq, received_at FROM inbox_message WHERE seq > :cursor ORDER BY seq LIMIT :rows)"), by_seq!(), "(SELECT count(*) FROM judged), (SELECT coalesce(sum(deliveries), 0)::bigint FROM judged)"))
     -> CountRow {
-        cursor: i64, rows: i32, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, shortest_ms: i64,
+        cursor: i64, rows: i32, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, shortest_ms: i64, poisoned_ms: Option<i64>,
     }
 
     /// Writes identities, and prolongs those that a purge has written that did not come to its end: they have been seen since.
@@ -132,7 +241,7 @@ statements! {
                 SELECT d.tid FROM judged j
                 CROSS JOIN LATERAL (SELECT d.ctid AS tid FROM inbox_delivery d WHERE d.message_seq = j.seq
                                     ORDER BY d.message_seq, d.handler_id LIMIT 32768) d))
-              AND t.status IN (2, 4)
+              AND (t.status IN (2, 4) OR t.status = 3 AND :poisoned_ms::bigint IS NOT NULL)
             RETURNING 1),
         history AS (
             DELETE FROM inbox_history t
@@ -148,7 +257,9 @@ statements! {
             RETURNING 1)
         SELECT (SELECT count(*) FROM message), (SELECT count(*) FROM delivery),
                (SELECT coalesce(sum(deliveries), 0)::bigint FROM judged)"))
-    -> RemoveRow { message_seqs: Vec<i64>, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64 }
+    -> RemoveRow {
+        message_seqs: Vec<i64>, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, poisoned_ms: Option<i64>,
+    }
 
     Forget("
         DELETE FROM inbox_identity
