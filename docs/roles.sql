@@ -67,3 +67,5 @@ TO :"admin";
 -- A backfill adds deliveries by itself and locks their messages meanwhile.
 GRANT INSERT ON inbox_delivery TO :"admin";
 GRANT UPDATE (seq) ON inbox_message TO :"admin";
+-- Moves positions in Kafka by these functions only; they run with the owner's rights and write the audit.
+GRANT EXECUTE ON FUNCTION inbox_ledger_reset, inbox_ledger_skip TO :"admin";

@@ -11,9 +11,8 @@ use std::time::Instant;
 use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
 use crate::store::Backend;
-use crate::store::seam::{
-    AcceptBatch, Accepted, Few, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Quarantined,
-};
+use crate::store::ledger::{LedgerEntry, LedgerMove};
+use crate::store::seam::{AcceptBatch, Accepted, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage};
 

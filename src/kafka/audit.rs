@@ -9,7 +9,7 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 
 use super::rebalance::partitions;
 use super::{Kafka, settings};
-use crate::store::seam::{Gap, LedgerReport, LedgerState};
+use crate::store::ledger::{Gap, LedgerReport, LedgerState};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 
@@ -191,7 +191,7 @@ impl PartitionAudit {
 
 impl From<LedgerState> for PartitionAudit {
     fn from(state: LedgerState) -> Self {
-        let LedgerState { topic, partition, next_offset, stored, highest_stored } = state;
+        let LedgerState { topic, partition, next_offset, stored, highest_stored, .. } = state;
         let known = Self::unknown(&topic, partition);
         Self { next_offset: Some(next_offset), stored, highest_stored, ..known }
     }

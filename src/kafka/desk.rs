@@ -8,9 +8,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::position::{At, is_cut};
 use crate::accept::Row;
-use crate::store::seam::{LedgerEntry, LedgerMove};
+use crate::store::ledger::{LedgerEntry, LedgerMove, Reader};
 use crate::types::Limits;
+use parts::{End, Owned, Standing, Waiting};
+
+mod parts;
 
 /// A topic and a partition of it.
 pub(super) type Place = (Arc<str>, i32);
@@ -23,7 +27,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
 
 pub(super) struct Desk {
-    group: Arc<str>,
+    /// Whose ledger it is. `None` until Kafka has told its cluster's id: nothing begins before.
+    reader: Option<Arc<Reader>>,
     topics: HashMap<Arc<str>, HashMap<i32, Owned>>,
     generation: u64,
     lanes: [Lane; LANES],
@@ -38,49 +43,6 @@ struct Lane {
     writing: Option<Vec<End>>,
 }
 
-/// A record that waits to be written; without a row when nobody wants it, but its offset counts all the same.
-struct Waiting {
-    place: Place,
-    offset: i64,
-    row: Option<Row>,
-    size_bytes: usize,
-}
-
-struct End {
-    place: Place,
-    generation: u64,
-    next_offset: i64,
-}
-
-struct Owned {
-    /// The name that all records of the topic share.
-    topic: Arc<str>,
-    generation: u64,
-    lane: usize,
-    standing: Standing,
-    is_paused: bool,
-    /// The offset that is expected next from Kafka.
-    next_offset: i64,
-    /// Everything before it is stored. `None` until the partition has begun.
-    stored: Option<i64>,
-    committed: Option<i64>,
-}
-
-/// How far a partition has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// Its position has to be found.
-    New {
-        ask_at: Instant,
-    },
-    Asked,
-    Reading,
-    /// There is no position: see `position::Start::Nowhere`.
-    Stopped {
-        ask_at: Instant,
-    },
-}
-
 /// A partition whose position is to be found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
@@ -88,6 +50,8 @@ pub(super) struct Asked {
     pub(super) generation: u64,
     /// It is in the ledger, as far as we know.
     pub(super) has_ledger: bool,
+    /// A record came that proves that the log was truncated.
+    pub(super) cut: Option<At>,
 }
 
 /// Whether a record that was read is to be taken in.
@@ -107,9 +71,9 @@ pub(super) struct Batch {
 }
 
 impl Desk {
-    pub(super) fn new(group: &str) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            group: group.into(),
+            reader: None,
             topics: HashMap::new(),
             generation: 0,
             lanes: Default::default(),
@@ -133,6 +97,9 @@ impl Desk {
                 standing: Standing::New { ask_at: now },
                 is_paused: true,
                 next_offset: 0,
+                epoch: None,
+                cut: None,
+                stopped_why: None,
                 stored: None,
                 committed: None,
             };
@@ -186,7 +153,8 @@ impl Desk {
                 let place = (Arc::clone(topic), partition);
                 if ask_at <= now && !busy.contains(&place) {
                     owned.standing = Standing::Asked;
-                    asked.push(Asked { place, generation: owned.generation, has_ledger: owned.stored.is_some() });
+                    let (generation, has_ledger) = (owned.generation, owned.stored.is_some());
+                    asked.push(Asked { place, generation, has_ledger, cut: owned.cut });
                 }
             }
         }
@@ -206,12 +174,20 @@ impl Desk {
         self.get(topic, *partition).is_some_and(|owned| owned.generation == asked.generation)
     }
 
+    /// Whose ledger the batches move.
+    pub(super) fn read_for(&mut self, reader: &Arc<Reader>) {
+        self.reader = Some(Arc::clone(reader));
+    }
+
     /// The partition has been set to an offset: it is read from here on. Everything before is stored.
-    pub(super) fn begin(&mut self, (topic, partition): &Place, at: i64) {
+    pub(super) fn begin(&mut self, (topic, partition): &Place, at: At) {
         if let Some(owned) = self.get_mut(topic, *partition) {
             owned.standing = Standing::Reading;
-            owned.next_offset = at;
-            owned.stored = Some(at);
+            owned.next_offset = at.offset;
+            owned.epoch = at.epoch;
+            owned.cut = None;
+            owned.stopped_why = None;
+            owned.stored = Some(at.offset);
         }
     }
 
@@ -222,18 +198,19 @@ impl Desk {
         }
     }
 
-    /// There is no position. It is looked again now and then whether a person has put that right.
-    pub(super) fn stop(&mut self, (topic, partition): &Place, now: Instant) {
-        if let Some(owned) = self.get_mut(topic, *partition) {
-            owned.standing = Standing::Stopped { ask_at: now + LOOK_AGAIN };
-        }
+    /// The partition is stopped. It is looked again now and then whether a person has put that right. Returns whether this reason is new.
+    pub(super) fn stop(&mut self, (topic, partition): &Place, why: &str, now: Instant) -> bool {
+        let Some(owned) = self.get_mut(topic, *partition) else { return false };
+        owned.standing = Standing::Stopped { ask_at: now + LOOK_AGAIN };
+        owned.cut = None;
+        owned.stopped_why.replace(why.into()).as_deref() != Some(why)
     }
 
     /// Whether a record is the next of its partition. `low` is asked for the first offset that Kafka still has, only when needed.
     pub(super) fn expects(
         &mut self,
         (topic, partition): (&str, i32),
-        offset: i64,
+        at: At,
         now: Instant,
         low: impl FnOnce() -> Option<i64>,
     ) -> Expected {
@@ -242,8 +219,10 @@ impl Desk {
             return Expected::No;
         }
         // Offsets are passed over by compaction and by transactions. What lies before the log's beginning was deleted, unread.
-        let is_gap = offset > owned.next_offset && low().is_some_and(|low| low > owned.next_offset);
-        if offset < owned.next_offset || is_gap {
+        let is_gap = at.offset > owned.next_offset && low().is_some_and(|low| low > owned.next_offset);
+        if at.offset < owned.next_offset || is_gap {
+            let expected = At { offset: owned.next_offset, epoch: owned.epoch };
+            owned.cut = is_cut(expected, at).then_some(at);
             owned.standing = Standing::New { ask_at: now };
             return Expected::OutOfPlace;
         }
@@ -252,15 +231,16 @@ impl Desk {
 
     /// Takes in a record that was expected, with what it becomes and how large that is. A partition that was sent back meanwhile, by a batch
     /// whose ledger was not where it should have been, takes nothing in.
-    pub(super) fn take_in(&mut self, (topic, partition): (&str, i32), offset: i64, row: Option<(Row, usize)>) {
+    pub(super) fn take_in(&mut self, (topic, partition): (&str, i32), at: At, row: Option<(Row, usize)>) {
         let Some(owned) = self.get_mut(topic, partition) else { return };
         if owned.standing != Standing::Reading {
             return;
         }
-        owned.next_offset = offset + 1;
+        owned.next_offset = at.offset + 1;
+        owned.epoch = at.epoch;
         let (lane, place) = (owned.lane, (Arc::clone(&owned.topic), partition));
         let (row, size_bytes) = row.map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
-        self.lanes[lane].waiting.push_back(Waiting { place, offset, row, size_bytes });
+        self.lanes[lane].waiting.push_back(Waiting { place, at, row, size_bytes });
         self.waiting_rows += 1;
         self.waiting_bytes += size_bytes;
     }
@@ -279,7 +259,8 @@ impl Desk {
         if self.lanes[lane].writing.is_some() || self.lanes[lane].waiting.is_empty() {
             return None;
         }
-        let mut ends: HashMap<Place, i64> = HashMap::new();
+        let reader = Arc::clone(self.reader.as_ref()?);
+        let mut ends: HashMap<Place, At> = HashMap::new();
         let mut rows = Vec::new();
         let mut size_bytes = 0;
         let waiting = &mut self.lanes[lane].waiting;
@@ -293,20 +274,22 @@ impl Desk {
             size_bytes += next.size_bytes;
             self.waiting_rows -= 1;
             rows.extend(next.row);
-            ends.insert(next.place, next.offset + 1);
+            ends.insert(next.place, next.at);
         }
         self.waiting_bytes -= size_bytes;
         let mut ledger = Vec::with_capacity(ends.len());
         let mut writing = Vec::with_capacity(ends.len());
-        for (place, next_offset) in ends {
+        for (place, last) in ends {
+            let next_offset = last.offset + 1;
             // What waits is of partitions that are owned and have begun.
             let Some(owned) = self.get(&place.0, place.1) else { continue };
             ledger.push(LedgerEntry {
-                group: Arc::clone(&self.group),
+                reader: Arc::clone(&reader),
                 topic: Arc::clone(&place.0),
                 partition: place.1,
                 from_offset: owned.stored.unwrap_or_default(),
                 next_offset,
+                leader_epoch: last.epoch,
             });
             writing.push(End { generation: owned.generation, place, next_offset });
         }
@@ -360,8 +343,8 @@ impl Desk {
     }
 
     /// Partitions to pause and to resume, and notes them as such: only what is being read goes on, and only while there is room.
-    /// What is resumed comes with the offset that is expected next of it.
-    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<Place>, Vec<(Place, i64)>) {
+    /// What is resumed comes with the position that is expected next of it.
+    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<Place>, Vec<(Place, At)>) {
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for (topic, partitions) in &mut self.topics {
             for (&partition, owned) in partitions {
@@ -371,7 +354,7 @@ impl Desk {
                     let place = (Arc::clone(topic), partition);
                     match wants_pause {
                         true => pause.push(place),
-                        false => resume.push((place, owned.next_offset)),
+                        false => resume.push((place, At { offset: owned.next_offset, epoch: owned.epoch })),
                     }
                 }
             }

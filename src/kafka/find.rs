@@ -19,11 +19,11 @@ use super::desk::{Asked, Place};
 use super::for_ever::for_ever;
 use super::native;
 use super::native::leader::{self, Answers};
-use super::position::{self, Committed, Known, Start, Topic};
+use super::position::{self, At, Committed, Known, Start, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, Told, partitions};
 use crate::accept::Intake;
 use crate::store::Backend;
-use crate::store::seam::{LedgerRow, Opening};
+use crate::store::ledger::{LedgerRow, Opening, Reader, Stopping};
 use crate::telemetry::events;
 
 /// How long Kafka may take for each answer.
@@ -53,12 +53,19 @@ struct Looked {
 /// it is closed, and that must not be the store's thread.
 pub(super) async fn find<B: Backend>(
     intake: Arc<Intake<B>>,
-    group: Arc<str>,
     consumer: Weak<BaseConsumer<Context>>,
     asked: Vec<Asked>,
     tell: Sender<Told>,
 ) {
-    let sought = with_ledger(&intake, &group, asked).await;
+    let asking = consumer.clone();
+    let Some(reader) = joined(spawn_blocking(move || reader(&asking)).await) else { return };
+    let Some(reader) = reader else {
+        let unanswered = asked.into_iter().map(|asked| Found { asked, start: None }).collect();
+        return drop(tell.send(Told::Found(unanswered)));
+    };
+    let (stopped, sought) = with_ledger(&intake, &reader, asked).await;
+    open(&intake, &reader, &stopped).await;
+    drop(tell.send(Told::Found(stopped.into_iter().map(|looked| looked.found).collect())));
     let asking = consumer.clone();
     let Some(Led { by_leader, leaderless }) = joined(spawn_blocking(move || led(&asking, sought)).await) else {
         return;
@@ -66,11 +73,11 @@ pub(super) async fn find<B: Backend>(
     drop(tell.send(Told::Found(leaderless)));
     let mut looking = JoinSet::new();
     for (leader, sought) in by_leader {
-        let (intake, group, consumer) = (Arc::clone(&intake), Arc::clone(&group), consumer.clone());
+        let (intake, reader, consumer) = (Arc::clone(&intake), Arc::clone(&reader), consumer.clone());
         let tell = tell.clone();
         looking.spawn(async move {
             let Some(looked) = joined(spawn_blocking(move || look(&consumer, leader, sought)).await) else { return };
-            open(&intake, &group, &looked).await;
+            open(&intake, &reader, &looked).await;
             drop(tell.send(Told::Found(looked.into_iter().map(|looked| looked.found).collect())));
         });
     }
@@ -88,20 +95,41 @@ fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     }
 }
 
-async fn with_ledger<B: Backend>(intake: &Intake<B>, group: &str, asked: Vec<Asked>) -> Vec<Sought> {
-    let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
-    let (backend, places) = (&intake.store.backend, places.as_slice());
-    let reading = move || backend.ledger(group, places);
-    let ledger = for_ever(intake.limits.backoff_max, "read the ledger", reading).await;
-    asked.into_iter().zip(ledger).map(|(asked, ledger)| Sought { asked, ledger }).collect()
+/// Whose ledger it is. Without the cluster's id nothing begins: positions of two clusters must not be mixed. Blocks.
+fn reader(consumer: &Weak<BaseConsumer<Context>>) -> Option<Arc<Reader>> {
+    let consumer = consumer.upgrade()?;
+    let context = consumer.context();
+    context.reader().or_else(|| native::epoch::cluster_id(&consumer, ANSWER_WAIT).map(|id| context.read_from(id)))
 }
 
-/// Writes what has to be in the ledger before the partitions are read.
-async fn open<B: Backend>(intake: &Intake<B>, group: &str, looked: &[Looked]) {
+/// Partitions that the ledger alone decides about, because they are stopped, and those that Kafka has to be asked about.
+async fn with_ledger<B: Backend>(intake: &Intake<B>, reader: &Reader, asked: Vec<Asked>) -> (Vec<Looked>, Vec<Sought>) {
+    let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
+    let (backend, places) = (&intake.store.backend, places.as_slice());
+    let reading = move || backend.ledger(reader, places);
+    let ledger = for_ever(intake.limits.backoff_max, "read the ledger", reading).await;
+    let (mut stopped, mut sought) = (Vec::new(), Vec::new());
+    for (asked, ledger) in asked.into_iter().zip(ledger) {
+        match ledger.as_ref().and_then(|ledger| position::stopped(ledger, asked.cut)) {
+            Some(start) => stopped.push(Looked { found: Found { asked, start: Some(start) }, ledger, topic_id: None }),
+            None => sought.push(Sought { asked, ledger }),
+        }
+    }
+    (stopped, sought)
+}
+
+/// Writes what has to be in the ledger before the partitions are read, or are reported as stopped.
+async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, looked: &[Looked]) {
     let openings: Vec<Opening> = looked.iter().filter_map(opening).collect();
     if !openings.is_empty() {
         let (backend, openings) = (&intake.store.backend, openings.as_slice());
-        let writing = move || backend.open_ledger(group, openings);
+        let writing = move || backend.open_ledger(reader, openings);
+        for_ever(intake.limits.backoff_max, "write the ledger", writing).await;
+    }
+    let stops: Vec<Stopping> = looked.iter().filter_map(stopping).collect();
+    if !stops.is_empty() {
+        let (backend, stops) = (&intake.store.backend, stops.as_slice());
+        let writing = move || backend.stop_partitions(reader, stops);
         for_ever(intake.limits.backoff_max, "write the ledger", writing).await;
     }
 }
@@ -198,7 +226,8 @@ fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaRe
         (Some(_) | None, _) => Topic::Same,
     };
     let (low, high) = (watermarks.low, watermarks.high);
-    Ok(Known { ledger: ledger.as_ref().map(|ledger| ledger.next_offset), topic, committed, low, high })
+    let ledger = ledger.as_ref().map(|ledger| At { offset: ledger.next_offset, epoch: ledger.leader_epoch });
+    Ok(Known { ledger, topic, committed, low, high })
 }
 
 /// What the group has committed.
@@ -229,12 +258,21 @@ fn committed(consumer: &BaseConsumer<Context>, sought: &[Sought]) -> Offsets {
 fn opening(looked: &Looked) -> Option<Opening> {
     let Looked { found, ledger, topic_id } = looked;
     let (topic, partition) = &found.asked.place;
-    let (at, gap_from) = match (found.start?, ledger) {
-        (Start::Nowhere { .. }, _) => return None,
+    let (at, gap_from) = match (found.start.as_ref()?, ledger) {
+        (Start::Nowhere(_) | Start::Stopped { .. }, _) => return None,
         // A ledger that does not know its topic's id yet learns it.
-        (Start::At(_), Some(LedgerRow { topic_id: read, .. })) if read.is_some() || topic_id.is_none() => return None,
-        (Start::At(at), Some(_) | None) => (at, None),
-        (Start::AfterGap { from, to }, _) => (to, Some(from)),
+        (Start::At(at), Some(row)) if row.next_offset == at.offset && (row.topic_id.is_some() || topic_id.is_none()) => {
+            return None;
+        }
+        (Start::At(at), Some(_) | None) => (at.offset, None),
+        (Start::AfterGap { from, to }, _) => (*to, Some(*from)),
     };
     Some(Opening { topic: Arc::clone(topic), topic_id: topic_id.clone(), partition: *partition, at, gap_from })
+}
+
+/// What has to be written before the partition is reported as stopped.
+fn stopping(looked: &Looked) -> Option<Stopping> {
+    let Some(Start::Nowhere(stop)) = &looked.found.start else { return None };
+    let (topic, partition) = looked.found.asked.place.clone();
+    Some(Stopping { topic, partition, next_offset: stop.ledger().offset, why: stop.to_string() })
 }

@@ -22,8 +22,10 @@ use tokio::time::timeout_at;
 
 use super::desk::{Batch, Expected, LANES};
 use super::for_ever::for_ever;
+use super::position::At;
 use super::rebalance::{Context, Told, offsets, partitions};
 use super::{Kafka, backlog, native, record, retention, settings};
+use set_out::positions;
 use crate::accept::{self, Intake, Patience};
 use crate::store::Backend;
 use crate::telemetry::events;
@@ -243,7 +245,7 @@ impl<B: Backend> Work<B> {
         }
         let (pause, resume) = context.desk().pauses(is_open);
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
-        let resumed = offsets(&resume).map(|list| self.consumer.resume(&list));
+        let resumed = positions(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
             events::kafka::trouble(self.group(), "pause or resume", &error);
         }
@@ -322,13 +324,14 @@ impl<B: Backend> Work<B> {
         let place = (message.topic(), message.partition());
         context.is_heard();
         let low = || native::low_watermark(&self.consumer, place.0, place.1);
-        let expected = context.desk().expects(place, message.offset(), now, low);
+        let at = At { offset: message.offset(), epoch: native::epoch::leader_epoch(message) };
+        let expected = context.desk().expects(place, at, now, low);
         match expected {
             Expected::Yes => {
                 // Without the desk: a large record takes its time, and the lanes go on meanwhile.
                 let row = self.intake.row(record::read(message, self.intake.rules.shared_name(place.0)));
                 let mut desk = context.desk();
-                desk.take_in(place, message.offset(), row);
+                desk.take_in(place, at, row);
                 desk.is_full(&self.intake.limits)
             }
             Expected::No => false,

@@ -19,7 +19,7 @@ mod settings;
 
 use std::fmt;
 
-pub use crate::store::seam::Gap;
+pub use crate::store::ledger::Gap;
 pub use audit::{Audit, Finding, PartitionAudit};
 pub(crate) use ingest::Ingest;
 

@@ -1,10 +1,11 @@
 //! What rdkafka does not offer and librdkafka does: headers and metadata as bytes, the low watermark of the last fetch; `native/leader.rs`
-//! asks a broker about all partitions that it leads.
+//! asks a broker about all partitions that it leads, `native/epoch.rs` has leader epochs and the cluster's id.
 //!
 //! rdkafka 0.39 panics on a header name that is not UTF-8, which would let any producer stop the consumer for ever. So the names are
 //! read through librdkafka itself. A NUL ends a name there: what stands behind it cannot be had. The only unsafe code of this crate.
 #![allow(unsafe_code, reason = "the only way to read header names as bytes, and the low watermark without a request")]
 
+pub(super) mod epoch;
 pub(super) mod leader;
 
 use std::ffi::{CStr, CString};

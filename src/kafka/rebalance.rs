@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::config::RDKafkaLogLevel;
@@ -18,7 +18,7 @@ use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
 use super::desk::{Batch, Desk, Place};
 use super::find::Found;
-use crate::store::seam::LedgerMove;
+use crate::store::ledger::{LedgerMove, Reader};
 use crate::telemetry::events;
 use crate::types::Limits;
 
@@ -41,6 +41,8 @@ pub(super) enum Told {
 
 pub(super) struct Context {
     pub(super) group: Arc<str>,
+    /// The group and the cluster, once a broker has told the cluster's id.
+    reader: OnceLock<Arc<Reader>>,
     desk: Mutex<Desk>,
     told: Mutex<Receiver<Told>>,
     found: Mutex<Vec<Found>>,
@@ -54,8 +56,9 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn new(group: Arc<str>, told: Receiver<Told>) -> Self {
         Self {
-            desk: Mutex::new(Desk::new(&group)),
+            desk: Mutex::new(Desk::new()),
             group,
+            reader: OnceLock::new(),
             told: Mutex::new(told),
             found: Mutex::default(),
             is_backlogged: AtomicBool::new(false),
@@ -66,6 +69,19 @@ impl Context {
 
     pub(super) fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose ledger it is, if the cluster is known.
+    pub(super) fn reader(&self) -> Option<Arc<Reader>> {
+        self.reader.get().map(Arc::clone)
+    }
+
+    /// The cluster has told its id. It is asked once: a client never leaves its cluster.
+    pub(super) fn read_from(&self, cluster_id: String) -> Arc<Reader> {
+        let reader = || Arc::new(Reader { group: Arc::clone(&self.group), cluster_id: cluster_id.into() });
+        let reader = Arc::clone(self.reader.get_or_init(reader));
+        self.desk().read_for(&reader);
+        reader
     }
 
     /// Positions that were found and not yet taken up.

@@ -6,6 +6,7 @@
 mod backfill;
 mod canary;
 mod doctor;
+mod ledger;
 mod operator;
 mod purge;
 mod rename_plan;
@@ -22,6 +23,6 @@ pub use retention::Retention;
 pub use crate::store::operating::SchemaVersion;
 pub use crate::types::{
     Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, GroupFacts,
-    HandlerStatus, HistoryEntry, Lag, OldestTransaction, ProcessorReport, ProcessorStatus, Purgeable, Purged,
+    HandlerStatus, HistoryEntry, Lag, LedgerFilter, LedgerStatus, OldestTransaction, ProcessorReport, ProcessorStatus, Purgeable, Purged,
     QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, State, TableFacts, fingerprint,
 };

@@ -216,7 +216,7 @@ impl<B: Backend> Operator<B> {
         self.store.backend.audit(audit, self.signed.clone()).await
     }
 
-    async fn act(&self, act: Act) -> Result<u64> {
+    pub(super) async fn act(&self, act: Act) -> Result<u64> {
         self.store.backend.act(act, self.signed.clone()).await
     }
 

@@ -10,6 +10,7 @@ mod counts;
 mod errors;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod identity_hash;
+pub(crate) mod ledger;
 pub(crate) mod operating;
 pub(crate) mod permits;
 #[cfg(feature = "postgres")]
@@ -43,7 +44,7 @@ use crate::types::{Error, Result};
 use permits::Permits;
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
-pub trait Backend: seam::Seam + operating::Operating + purging::Purging {}
+pub trait Backend: seam::Seam + ledger::Ledger + operating::Operating + purging::Purging {}
 
 /// A database that the kit for tests works on. Implemented by Wharf's own backends only.
 #[cfg(feature = "testing")]

@@ -12,8 +12,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, Kind, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, Kind, LedgerFilter,
+    LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
 
 pub trait Operating: Send + Sync + Sized + 'static {
@@ -49,6 +49,9 @@ pub trait Operating: Send + Sync + Sized + 'static {
 
     fn quarantined_record(&self, id: i64) -> impl Future<Output = Result<Option<QuarantineDetails>>> + Send;
 
+    /// Positions in Kafka, by group, topic and partition.
+    fn positions(&self, filter: &LedgerFilter, limit: u32) -> impl Future<Output = Result<Vec<LedgerStatus>>> + Send;
+
     /// Does it, writes it into the audit, and returns how many deliveries, records or handlers it changed.
     fn act(&self, act: Act, signed: Signed) -> impl Future<Output = Result<u64>> + Send;
 
@@ -75,10 +78,32 @@ pub trait Operating: Send + Sync + Sized + 'static {
 /// What a person does.
 #[derive(Debug, Clone)]
 pub enum Act {
-    Deliveries { verb: Verb, filter: DeliveryFilter, limit: u32 },
-    Quarantined { verb: Verb, filter: QuarantineFilter, limit: u32 },
-    Pause { handler_key: String },
-    Resume { handler_key: String },
+    Deliveries {
+        verb: Verb,
+        filter: DeliveryFilter,
+        limit: u32,
+    },
+    Quarantined {
+        verb: Verb,
+        filter: QuarantineFilter,
+        limit: u32,
+    },
+    Pause {
+        handler_key: String,
+    },
+    Resume {
+        handler_key: String,
+    },
+    /// Partitions begin at this offset, or at the first record that Kafka has; stopped ones are read again.
+    ResetLedger {
+        filter: LedgerFilter,
+        to_offset: Option<i64>,
+    },
+    /// A partition goes on at a later offset. What is passed over is noted as a gap.
+    SkipLedger {
+        filter: LedgerFilter,
+        to_offset: i64,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +122,8 @@ impl Act {
             Self::Quarantined { verb: Verb::Discard, .. } => "discard quarantined",
             Self::Pause { .. } => "pause",
             Self::Resume { .. } => "resume",
+            Self::ResetLedger { .. } => "reset ledger",
+            Self::SkipLedger { .. } => "skip ledger",
         }
     }
 
@@ -105,6 +132,8 @@ impl Act {
         match self {
             Self::Deliveries { filter, .. } => filter.to_json(),
             Self::Quarantined { filter, .. } => filter.to_json(),
+            Self::ResetLedger { filter, to_offset } => filter.to_json(*to_offset),
+            Self::SkipLedger { filter, to_offset } => filter.to_json(Some(*to_offset)),
             Self::Pause { handler_key } | Self::Resume { handler_key } => {
                 serde_json::json!({ "handler_key": handler_key }).to_string()
             }

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use diesel::deserialize::FromSqlRow;
 use diesel::sql_types::{BigInt, Integer, Nullable, SmallInt, Text};
 
-use super::seam::{ClaimId, Claimed, Gap, LedgerState, Stamp};
+use super::ledger::{Gap, LedgerState};
+use super::seam::{ClaimId, Claimed, Stamp};
 use super::statement::{SqlValue, rows, sql_values};
 use super::version::SchemaRow;
 use crate::types::{Headers, Position, Record, StoredMessage};
@@ -33,7 +34,7 @@ sql_values! {
     SharedText => Text,
     ClaimId => (BigInt, SmallInt, Integer),
     SchemaRow => (Integer, Integer),
-    LedgerState => (Text, Integer, BigInt, BigInt, Nullable<BigInt>),
+    LedgerState => (Text, Integer, BigInt, BigInt, Nullable<BigInt>, Text, Nullable<Text>),
 }
 
 #[cfg(feature = "testing")]

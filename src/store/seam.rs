@@ -8,10 +8,11 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{self, Migration, SchemaRow};
@@ -50,19 +51,6 @@ pub trait Seam: Send + Sync + Sized + 'static {
 
     /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
     fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Answers>> + Send;
-
-    /// Where the ledger stands for a group's topics and partitions, in the order asked for.
-    fn ledger(
-        &self,
-        group: &str,
-        partitions: &[(Arc<str>, i32)],
-    ) -> impl Future<Output = Result<Vec<Option<LedgerRow>>>> + Send;
-
-    /// Puts partitions into the ledger, where reading begins; where it has them it moves forward at most. Notes the gaps.
-    fn open_ledger(&self, group: &str, openings: &[Opening]) -> impl Future<Output = Result<()>> + Send;
-
-    /// What the ledger and the stored messages say of a group's partitions. Reads every message: for people, not for the engine.
-    fn ledger_report(&self, group: &str) -> impl Future<Output = Result<LedgerReport>> + Send;
 
     /// How many deliveries of these handlers are open, counted up to `count_max` each, and how long the oldest has been due.
     fn backlog(&self, handler_ids: &[i16], count_max: u32) -> impl Future<Output = Result<Backlog>> + Send;
@@ -149,71 +137,6 @@ pub struct AcceptBatch {
     /// Set when deliveries may be inserted already claimed.
     pub processor: Option<i32>,
     pub lease: Duration,
-}
-
-/// A step of the ledger: per consumer group, topic and partition the next offset to accept.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LedgerEntry {
-    pub group: Arc<str>,
-    pub topic: Arc<str>,
-    pub partition: i32,
-    /// Where the ledger is believed to be. A database that is further back has lost something, and does not move.
-    pub from_offset: i64,
-    pub next_offset: i64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LedgerMove {
-    Moved,
-    /// The ledger is not where it was: the database was set back, or somebody removed the entry.
-    Behind,
-}
-
-/// Where the ledger stands for a partition.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LedgerRow {
-    pub next_offset: i64,
-    /// Of the topic that was read, if Kafka told.
-    pub topic_id: Option<String>,
-}
-
-/// Where reading a partition begins.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opening {
-    pub topic: Arc<str>,
-    pub topic_id: Option<String>,
-    pub partition: i32,
-    pub at: i64,
-    /// Records from here up to `at` are gone.
-    pub gap_from: Option<i64>,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct LedgerReport {
-    pub partitions: Vec<LedgerState>,
-    pub gaps: Vec<Gap>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
-pub struct LedgerState {
-    pub topic: String,
-    pub partition: i32,
-    pub next_offset: i64,
-    /// Messages and quarantined records that are stored of this partition now.
-    pub stored: i64,
-    pub highest_stored: Option<i64>,
-}
-
-/// Records that Kafka no longer had when they were to be read: from `from_offset`, up to but without `to_offset`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Gap {
-    pub topic: String,
-    pub partition: i32,
-    pub from_offset: i64,
-    pub to_offset: i64,
-    pub noticed_at: SystemTime,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

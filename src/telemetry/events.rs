@@ -165,12 +165,13 @@ pub(crate) mod kafka {
         error!(target: "wharf::kafka", group, topic, partition, from_offset, to_offset, "gap");
     }
 
-    /// The log ends before the ledger. A person has to say what is right.
-    pub(crate) fn partition_stopped(group: &str, topic: &str, partition: i32, ledger: i64, high_watermark: i64) {
+    /// The log is not the one that was read. A person has to say what is right.
+    pub(crate) fn partition_stopped(group: &str, topic: &str, partition: i32, ledger: i64, why: &str) {
         count(group, "partition stopped");
+        let why = sanitize::text(why, ERROR_CHARS_MAX);
         error!(
-            target: "wharf::kafka", group, topic, partition, ledger, high_watermark,
-            "partition stopped: the topic was made anew or lost its end; delete its rows from inbox_ledger to read it from the beginning"
+            target: "wharf::kafka", group, topic, partition, ledger, why = %Shown(&why),
+            "partition stopped until `wharf ledger reset` or `wharf ledger skip`"
         );
     }
 

@@ -11,6 +11,7 @@ mod facts;
 mod filter;
 mod fingerprint;
 mod headers;
+mod ledger;
 mod limits;
 mod message;
 mod outcome;
@@ -30,6 +31,7 @@ pub use facts::{Connections, DeadClaims, Facts, GroupFacts, Lag, OldestTransacti
 pub use filter::{DeliveryFilter, QuarantineFilter, State};
 pub use fingerprint::fingerprint;
 pub use headers::Headers;
+pub use ledger::{LedgerFilter, LedgerStatus};
 pub use limits::Limits;
 pub use message::{Message, Payload, Raw};
 pub use purged::{Purgeable, Purged};

@@ -31,6 +31,9 @@ pub trait Database: Sized {
     /// Replays as an operator would, in SQL. Returns how many deliveries that were.
     fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> impl Future<Output = i64>;
 
+    /// Resets or skips a position as an operator would, in SQL: group, topic, partition and offset as SQL values.
+    fn move_ledger(&self, act: &str, values: &str) -> impl Future<Output = ()>;
+
     /// Milliseconds until each delivery is due, by the database's clock alone.
     fn due_in_ms(&self) -> impl Future<Output = Vec<i64>>;
 
@@ -134,6 +137,10 @@ impl Database for TestDatabase {
     async fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> i64 {
         let source = source.map_or("NULL".to_owned(), |source| format!("'{source}'"));
         self.query_one_i64(&format!("SELECT inbox_replay('{message_id}', '{handler_key}', {source})")).await
+    }
+
+    async fn move_ledger(&self, act: &str, values: &str) {
+        self.query_one_i64(&format!("SELECT inbox_ledger_{act}({values})")).await;
     }
 
     async fn due_in_ms(&self) -> Vec<i64> {
@@ -253,6 +260,11 @@ impl Database for SqliteFile {
         let values = format!("VALUES ('{message_id}', '{handler_key}', {source})");
         self.execute(&format!("INSERT INTO inbox_replay (message_id, handler_key, source) {values}")).await;
         self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
+    }
+
+    async fn move_ledger(&self, act: &str, values: &str) {
+        let columns = "consumer_group, topic, kafka_partition, to_offset";
+        self.execute(&format!("INSERT INTO inbox_ledger_{act} ({columns}) VALUES ({values})")).await;
     }
 
     async fn due_in_ms(&self) -> Vec<i64> {

@@ -93,15 +93,20 @@ CREATE TABLE inbox_history (
     PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
 );
 
--- Per consumer group, topic and partition: the next offset to accept, written in the transaction that accepts.
+-- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
+-- identify a record: the same offset holds another record in another cluster, in a topic that was created anew, and after a truncation.
 CREATE TABLE inbox_ledger (
     consumer_group  text        NOT NULL,
     topic           text        NOT NULL,
     kafka_partition integer     NOT NULL,
-    next_offset     bigint      NOT NULL,
+    next_offset     bigint      NOT NULL,            -- -2: begin at the first record that Kafka has
     updated_at      timestamptz NOT NULL DEFAULT now(),
-    topic_id        text,                            -- Kafka's own: a topic that is made anew has another
-    PRIMARY KEY (consumer_group, topic, kafka_partition)
+    stopped_at      timestamptz,                     -- not null: the partition is not read until a person resets or skips it
+    leader_epoch    integer,                         -- of the record before next_offset; null when it is not known
+    cluster_id      text        NOT NULL DEFAULT '', -- Kafka's own id of the cluster
+    topic_id        text,                            -- Kafka's own: a topic that is created anew has another
+    stopped_why     text,
+    PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
 ) WITH (fillfactor = 50);
 
 -- Records that Kafka no longer had when they were to be read. A gap is noted once.
@@ -112,7 +117,8 @@ CREATE TABLE inbox_gap (
     from_offset     bigint      NOT NULL,            -- the first that is missing
     to_offset       bigint      NOT NULL,            -- the first that was there
     noticed_at      timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (consumer_group, topic, kafka_partition, from_offset, to_offset)
+    cluster_id      text        NOT NULL DEFAULT '',
+    PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
 );
 
 -- Records that could not become messages, kept whole.
@@ -595,6 +601,70 @@ BEGIN
         RAISE EXCEPTION 'not an action in steps: %', quote_nullable(action);
     END IF;
     INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ($1, $2, $3, $4, $5);
+END $$;
+
+-- Refuses an act on the ledger that does not say which position it means.
+CREATE FUNCTION inbox_check_position(consumer_group text, topic text, kafka_partition integer, cluster_id text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    clusters text;
+BEGIN
+    SELECT string_agg(DISTINCT l.cluster_id, ', ') INTO clusters FROM inbox_ledger l
+    WHERE l.consumer_group = $1 AND l.topic = $2 AND ($3 IS NULL OR l.kafka_partition = $3) AND ($4 IS NULL OR l.cluster_id = $4)
+    HAVING count(DISTINCT l.cluster_id) > 1;
+    IF clusters IS NOT NULL THEN
+        RAISE EXCEPTION 'these are positions of several clusters' USING HINT = 'Name one of them: cluster_id => ' || clusters || '.';
+    END IF;
+END $$;
+
+-- Sets positions to an offset, or without one to the first record that Kafka has; without a partition, those of the whole topic. Stopped
+-- partitions are read again. Running processes follow within a minute. Returns how many partitions it changed.
+CREATE FUNCTION inbox_ledger_reset(consumer_group text, topic text, kafka_partition integer DEFAULT NULL, to_offset bigint DEFAULT NULL,
+                                   cluster_id text DEFAULT NULL, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    IF to_offset < 0 OR to_offset IS NOT NULL AND inbox_ledger_reset.kafka_partition IS NULL THEN
+        RAISE EXCEPTION 'an offset is not negative, and is of one partition: name the partition';
+    END IF;
+    PERFORM inbox_check_position($1, $2, $3, $5);
+    UPDATE inbox_ledger l
+    SET next_offset = coalesce(to_offset, -2), leader_epoch = NULL, topic_id = NULL, stopped_at = NULL, stopped_why = NULL, updated_at = now()
+    WHERE l.consumer_group = $1 AND l.topic = $2 AND ($3 IS NULL OR l.kafka_partition = $3) AND ($5 IS NULL OR l.cluster_id = $5);
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('reset ledger', jsonb_strip_nulls(jsonb_build_object('consumer_group', $1, 'topic', $2, 'kafka_partition', $3, 'to_offset', $4,
+                                                                 'cluster_id', $5)), changed, $6, $7);
+    RETURN changed;
+END $$;
+
+-- Moves a position forward and leaves out the records in between, which are noted as a gap. A stopped partition is read again from there.
+-- Returns 0 where the offset is not ahead of the ledger.
+CREATE FUNCTION inbox_ledger_skip(consumer_group text, topic text, kafka_partition integer, to_offset bigint, cluster_id text DEFAULT NULL,
+                                  because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    PERFORM inbox_check_position($1, $2, $3, $5);
+    WITH before AS (
+        SELECT * FROM inbox_ledger l
+        WHERE l.consumer_group = $1 AND l.topic = $2 AND l.kafka_partition = $3 AND ($5 IS NULL OR l.cluster_id = $5) AND l.next_offset < $4
+        FOR UPDATE),
+    gap AS (
+        INSERT INTO inbox_gap (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
+        SELECT b.consumer_group, b.cluster_id, b.topic, b.kafka_partition, greatest(b.next_offset, 0), $4 FROM before b
+        ON CONFLICT DO NOTHING)
+    UPDATE inbox_ledger l
+    SET next_offset = $4, leader_epoch = NULL, topic_id = NULL, stopped_at = NULL, stopped_why = NULL, updated_at = now()
+    FROM before b
+    WHERE l.consumer_group = b.consumer_group AND l.cluster_id = b.cluster_id AND l.topic = b.topic AND l.kafka_partition = b.kafka_partition;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('skip ledger', jsonb_strip_nulls(jsonb_build_object('consumer_group', $1, 'topic', $2, 'kafka_partition', $3, 'to_offset', $4,
+                                                                'cluster_id', $5)), changed, $6, $7);
+    RETURN changed;
 END $$;
 
 -- Binds every function above to the schema of this inbox, so that none of them reads or changes the inbox of another schema, whatever the

@@ -86,15 +86,20 @@ CREATE TABLE inbox_history (
     PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
 ) WITHOUT ROWID;
 
--- Per consumer group, topic and partition: the next offset to accept, written in the transaction that accepts.
+-- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
+-- identify a record: the same offset holds another record in another cluster, in a topic that was created anew, and after a truncation.
 CREATE TABLE inbox_ledger (
     consumer_group  TEXT    NOT NULL,
     topic           TEXT    NOT NULL,
     kafka_partition INTEGER NOT NULL,
-    next_offset     INTEGER NOT NULL,
+    next_offset     INTEGER NOT NULL,                -- -2: begin at the first record that Kafka has
     updated_at      INTEGER NOT NULL,
-    topic_id        TEXT,                            -- Kafka's own: a topic that is made anew has another
-    PRIMARY KEY (consumer_group, topic, kafka_partition)
+    stopped_at      INTEGER,                         -- not null: the partition is not read until a person resets or skips it
+    leader_epoch    INTEGER,                         -- of the record before next_offset; null when it is not known
+    cluster_id      TEXT    NOT NULL DEFAULT '',     -- Kafka's own id of the cluster
+    topic_id        TEXT,                            -- Kafka's own: a topic that is created anew has another
+    stopped_why     TEXT,
+    PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
 ) WITHOUT ROWID;
 
 -- Records that Kafka no longer had when they were to be read. A gap is noted once.
@@ -105,7 +110,8 @@ CREATE TABLE inbox_gap (
     from_offset     INTEGER NOT NULL,                -- the first that is missing
     to_offset       INTEGER NOT NULL,                -- the first that was there
     noticed_at      INTEGER NOT NULL,
-    PRIMARY KEY (consumer_group, topic, kafka_partition, from_offset, to_offset)
+    cluster_id      TEXT    NOT NULL DEFAULT '',
+    PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
 ) WITHOUT ROWID;
 
 -- Records that could not become messages, kept whole.
@@ -384,4 +390,61 @@ BEGIN
     FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NOT NULL;
     UPDATE inbox_handler SET paused_at = NULL
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
+END;
+
+-- Sets a position to an offset, or without one to the first record that Kafka has; without a partition, those of the whole topic. Stopped
+-- partitions are read again:
+--     INSERT INTO inbox_ledger_reset (consumer_group, topic, kafka_partition, to_offset) VALUES ('shop', 'orders', 0, 5000);
+CREATE VIEW inbox_ledger_reset AS
+SELECT NULL AS consumer_group, NULL AS topic, NULL AS kafka_partition, NULL AS to_offset, NULL AS cluster_id, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_ledger_reset_now INSTEAD OF INSERT ON inbox_ledger_reset
+BEGIN
+    SELECT RAISE(ABORT, 'an offset is not negative, and is of one partition: name the partition')
+    WHERE NEW.to_offset < 0 OR NEW.to_offset IS NOT NULL AND NEW.kafka_partition IS NULL;
+    SELECT RAISE(ABORT, 'these are positions of several clusters: name the cluster_id')
+    WHERE (SELECT count(DISTINCT cluster_id) FROM inbox_ledger
+           WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = coalesce(NEW.kafka_partition, kafka_partition)
+             AND cluster_id = coalesce(NEW.cluster_id, cluster_id)) > 1;
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'reset ledger',
+           json_object('consumer_group', NEW.consumer_group, 'topic', NEW.topic, 'kafka_partition', NEW.kafka_partition,
+                       'to_offset', NEW.to_offset, 'cluster_id', NEW.cluster_id), count(*), NEW.because, NEW.actor
+    FROM inbox_ledger
+    WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = coalesce(NEW.kafka_partition, kafka_partition)
+      AND cluster_id = coalesce(NEW.cluster_id, cluster_id);
+    UPDATE inbox_ledger
+    SET next_offset = coalesce(NEW.to_offset, -2), leader_epoch = NULL, topic_id = NULL, stopped_at = NULL, stopped_why = NULL,
+        updated_at = (SELECT at FROM inbox_now)
+    WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = coalesce(NEW.kafka_partition, kafka_partition)
+      AND cluster_id = coalesce(NEW.cluster_id, cluster_id);
+END;
+
+-- Moves a position forward and leaves out the records in between, which are noted as a gap. A stopped partition is read again from there:
+--     INSERT INTO inbox_ledger_skip (consumer_group, topic, kafka_partition, to_offset) VALUES ('shop', 'orders', 0, 7500);
+CREATE VIEW inbox_ledger_skip AS
+SELECT NULL AS consumer_group, NULL AS topic, NULL AS kafka_partition, NULL AS to_offset, NULL AS cluster_id, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_ledger_skip_now INSTEAD OF INSERT ON inbox_ledger_skip
+BEGIN
+    SELECT RAISE(ABORT, 'these are positions of several clusters: name the cluster_id')
+    WHERE (SELECT count(DISTINCT cluster_id) FROM inbox_ledger
+           WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = NEW.kafka_partition
+             AND cluster_id = coalesce(NEW.cluster_id, cluster_id)) > 1;
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'skip ledger',
+           json_object('consumer_group', NEW.consumer_group, 'topic', NEW.topic, 'kafka_partition', NEW.kafka_partition,
+                       'to_offset', NEW.to_offset, 'cluster_id', NEW.cluster_id), count(*), NEW.because, NEW.actor
+    FROM inbox_ledger
+    WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = NEW.kafka_partition
+      AND cluster_id = coalesce(NEW.cluster_id, cluster_id) AND next_offset < NEW.to_offset;
+    INSERT INTO inbox_gap (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset, noticed_at)
+    SELECT consumer_group, cluster_id, topic, kafka_partition, max(next_offset, 0), NEW.to_offset, (SELECT at FROM inbox_now)
+    FROM inbox_ledger
+    WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = NEW.kafka_partition
+      AND cluster_id = coalesce(NEW.cluster_id, cluster_id) AND next_offset < NEW.to_offset
+    ON CONFLICT DO NOTHING;
+    UPDATE inbox_ledger
+    SET next_offset = NEW.to_offset, leader_epoch = NULL, topic_id = NULL, stopped_at = NULL, stopped_why = NULL,
+        updated_at = (SELECT at FROM inbox_now)
+    WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = NEW.kafka_partition
+      AND cluster_id = coalesce(NEW.cluster_id, cluster_id) AND next_offset < NEW.to_offset;
 END;

@@ -8,6 +8,7 @@ use crate::cleanup::CleanupArguments;
 use crate::connect::DatabaseArguments;
 use crate::deliveries::DeliveriesCommand;
 use crate::handlers::HandlersCommand;
+use crate::ledger::LedgerCommand;
 use crate::poisoned::PoisonedCommand;
 use crate::quarantine::QuarantineCommand;
 
@@ -52,6 +53,9 @@ pub enum Command {
     /// Handlers: pause, resume, give them old messages, check a new build
     #[command(subcommand)]
     Handlers(HandlersCommand),
+    /// Positions in Kafka: list them, read on where a partition is stopped
+    #[command(subcommand)]
+    Ledger(LedgerCommand),
     /// Purge what has been finished for long enough: the retention job, for cron
     Cleanup(CleanupArguments),
     /// Compare the ledger with Kafka. Exit code 1 when something is not as it should be

@@ -14,6 +14,7 @@ mod escape;
 mod exit;
 mod filter;
 mod handlers;
+mod ledger;
 mod migrate;
 mod output;
 mod poisoned;
@@ -101,6 +102,7 @@ async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<
         Command::Deliveries(command) => deliveries::run(session, command).await,
         Command::Quarantine(command) => quarantine::run(session, command).await,
         Command::Handlers(command) => handlers::run(session, command).await,
+        Command::Ledger(command) => ledger::run(session, command).await,
         Command::Cleanup(arguments) => cleanup::run(session, &arguments).await,
         Command::Audit { kafka } => audit::run(session, &kafka).await,
         Command::Migrate(MigrateArguments { command, .. }) => migrate::run(session, command).await,

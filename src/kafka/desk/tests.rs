@@ -9,22 +9,28 @@ fn place(partition: i32) -> Place {
 }
 
 fn desk(partitions: &[i32]) -> Desk {
-    let mut desk = Desk::new("g");
+    let mut desk = Desk::new();
+    desk.read_for(&Arc::new(Reader { group: "g".into(), cluster_id: "c".into() }));
     let now = Instant::now();
     let places: Vec<Place> = partitions.iter().map(|&partition| place(partition)).collect();
     desk.assign(&places, now);
     assert_eq!(desk.ask(now).len(), partitions.len());
     for place in &places {
-        desk.begin(place, 0);
+        desk.begin(place, at(0));
         desk.committed("t", place.1, 0);
     }
     desk
 }
 
+/// Written under the first leader.
+fn at(offset: i64) -> At {
+    At { offset, epoch: Some(0) }
+}
+
 fn read(desk: &mut Desk, partition: i32, offset: i64) -> Expected {
-    let expected = desk.expects(("t", partition), offset, Instant::now(), || Some(0));
+    let expected = desk.expects(("t", partition), at(offset), Instant::now(), || Some(0));
     if expected == Expected::Yes {
-        desk.take_in(("t", partition), offset, None);
+        desk.take_in(("t", partition), at(offset), None);
     }
     expected
 }
@@ -35,7 +41,7 @@ fn moved(batch: &Batch) -> Vec<LedgerMove> {
 
 #[test]
 fn nothing_is_taken_in_before_the_position_is_found() {
-    let mut desk = Desk::new("g");
+    let mut desk = Desk::new();
     desk.assign(&[place(0)], Instant::now());
     assert_eq!(read(&mut desk, 0, 0), Expected::No);
     assert_eq!(read(&mut desk, 1, 0), Expected::No);
@@ -43,7 +49,7 @@ fn nothing_is_taken_in_before_the_position_is_found() {
 
 #[test]
 fn partitions_that_come_one_by_one_are_shared_out_to_the_lanes() {
-    let mut desk = Desk::new("g");
+    let mut desk = Desk::new();
     for partition in 0..4 {
         desk.assign(&[place(partition)], Instant::now());
     }
@@ -83,9 +89,9 @@ fn a_partition_that_was_sent_back_while_its_record_was_looked_at_takes_nothing_i
     let mut desk = desk(&[0]);
     read(&mut desk, 0, 0);
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
-    assert_eq!(desk.expects(("t", 0), 1, Instant::now(), || Some(0)), Expected::Yes);
+    assert_eq!(desk.expects(("t", 0), at(1), Instant::now(), || Some(0)), Expected::Yes);
     desk.written(0, &vec![LedgerMove::Behind; batch.ledger.len()], Instant::now());
-    desk.take_in(("t", 0), 1, None);
+    desk.take_in(("t", 0), at(1), None);
     assert!(desk.next_batch(0, &Limits::default()).is_none());
 }
 
@@ -109,7 +115,7 @@ fn offsets_may_be_passed_over_by_compaction_but_not_by_deletion_nor_backwards() 
     let jump = |offset, low| {
         let mut desk = desk(&[0]);
         read(&mut desk, 0, 0);
-        desk.expects(("t", 0), offset, now, || low)
+        desk.expects(("t", 0), at(offset), now, || low)
     };
     assert_eq!(jump(1, Some(0)), Expected::Yes);
     assert_eq!(jump(7, Some(1)), Expected::Yes);
@@ -123,7 +129,7 @@ fn a_position_is_asked_for_only_when_nothing_of_the_partition_is_on_its_way() {
     let mut desk = desk(&[0]);
     let now = Instant::now();
     read(&mut desk, 0, 0);
-    assert_eq!(desk.expects(("t", 0), 9, now, || Some(5)), Expected::OutOfPlace);
+    assert_eq!(desk.expects(("t", 0), at(9), now, || Some(5)), Expected::OutOfPlace);
     assert_eq!(desk.ask(now), []);
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
     assert_eq!(desk.ask(now), []);
@@ -135,7 +141,7 @@ fn a_position_is_asked_for_only_when_nothing_of_the_partition_is_on_its_way() {
 fn a_full_desk_pauses_and_a_half_empty_one_resumes() {
     let limits = Limits { accept_queue_rows: 4, accept_batch_rows: 2, ..Limits::default() };
     let mut desk = desk(&[0]);
-    assert_eq!(desk.pauses(true), (vec![], vec![(place(0), 0)]));
+    assert_eq!(desk.pauses(true), (vec![], vec![(place(0), at(0))]));
     for offset in 0..4 {
         assert!(!desk.is_full(&limits));
         read(&mut desk, 0, offset);
@@ -145,6 +151,29 @@ fn a_full_desk_pauses_and_a_half_empty_one_resumes() {
     // Nobody wants these records, so a batch takes them all.
     desk.next_batch(0, &limits).unwrap();
     assert!(desk.has_room(&limits));
+}
+
+// A record before the expected one, written by a later leader: the log was truncated. By the same leader it proves nothing.
+#[test]
+fn a_step_back_to_a_newer_epoch_is_a_truncation_and_is_remembered_until_a_position_is_found() {
+    let now = Instant::now();
+    let step_back = |epoch| {
+        let mut desk = desk(&[0]);
+        read(&mut desk, 0, 0);
+        read(&mut desk, 0, 1);
+        let batch = desk.next_batch(0, &Limits::default()).unwrap();
+        assert_eq!(batch.ledger[0].leader_epoch, Some(0));
+        desk.written(0, &moved(&batch), now);
+        let record = At { offset: 1, epoch };
+        assert_eq!(desk.expects(("t", 0), record, now, || Some(0)), Expected::OutOfPlace);
+        let cut = desk.ask(now)[0].cut;
+        desk.ask_again(&place(0), now);
+        assert_eq!(desk.ask(now + ASK_AGAIN)[0].cut, cut);
+        cut
+    };
+    assert_eq!(step_back(Some(1)), Some(At { offset: 1, epoch: Some(1) }));
+    assert_eq!(step_back(Some(0)), None);
+    assert_eq!(step_back(None), None);
 }
 
 #[derive(Debug, Clone)]
@@ -203,7 +232,7 @@ proptest! {
                     if desk.get("t", partition).is_none() {
                         desk.assign(&[place(partition)], now);
                         desk.ask(now);
-                        desk.begin(&place(partition), ledger[usize::try_from(partition).unwrap()]);
+                        desk.begin(&place(partition), at(ledger[usize::try_from(partition).unwrap()]));
                     }
                 }
             }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdkafka::TopicPartitionList;
 use rdkafka::consumer::Consumer;
 use rdkafka::error::KafkaResult;
 
 use super::super::desk::Place;
 use super::super::find::{Found, find};
-use super::super::position::Start;
+use super::super::native;
+use super::super::position::{At, Start};
 use super::super::rebalance::offsets;
 use super::Work;
 use crate::store::Backend;
@@ -32,30 +34,28 @@ impl<B: Backend> Work<B> {
                 Some(Start::At(at)) => starts.push((asked.place, at)),
                 Some(Start::AfterGap { from, to }) => {
                     events::kafka::gap(self.group(), topic, *partition, from, to);
-                    starts.push((asked.place, to));
+                    starts.push((asked.place, At { offset: to, epoch: None }));
                 }
-                Some(Start::Nowhere { ledger, high }) => {
-                    events::kafka::partition_stopped(self.group(), topic, *partition, ledger, high);
-                    context.desk().stop(&asked.place, Instant::now());
-                }
+                Some(Start::Nowhere(stop)) => self.stop(&asked.place, stop.ledger().offset, &stop.to_string()),
+                Some(Start::Stopped { ledger, why }) => self.stop(&asked.place, ledger, &why),
             }
         }
         self.begin(&starts);
         let asked = context.desk().ask(Instant::now());
         if !asked.is_empty() {
-            let (intake, group) = (Arc::clone(&self.intake), Arc::clone(&context.group));
-            let finding = find(intake, group, Arc::downgrade(&self.consumer), asked, self.tell.clone());
+            let intake = Arc::clone(&self.intake);
+            let finding = find(intake, Arc::downgrade(&self.consumer), asked, self.tell.clone());
             self.tasks.spawn_on(finding, self.intake.store.backend.reactor());
         }
     }
 
     /// Sets partitions to their positions; those that could not be set are asked for again.
-    fn begin(&self, starts: &[(Place, i64)]) {
+    fn begin(&self, starts: &[(Place, At)]) {
         let context = self.consumer.context();
         for (place, is_set) in self.seek(starts) {
             match is_set {
                 Ok(at) => {
-                    events::kafka::partition_begun(self.group(), &place.0, place.1, at);
+                    events::kafka::partition_begun(self.group(), &place.0, place.1, at.offset);
                     context.desk().begin(&place, at);
                 }
                 Err(error) => {
@@ -66,9 +66,16 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Sets all positions in one call.
-    pub(super) fn seek(&self, starts: &[(Place, i64)]) -> Vec<(Place, KafkaResult<i64>)> {
-        let Some(list) = offsets(starts) else { return Vec::new() };
+    /// The partition is not read until a person has acted. Said once for each assignment, and again when the reason changes.
+    fn stop(&self, place: &Place, ledger: i64, why: &str) {
+        if self.consumer.context().desk().stop(place, why, Instant::now()) {
+            events::kafka::partition_stopped(self.group(), &place.0, place.1, ledger, why);
+        }
+    }
+
+    /// Sets all positions in one call, with their epochs: the broker compares those with its log, and a truncation is noticed.
+    pub(super) fn seek(&self, starts: &[(Place, At)]) -> Vec<(Place, KafkaResult<At>)> {
+        let Some(list) = positions(starts) else { return Vec::new() };
         match self.consumer.seek_partitions(list, SEEK_WAIT) {
             Err(error) => starts.iter().map(|(place, _)| (place.clone(), Err(error.clone()))).collect(),
             Ok(list) => {
@@ -78,4 +85,12 @@ impl<B: Backend> Work<B> {
             }
         }
     }
+}
+
+/// Positions with their epochs; `None` when there are none.
+pub(super) fn positions(starts: &[(Place, At)]) -> Option<TopicPartitionList> {
+    let at: Vec<(Place, i64)> = starts.iter().map(|(place, at)| (place.clone(), at.offset)).collect();
+    let mut list = offsets(&at)?;
+    native::epoch::set_leader_epochs(&mut list, starts.iter().map(|(_, at)| at.epoch));
+    Some(list)
 }

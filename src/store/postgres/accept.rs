@@ -71,11 +71,15 @@ statements! {
                                unnest(:delivery_handed_over) AS is_handed_over) w) d
             WHERE CASE WHEN (SELECT count(*) FROM message) = :count THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
-            UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-            FROM unnest(:ledger_groups, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets)
-                AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
-            WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
-              AND l.next_offset >= e.from_offset AND (SELECT count(*) FROM message) = :count
+            UPDATE inbox_ledger l
+            SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now(),
+                leader_epoch = CASE WHEN e.next_offset >= l.next_offset THEN e.leader_epoch ELSE l.leader_epoch END
+            FROM unnest(:ledger_groups, :ledger_clusters, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets,
+                        :ledger_epochs)
+                AS e (consumer_group, cluster_id, topic, kafka_partition, from_offset, next_offset, leader_epoch)
+            WHERE l.consumer_group = e.consumer_group AND l.cluster_id = e.cluster_id AND l.topic = e.topic
+              AND l.kafka_partition = e.kafka_partition AND l.next_offset >= e.from_offset AND l.stopped_at IS NULL
+              AND (SELECT count(*) FROM message) = :count
             RETURNING l.topic, l.kafka_partition)
         SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message), ARRAY(SELECT topic FROM ledger),
                ARRAY(SELECT kafka_partition FROM ledger)")
@@ -85,8 +89,9 @@ statements! {
         kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>, record_keys: Vec<Option<&'a [u8]>>,
         headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>, lease_ms: i64, processor: Option<i32>,
         delivery_ranks: Vec<i32>, delivery_handlers: Vec<i16>, delivery_handed_over: Vec<bool>,
-        ledger_groups: Vec<&'a str>, ledger_topics: Vec<&'a str>, ledger_partitions: Vec<i32>,
-        ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
+        ledger_groups: Vec<&'a str>, ledger_clusters: Vec<&'a str>, ledger_topics: Vec<&'a str>,
+        ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
+        ledger_epochs: Vec<Option<i32>>,
     }
 
     /// Finds known identities and locks their rows, in the order of seq: deadlock-free, and nobody adds deliveries meanwhile.
@@ -339,11 +344,13 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         delivery_ranks: deliveries.iter().map(|(rank, _)| *rank).collect(),
         delivery_handlers: deliveries.iter().map(|(_, delivery)| delivery.ids.current).collect(),
         delivery_handed_over: deliveries.iter().map(|(_, delivery)| batch.claimed_by(delivery).is_some()).collect(),
-        ledger_groups: batch.ledger.iter().map(|entry| &*entry.group).collect(),
+        ledger_groups: batch.ledger.iter().map(|entry| &*entry.reader.group).collect(),
+        ledger_clusters: batch.ledger.iter().map(|entry| &*entry.reader.cluster_id).collect(),
         ledger_topics: batch.ledger.iter().map(|entry| &*entry.topic).collect(),
         ledger_partitions: batch.ledger.iter().map(|entry| entry.partition).collect(),
         ledger_from_offsets: batch.ledger.iter().map(|entry| entry.from_offset).collect(),
         ledger_next_offsets: batch.ledger.iter().map(|entry| entry.next_offset).collect(),
+        ledger_epochs: batch.ledger.iter().map(|entry| entry.leader_epoch).collect(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The ledger: per consumer group, topic and partition the next offset to accept; and the gaps it had to pass over.
+//! The ledger: per consumer group, cluster, topic and partition the next offset to accept; and the gaps it had to pass over.
 //!
 //! Moved in the transaction that accepts, read when a partition is assigned. It only ever grows, so a process that was paused and wakes
 //! up late cannot set it back; and it moves only from where it is believed to be, so a database that lost its end does not pretend.
@@ -12,59 +12,81 @@ use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::statement::{rows, statements};
+use crate::store::ledger::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening, Reader, Stopping};
 use crate::store::rows::{GapRow, gap};
-use crate::store::seam::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
 use crate::types::Result;
 
 /// Topics and partitions whose ledger has moved.
 pub(super) type Moved = HashSet<(String, i32)>;
 
 rows! {
-    StandingRow { topic: String, partition: i32, next_offset: i64, topic_id: Option<String> }
+    StandingRow {
+        topic: String, partition: i32, next_offset: i64, leader_epoch: Option<i32>, topic_id: Option<String>, stopped: Option<String>,
+    }
 }
 
 statements! {
     /// The same as in accept's own statement, for batches that take the longer way.
     Advance<'a>("
-        UPDATE inbox_ledger l SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now()
-        FROM unnest(:groups, :topics, :partitions, :from_offsets, :next_offsets)
-            AS e (consumer_group, topic, kafka_partition, from_offset, next_offset)
-        WHERE l.consumer_group = e.consumer_group AND l.topic = e.topic AND l.kafka_partition = e.kafka_partition
-          AND l.next_offset >= e.from_offset
+        UPDATE inbox_ledger l
+        SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now(),
+            leader_epoch = CASE WHEN e.next_offset >= l.next_offset THEN e.leader_epoch ELSE l.leader_epoch END
+        FROM unnest(:groups, :cluster_ids, :topics, :partitions, :from_offsets, :next_offsets, :leader_epochs)
+            AS e (consumer_group, cluster_id, topic, kafka_partition, from_offset, next_offset, leader_epoch)
+        WHERE l.consumer_group = e.consumer_group AND l.cluster_id = e.cluster_id AND l.topic = e.topic
+          AND l.kafka_partition = e.kafka_partition AND l.next_offset >= e.from_offset AND l.stopped_at IS NULL
           AND (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
                            THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
         RETURNING l.topic, l.kafka_partition")
     -> (String, i32) {
-        groups: Vec<&'a str>, topics: Vec<&'a str>, partitions: Vec<i32>, from_offsets: Vec<i64>,
-        next_offsets: Vec<i64>,
+        groups: Vec<&'a str>, cluster_ids: Vec<&'a str>, topics: Vec<&'a str>, partitions: Vec<i32>,
+        from_offsets: Vec<i64>, next_offsets: Vec<i64>, leader_epochs: Vec<Option<i32>>,
     }
 
     Read<'a>("
-        SELECT l.topic, l.kafka_partition, l.next_offset, l.topic_id
+        SELECT l.topic, l.kafka_partition, l.next_offset, l.leader_epoch, l.topic_id,
+               CASE WHEN l.stopped_at IS NOT NULL THEN coalesce(l.stopped_why, '') END
         FROM unnest(:topics, :partitions) AS p (topic, kafka_partition)
-        JOIN inbox_ledger l ON l.consumer_group = :group AND l.topic = p.topic AND l.kafka_partition = p.kafka_partition")
-    -> StandingRow { topics: Vec<&'a str>, partitions: Vec<i32>, group: &'a str }
+        JOIN inbox_ledger l ON l.consumer_group = :group AND l.cluster_id = :cluster_id AND l.topic = p.topic
+                           AND l.kafka_partition = p.kafka_partition")
+    -> StandingRow { topics: Vec<&'a str>, partitions: Vec<i32>, group: &'a str, cluster_id: &'a str }
 
-    /// Sorted by the caller: two processes never wait for each other in a circle.
+    /// Sorted by the caller: two processes never wait for each other in a circle. The epoch belongs to the record before the offset, so a
+    /// position that moves here has none.
     Open<'a>("
-        INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset, topic_id)
-        SELECT :group, * FROM unnest(:topics, :partitions, :next_offsets, :topic_ids)
-        ON CONFLICT (consumer_group, topic, kafka_partition)
+        INSERT INTO inbox_ledger AS l (consumer_group, cluster_id, topic, kafka_partition, next_offset, topic_id)
+        SELECT :group, :cluster_id, * FROM unnest(:topics, :partitions, :next_offsets, :topic_ids)
+        ON CONFLICT (consumer_group, cluster_id, topic, kafka_partition)
         DO UPDATE SET next_offset = greatest(l.next_offset, excluded.next_offset), updated_at = now(),
-                      topic_id = coalesce(l.topic_id, excluded.topic_id)") {
-        group: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, next_offsets: Vec<i64>,
+                      leader_epoch = CASE WHEN excluded.next_offset > l.next_offset THEN NULL ELSE l.leader_epoch END,
+                      topic_id = coalesce(l.topic_id, excluded.topic_id)
+        WHERE l.stopped_at IS NULL") {
+        group: &'a str, cluster_id: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, next_offsets: Vec<i64>,
         topic_ids: Vec<Option<&'a str>>,
     }
 
+    /// A ledger that has moved meanwhile was moved by somebody who knows better.
+    Stop<'a>("
+        UPDATE inbox_ledger l SET stopped_at = now(), stopped_why = s.why
+        FROM unnest(:topics, :partitions, :next_offsets, :whys) AS s (topic, kafka_partition, next_offset, why)
+        WHERE l.consumer_group = :group AND l.cluster_id = :cluster_id AND l.topic = s.topic
+          AND l.kafka_partition = s.kafka_partition AND l.next_offset = s.next_offset AND l.stopped_at IS NULL") {
+        group: &'a str, cluster_id: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, next_offsets: Vec<i64>,
+        whys: Vec<&'a str>,
+    }
+
     NoteGaps<'a>("
-        INSERT INTO inbox_gap (consumer_group, topic, kafka_partition, from_offset, to_offset)
-        SELECT :group, * FROM unnest(:topics, :partitions, :from_offsets, :to_offsets)
-        ON CONFLICT DO NOTHING")
-    { group: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, from_offsets: Vec<i64>, to_offsets: Vec<i64> }
+        INSERT INTO inbox_gap (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
+        SELECT :group, :cluster_id, * FROM unnest(:topics, :partitions, :from_offsets, :to_offsets)
+        ON CONFLICT DO NOTHING") {
+        group: &'a str, cluster_id: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, from_offsets: Vec<i64>,
+        to_offsets: Vec<i64>,
+    }
 
     /// Scans the messages: a person asked.
     States<'a>("
-        SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest
+        SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest, l.cluster_id,
+               CASE WHEN l.stopped_at IS NOT NULL THEN coalesce(l.stopped_why, '') END
         FROM inbox_ledger l
         LEFT JOIN (SELECT topic, kafka_partition, count(*) AS stored, max(kafka_offset) AS highest
                    FROM (SELECT topic, kafka_partition, kafka_offset FROM inbox_message WHERE kafka_offset IS NOT NULL
@@ -86,11 +108,13 @@ pub(super) async fn advance(conn: &mut AsyncPgConnection, entries: &[LedgerEntry
         return Ok(Moved::default());
     }
     let advance = Advance {
-        groups: entries.iter().map(|entry| &*entry.group).collect(),
+        groups: entries.iter().map(|entry| &*entry.reader.group).collect(),
+        cluster_ids: entries.iter().map(|entry| &*entry.reader.cluster_id).collect(),
         topics: entries.iter().map(|entry| &*entry.topic).collect(),
         partitions: entries.iter().map(|entry| entry.partition).collect(),
         from_offsets: entries.iter().map(|entry| entry.from_offset).collect(),
         next_offsets: entries.iter().map(|entry| entry.next_offset).collect(),
+        leader_epochs: entries.iter().map(|entry| entry.leader_epoch).collect(),
     };
     Ok(advance.load(conn).await?.into_iter().collect())
 }
@@ -105,27 +129,31 @@ pub(super) fn moves(entries: &[LedgerEntry], moved: &Moved) -> Vec<LedgerMove> {
 
 pub(super) async fn read(
     conn: &mut AsyncPgConnection,
-    group: &str,
+    reader: &Reader,
     partitions: &[(Arc<str>, i32)],
 ) -> Result<Vec<Option<LedgerRow>>> {
     let read = Read {
         topics: partitions.iter().map(|(topic, _)| &**topic).collect(),
         partitions: partitions.iter().map(|(_, partition)| *partition).collect(),
-        group,
+        group: &reader.group,
+        cluster_id: &reader.cluster_id,
     };
     let rows = read.load::<StandingRow>(conn).await.map_err(database("cannot read the ledger"))?;
     let standing = |row: StandingRow| {
-        ((row.topic, row.partition), LedgerRow { next_offset: row.next_offset, topic_id: row.topic_id })
+        let StandingRow { topic, partition, next_offset, leader_epoch, topic_id, stopped } = row;
+        ((topic, partition), LedgerRow { next_offset, leader_epoch, topic_id, stopped })
     };
     let mut found: HashMap<(String, i32), LedgerRow> = rows.into_iter().map(standing).collect();
     Ok(partitions.iter().map(|(topic, partition)| found.remove(&(topic.to_string(), *partition))).collect())
 }
 
-pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[Opening]) -> Result<()> {
+pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings: &[Opening]) -> Result<()> {
     let mut sorted: Vec<&Opening> = openings.iter().collect();
     sorted.sort_unstable_by_key(|opening| (&opening.topic, opening.partition));
+    let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
     let open = Open {
         group,
+        cluster_id,
         topics: sorted.iter().map(|opening| &*opening.topic).collect(),
         partitions: sorted.iter().map(|opening| opening.partition).collect(),
         next_offsets: sorted.iter().map(|opening| opening.at).collect(),
@@ -134,6 +162,7 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[
     let gaps: Vec<(&Opening, i64)> = sorted.iter().filter_map(|opening| Some((*opening, opening.gap_from?))).collect();
     let note = NoteGaps {
         group,
+        cluster_id,
         topics: gaps.iter().map(|(opening, _)| &*opening.topic).collect(),
         partitions: gaps.iter().map(|(opening, _)| opening.partition).collect(),
         from_offsets: gaps.iter().map(|(_, from)| *from).collect(),
@@ -144,6 +173,20 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, group: &str, openings: &[
         if note.topics.is_empty() { Ok(0) } else { note.execute(conn).await }
     });
     written.await.map(drop).map_err(database("cannot write the ledger"))
+}
+
+pub(super) async fn stop(conn: &mut AsyncPgConnection, reader: &Reader, stops: &[Stopping]) -> Result<()> {
+    let mut sorted: Vec<&Stopping> = stops.iter().collect();
+    sorted.sort_unstable_by_key(|stop| (&stop.topic, stop.partition));
+    let stop = Stop {
+        group: &reader.group,
+        cluster_id: &reader.cluster_id,
+        topics: sorted.iter().map(|stop| &*stop.topic).collect(),
+        partitions: sorted.iter().map(|stop| stop.partition).collect(),
+        next_offsets: sorted.iter().map(|stop| stop.next_offset).collect(),
+        whys: sorted.iter().map(|stop| &*stop.why).collect(),
+    };
+    stop.execute(conn).await.map(drop).map_err(database("cannot stop a partition in the ledger"))
 }
 
 pub(super) async fn report(conn: &mut AsyncPgConnection, group: &str) -> Result<LedgerReport> {

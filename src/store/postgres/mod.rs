@@ -31,11 +31,11 @@ use diesel_async::AsyncPgConnection;
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use tokio::runtime::Handle;
 
+use super::ledger::{Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
 };
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
@@ -167,19 +167,6 @@ impl Seam for Postgres {
         act!(self, judged conn => accept::accept(&mut conn, batch))
     }
 
-    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
-        act!(self, conn => ledger::read(&mut conn, group, partitions))
-    }
-
-    async fn open_ledger(&self, group: &str, openings: &[Opening]) -> Result<()> {
-        act!(self, conn => ledger::open(&mut conn, group, openings))
-    }
-
-    async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
-        // However long it takes: it reads every message.
-        ledger::report(&mut *self.conn().await?, group).await
-    }
-
     async fn backlog(&self, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
         act!(self, conn => upkeep::backlog(&mut conn, handler_ids, count_max))
     }
@@ -246,6 +233,25 @@ impl Seam for Postgres {
 
     fn transactions_max(&self) -> usize {
         self.pool_size.saturating_sub(2).max(1)
+    }
+}
+
+impl Ledger for Postgres {
+    async fn ledger(&self, reader: &Reader, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
+        act!(self, conn => ledger::read(&mut conn, reader, partitions))
+    }
+
+    async fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> Result<()> {
+        act!(self, conn => ledger::open(&mut conn, reader, openings))
+    }
+
+    async fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> Result<()> {
+        act!(self, conn => ledger::stop(&mut conn, reader, stops))
+    }
+
+    async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
+        // However long it takes: it reads every message.
+        ledger::report(&mut *self.conn().await?, group).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! The ledger: per consumer group, topic and partition the next offset to accept; and the gaps it had to pass over.
+//! The ledger: per consumer group, cluster, topic and partition the next offset to accept; and the gaps it had to pass over.
 //!
 //! Moved in the transaction that accepts, read when a partition is assigned. It only ever grows, so a process that was paused and wakes
 //! up late cannot set it back; and it moves only from where it is believed to be, so a file that was set back does not pretend.
@@ -9,39 +9,64 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock;
 use super::errors::database;
-use super::statement::statements;
+use super::statement::{rows, statements};
+use crate::store::ledger::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening, Reader, Stopping};
 use crate::store::rows::{GapRow, gap};
-use crate::store::seam::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening};
 use crate::types::Result;
+
+rows! {
+    StandingRow { next_offset: i64, leader_epoch: Option<i32>, topic_id: Option<String>, stopped: Option<String> }
+}
 
 statements! {
     Advance<'a>("
-        UPDATE inbox_ledger SET next_offset = max(next_offset, :next_offset), updated_at = :now
-        WHERE consumer_group = :group AND topic = :topic AND kafka_partition = :partition AND next_offset >= :from_offset")
-    { next_offset: i64, now: i64, group: &'a str, topic: &'a str, partition: i32, from_offset: i64 }
+        UPDATE inbox_ledger
+        SET next_offset = max(next_offset, :next_offset), updated_at = :now,
+            leader_epoch = CASE WHEN :next_offset >= next_offset THEN :leader_epoch ELSE leader_epoch END
+        WHERE consumer_group = :group AND cluster_id = :cluster_id AND topic = :topic AND kafka_partition = :partition
+          AND next_offset >= :from_offset AND stopped_at IS NULL") {
+        next_offset: i64, now: i64, leader_epoch: Option<i32>, group: &'a str, cluster_id: &'a str, topic: &'a str,
+        partition: i32, from_offset: i64,
+    }
 
     Read<'a>("
-        SELECT next_offset, topic_id FROM inbox_ledger
-        WHERE consumer_group = :group AND topic = :topic AND kafka_partition = :partition")
-    -> (i64, Option<String>) { group: &'a str, topic: &'a str, partition: i32 }
+        SELECT next_offset, leader_epoch, topic_id, CASE WHEN stopped_at IS NOT NULL THEN coalesce(stopped_why, '') END
+        FROM inbox_ledger
+        WHERE consumer_group = :group AND cluster_id = :cluster_id AND topic = :topic AND kafka_partition = :partition")
+    -> StandingRow { group: &'a str, cluster_id: &'a str, topic: &'a str, partition: i32 }
 
+    /// The epoch belongs to the record before the offset, so a position that moves here has none.
     Open<'a>("
-        INSERT INTO inbox_ledger AS l (consumer_group, topic, kafka_partition, next_offset, updated_at, topic_id)
-        VALUES (:group, :topic, :partition, :next_offset, :now, :topic_id)
-        ON CONFLICT (consumer_group, topic, kafka_partition)
+        INSERT INTO inbox_ledger AS l (consumer_group, cluster_id, topic, kafka_partition, next_offset, updated_at, topic_id)
+        VALUES (:group, :cluster_id, :topic, :partition, :next_offset, :now, :topic_id)
+        ON CONFLICT (consumer_group, cluster_id, topic, kafka_partition)
         DO UPDATE SET next_offset = max(l.next_offset, excluded.next_offset), updated_at = excluded.updated_at,
-                      topic_id = coalesce(l.topic_id, excluded.topic_id)")
-    { group: &'a str, topic: &'a str, partition: i32, next_offset: i64, now: i64, topic_id: Option<&'a str> }
+                      leader_epoch = CASE WHEN excluded.next_offset > l.next_offset THEN NULL ELSE l.leader_epoch END,
+                      topic_id = coalesce(l.topic_id, excluded.topic_id)
+        WHERE l.stopped_at IS NULL") {
+        group: &'a str, cluster_id: &'a str, topic: &'a str, partition: i32, next_offset: i64, now: i64,
+        topic_id: Option<&'a str>,
+    }
+
+    /// A ledger that has moved meanwhile was moved by somebody who knows better.
+    Stop<'a>("
+        UPDATE inbox_ledger SET stopped_at = :now, stopped_why = :why
+        WHERE consumer_group = :group AND cluster_id = :cluster_id AND topic = :topic AND kafka_partition = :partition
+          AND next_offset = :next_offset AND stopped_at IS NULL") {
+        now: i64, why: &'a str, group: &'a str, cluster_id: &'a str, topic: &'a str, partition: i32, next_offset: i64,
+    }
 
     NoteGap<'a>("
-        INSERT INTO inbox_gap (consumer_group, topic, kafka_partition, from_offset, to_offset, noticed_at)
-        VALUES (:group, :topic, :partition, :from_offset, :to_offset, :now)
-        ON CONFLICT DO NOTHING")
-    { group: &'a str, topic: &'a str, partition: i32, from_offset: i64, to_offset: i64, now: i64 }
+        INSERT INTO inbox_gap (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset, noticed_at)
+        VALUES (:group, :cluster_id, :topic, :partition, :from_offset, :to_offset, :now)
+        ON CONFLICT DO NOTHING") {
+        group: &'a str, cluster_id: &'a str, topic: &'a str, partition: i32, from_offset: i64, to_offset: i64, now: i64,
+    }
 
     /// Scans the messages: a person asked.
     States<'a>("
-        SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest
+        SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest, l.cluster_id,
+               CASE WHEN l.stopped_at IS NOT NULL THEN coalesce(l.stopped_why, '') END
         FROM inbox_ledger l
         LEFT JOIN (SELECT topic, kafka_partition, count(*) AS stored, max(kafka_offset) AS highest
                    FROM (SELECT topic, kafka_partition, kafka_offset FROM inbox_message WHERE kafka_offset IS NOT NULL
@@ -60,41 +85,63 @@ statements! {
 /// Moves the ledger in the transaction of the caller; one answer an entry.
 pub(super) fn advance(conn: &mut SqliteConnection, entries: &[LedgerEntry], now: i64) -> QueryResult<Vec<LedgerMove>> {
     let mut moves = Vec::with_capacity(entries.len());
-    for LedgerEntry { group, topic, partition, from_offset, next_offset } in entries {
+    for LedgerEntry { reader, topic, partition, from_offset, next_offset, leader_epoch } in entries {
+        let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
         let (partition, from_offset, next_offset) = (*partition, *from_offset, *next_offset);
-        let moved = Advance { next_offset, now, group, topic, partition, from_offset }.execute(conn)?;
-        moves.push(if moved > 0 { LedgerMove::Moved } else { LedgerMove::Behind });
+        let leader_epoch = *leader_epoch;
+        let advance = Advance { next_offset, now, leader_epoch, group, cluster_id, topic, partition, from_offset };
+        moves.push(if advance.execute(conn)? > 0 { LedgerMove::Moved } else { LedgerMove::Behind });
     }
     Ok(moves)
 }
 
 pub(super) fn read(
     conn: &mut SqliteConnection,
-    group: &str,
+    reader: &Reader,
     partitions: &[(Arc<str>, i32)],
 ) -> Result<Vec<Option<LedgerRow>>> {
+    let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
     let mut standings = Vec::with_capacity(partitions.len());
     for (topic, partition) in partitions {
-        let read = Read { group, topic, partition: *partition }.load::<(i64, Option<String>)>(conn);
+        let read = Read { group, cluster_id, topic, partition: *partition }.load::<StandingRow>(conn);
         let row = read.map_err(database("cannot read the ledger"))?.pop();
-        standings.push(row.map(|(next_offset, topic_id)| LedgerRow { next_offset, topic_id }));
+        standings.push(row.map(|StandingRow { next_offset, leader_epoch, topic_id, stopped }| LedgerRow {
+            next_offset,
+            leader_epoch,
+            topic_id,
+            stopped,
+        }));
     }
     Ok(standings)
 }
 
-pub(super) fn open(conn: &mut SqliteConnection, group: &str, openings: &[Opening]) -> Result<()> {
+pub(super) fn open(conn: &mut SqliteConnection, reader: &Reader, openings: &[Opening]) -> Result<()> {
+    let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
     let write = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         for Opening { topic, topic_id, partition, at, gap_from } in openings {
-            let topic_id = topic_id.as_deref();
-            Open { group, topic, partition: *partition, next_offset: *at, now, topic_id }.execute(conn)?;
+            let (topic_id, partition, at) = (topic_id.as_deref(), *partition, *at);
+            Open { group, cluster_id, topic, partition, next_offset: at, now, topic_id }.execute(conn)?;
             if let Some(from_offset) = *gap_from {
-                NoteGap { group, topic, partition: *partition, from_offset, to_offset: *at, now }.execute(conn)?;
+                NoteGap { group, cluster_id, topic, partition, from_offset, to_offset: at, now }.execute(conn)?;
             }
         }
         QueryResult::Ok(())
     };
     write(conn).map_err(database("cannot write the ledger"))
+}
+
+pub(super) fn stop(conn: &mut SqliteConnection, reader: &Reader, stops: &[Stopping]) -> Result<()> {
+    let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
+    let write = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        for Stopping { topic, partition, next_offset, why } in stops {
+            let (partition, next_offset) = (*partition, *next_offset);
+            Stop { now, why, group, cluster_id, topic, partition, next_offset }.execute(conn)?;
+        }
+        QueryResult::Ok(())
+    };
+    write(conn).map_err(database("cannot stop a partition in the ledger"))
 }
 
 pub(super) fn report(conn: &mut SqliteConnection, group: &str) -> Result<LedgerReport> {

@@ -35,11 +35,11 @@ pub use connect::{AsyncSqliteConnection, SqliteOptions};
 use diesel::SqliteConnection;
 use tokio::runtime::Handle;
 
+use super::ledger::{Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, LedgerReport, LedgerRow,
-    NewMessage, Opening, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
 };
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
@@ -167,29 +167,6 @@ impl Seam for Sqlite {
         self.writer.act(move |conn, sent_at| accept::accept(conn, sent_at, &batch)).await
     }
 
-    async fn ledger(&self, group: &str, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
-        let (group, partitions) = (group.to_owned(), partitions.to_vec());
-        self.read(move |conn| ledger::read(conn, &group, &partitions)).await
-    }
-
-    async fn open_ledger(&self, group: &str, openings: &[Opening]) -> Result<()> {
-        let (group, openings) = (group.to_owned(), openings.to_vec());
-        self.write(move |conn| ledger::open(conn, &group, &openings)).await
-    }
-
-    async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
-        let group = group.to_owned();
-        let act = move |conn: &mut SqliteConnection, _: Instant| ledger::report(conn, &group);
-        match &self.place {
-            Place::Memory => self.writer.act(act).await,
-            Place::File(_) => {
-                // It reads every message: on a connection of its own, so that nobody waits for it.
-                let conn = connect::open_reader(&self.place, &self.options, self.reactor.handle()).await?;
-                Line::new(conn, TO_READ, self.options.busy_timeout, self.reactor.handle().clone()).act(act).await
-            }
-        }
-    }
-
     async fn backlog(&self, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
         let handler_ids = handler_ids.to_vec();
         self.read(move |conn| upkeep::backlog(conn, &handler_ids, count_max)).await
@@ -268,6 +245,36 @@ impl Seam for Sqlite {
 
     fn transactions_max(&self) -> usize {
         1
+    }
+}
+
+impl Ledger for Sqlite {
+    async fn ledger(&self, reader: &Reader, partitions: &[(Arc<str>, i32)]) -> Result<Vec<Option<LedgerRow>>> {
+        let (reader, partitions) = (reader.clone(), partitions.to_vec());
+        self.read(move |conn| ledger::read(conn, &reader, &partitions)).await
+    }
+
+    async fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> Result<()> {
+        let (reader, openings) = (reader.clone(), openings.to_vec());
+        self.write(move |conn| ledger::open(conn, &reader, &openings)).await
+    }
+
+    async fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> Result<()> {
+        let (reader, stops) = (reader.clone(), stops.to_vec());
+        self.write(move |conn| ledger::stop(conn, &reader, &stops)).await
+    }
+
+    async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
+        let group = group.to_owned();
+        let act = move |conn: &mut SqliteConnection, _: Instant| ledger::report(conn, &group);
+        match &self.place {
+            Place::Memory => self.writer.act(act).await,
+            Place::File(_) => {
+                // It reads every message: on a connection of its own, so that nobody waits for it.
+                let conn = connect::open_reader(&self.place, &self.options, self.reactor.handle()).await?;
+                Line::new(conn, TO_READ, self.options.busy_timeout, self.reactor.handle().clone()).act(act).await
+            }
+        }
     }
 }
 

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::store::seam::{
-    AcceptBatch, Accepted, Answers, HandlerIds, LedgerEntry, LedgerMove, NewDelivery, NewMessage, Opening, Seam,
-    WantedHandler,
-};
+use crate::store::ledger::{Ledger, LedgerEntry, LedgerMove, LedgerRow, Opening, Reader, Stopping};
+use crate::store::seam::{AcceptBatch, Accepted, Answers, HandlerIds, NewDelivery, NewMessage, Seam, WantedHandler};
 use crate::store::{Sqlite, Store};
 use crate::types::{Headers, Position, StoredMessage};
 
@@ -34,16 +32,30 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
 }
 
 async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64, next_offset: i64) -> Answers {
-    let entry = LedgerEntry { group: "shop".into(), topic: "orders".into(), partition: 0, from_offset, next_offset };
+    let entry = LedgerEntry {
+        reader: Arc::new(shop()),
+        topic: "orders".into(),
+        partition: 0,
+        from_offset,
+        next_offset,
+        leader_epoch: Some(3),
+    };
     let lease = Duration::from_secs(30);
     let (messages, ledger) = (messages.to_vec(), vec![entry]);
     let batch = AcceptBatch { messages, quarantined: Vec::new(), ledger, processor: None, lease };
     store.backend.accept(&Arc::new(batch)).await.unwrap()
 }
 
+fn shop() -> Reader {
+    Reader { group: "shop".into(), cluster_id: "cluster-1".into() }
+}
+
+async fn row(store: &Store<Sqlite>) -> Option<LedgerRow> {
+    store.backend.ledger(&shop(), &[("orders".into(), 0)]).await.unwrap().remove(0)
+}
+
 async fn next_offset(store: &Store<Sqlite>) -> Option<i64> {
-    let standing = store.backend.ledger("shop", &[("orders".into(), 0)]).await.unwrap();
-    standing[0].as_ref().map(|standing| standing.next_offset)
+    row(store).await.map(|row| row.next_offset)
 }
 
 fn opening(at: i64, gap_from: Option<i64>) -> Opening {
@@ -57,7 +69,7 @@ async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
     // Nobody has opened it.
     assert_eq!(accept(&store, &[], 0, 1).await.ledger, [LedgerMove::Behind]);
 
-    store.backend.open_ledger("shop", &[opening(5, None)]).await.unwrap();
+    store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
     let answers = accept(&store, &[message(&ids, 5), message(&ids, 6)], 5, 7).await;
     assert!(matches!(answers.messages[..], [Accepted::New { seq: 1 }, Accepted::New { seq: 2 }]));
     assert_eq!((answers.ledger, next_offset(&store).await), (vec![LedgerMove::Moved], Some(7)));
@@ -69,17 +81,17 @@ async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
     assert_eq!(accept(&store, &[], 9, 10).await.ledger, [LedgerMove::Behind]);
     assert_eq!(next_offset(&store).await, Some(7));
 
-    store.backend.open_ledger("shop", &[opening(3, None)]).await.unwrap();
+    store.backend.open_ledger(&shop(), &[opening(3, None)]).await.unwrap();
     assert_eq!(next_offset(&store).await, Some(7));
 }
 
 #[tokio::test]
 async fn gaps_are_noted_once_and_the_report_counts_what_is_stored() {
     let (store, ids) = store().await;
-    store.backend.open_ledger("shop", &[opening(5, None)]).await.unwrap();
+    store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
     accept(&store, &[message(&ids, 5)], 5, 6).await;
     for _ in 0..2 {
-        store.backend.open_ledger("shop", &[opening(9, Some(6))]).await.unwrap();
+        store.backend.open_ledger(&shop(), &[opening(9, Some(6))]).await.unwrap();
     }
 
     let report = store.backend.ledger_report("shop").await.unwrap();
@@ -89,6 +101,27 @@ async fn gaps_are_noted_once_and_the_report_counts_what_is_stored() {
     let [gap] = &report.gaps[..] else { panic!("{report:?}") };
     assert_eq!((gap.from_offset, gap.to_offset), (6, 9));
     assert!(store.backend.ledger_report("another").await.unwrap().partitions.is_empty());
+}
+
+#[tokio::test]
+async fn a_stopped_ledger_keeps_its_place_and_a_position_belongs_to_one_cluster() {
+    let (store, ids) = store().await;
+    store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
+    accept(&store, &[message(&ids, 5)], 5, 6).await;
+    assert_eq!(row(&store).await.unwrap().leader_epoch, Some(3));
+    let stop = |next_offset| Stopping { topic: "orders".into(), partition: 0, next_offset, why: "cut".to_owned() };
+
+    // The ledger has moved on since this was found.
+    store.backend.stop_partitions(&shop(), &[stop(5)]).await.unwrap();
+    assert_eq!(row(&store).await.unwrap().stopped, None);
+    store.backend.stop_partitions(&shop(), &[stop(6)]).await.unwrap();
+
+    assert_eq!(row(&store).await.unwrap().stopped.as_deref(), Some("cut"));
+    assert_eq!(accept(&store, &[message(&ids, 6)], 6, 7).await.ledger, [LedgerMove::Behind]);
+    store.backend.open_ledger(&shop(), &[opening(9, None)]).await.unwrap();
+    assert_eq!(next_offset(&store).await, Some(6));
+    let other = Reader { cluster_id: "cluster-2".into(), ..shop() };
+    assert_eq!(store.backend.ledger(&other, &[("orders".into(), 0)]).await.unwrap(), [None]);
 }
 
 #[tokio::test]

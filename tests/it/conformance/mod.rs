@@ -21,6 +21,7 @@ macro_rules! every_store {
             hostile "../hostile.rs"
             identity "../identity.rs"
             layers "../layers.rs"
+            ledger "../ledger.rs"
             operate "../operate.rs"
             operate_steps "../operate_steps.rs"
             outcomes "../outcomes.rs"

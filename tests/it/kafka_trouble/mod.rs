@@ -13,5 +13,6 @@ mod log_shapes;
 mod memory;
 mod pressure;
 mod secure;
+mod truncation;
 
 use crate::kafka::stage;

@@ -20,8 +20,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::sync::OnceCell;
 
 use crate::folder::ServiceFolder;
-use crate::kafka_binaries::{broker_command, cluster_id, make_data_folder};
-use crate::kafka_settings::{KafkaPorts, server_properties};
+use crate::kafka_binaries::{broker_command, cluster_id, make_data_folder, mark_data_folder};
+use crate::kafka_settings::{KafkaPorts, joining_settings, server_properties};
 use crate::postgres::ServerTls;
 use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, spawn_bound, wait_for_end};
 
@@ -48,6 +48,8 @@ pub struct KafkaOptions {
     /// Opens a listener with TLS and SCRAM-SHA-256 (`SASL_SSL`), see [`Kafka::scram_brokers`]. It knows [`SCRAM_USER`]
     /// with [`SCRAM_PASSWORD`]. Default: none.
     pub scram: Option<KafkaTls>,
+    /// Joins the cluster of another broker under this node id. Default: a cluster of its own.
+    pub joins: Option<(u16, Kafka)>,
 }
 
 impl KafkaOptions {
@@ -171,6 +173,33 @@ impl Kafka {
         .await;
     }
 
+    /// Cuts the log of the stopped broker's partition: the first batch that begins at `offset` or behind it is gone, with all that follow.
+    pub async fn cut_log(&self, topic: &str, partition: i32, offset: i64) {
+        let folder = format!("data/{topic}-{partition}");
+        self.blocking(move |inner| {
+            // Without it, and without the index, the broker looks at the log itself.
+            let _ = fs::remove_file(inner.folder.path().join("data/.kafka_cleanshutdown"));
+            let folder = inner.folder.path().join(folder);
+            for index in ["index", "timeindex"] {
+                let _ = fs::remove_file(folder.join(format!("00000000000000000000.{index}")));
+            }
+            let log = folder.join("00000000000000000000.log");
+            let bytes = fs::read(&log).expect("the partition's log");
+            let mut at = 0;
+            // A batch begins with its first offset and the length of what follows.
+            while let Some(head) = bytes.get(at..at + 12) {
+                let first = i64::from_be_bytes(head[..8].try_into().expect("eight bytes"));
+                let length = i32::from_be_bytes(head[8..].try_into().expect("four bytes"));
+                if first >= offset {
+                    break;
+                }
+                at += 12 + usize::try_from(length).expect("a length");
+            }
+            fs::write(&log, &bytes[..at]).expect("our own broker's log");
+        })
+        .await;
+    }
+
     /// It goes on as if nothing had happened. Having missed its own heartbeats, it may be without leaders for a second.
     pub async fn thaw(&self) {
         self.blocking(|inner| inner.signal(Signal::SIGCONT)).await;
@@ -235,7 +264,12 @@ impl Inner {
         let data = folder.path().join("data");
         make_data_folder(&data, folder.path());
         let ports = KafkaPorts::choose(options);
-        folder.write(SETTINGS_FILE, &server_properties(options, ports, &data, &folder));
+        let mut settings = server_properties(options, ports, &data, &folder);
+        if let Some((node_id, first)) = &options.joins {
+            mark_data_folder(&data, *node_id);
+            settings += &joining_settings(*node_id, ports, first.ours().ports.controller);
+        }
+        folder.write(SETTINGS_FILE, &settings);
         Inner { ports, process: Mutex::new(None), folder }
     }
 

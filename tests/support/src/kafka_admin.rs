@@ -47,6 +47,18 @@ impl Kafka {
         topic
     }
 
+    /// Makes a topic of one partition that these brokers keep, the first of them as its leader.
+    pub async fn create_topic_on(&self, topic: &str, brokers: &[i32], settings: &[(&str, &str)]) {
+        let assignment: &[&[i32]] = &[brokers];
+        let mut new = NewTopic::new(topic, 1, TopicReplication::Variable(assignment));
+        for (name, value) in settings {
+            new = new.set(name, value);
+        }
+        let result = self.admin().create_topics([&new], &options()).await.expect("an answer");
+        result.into_iter().next().expect("one topic").unwrap_or_else(|error| panic!("cannot make {topic}: {error:?}"));
+        self.await_partitions(topic, 1).await;
+    }
+
     /// Makes a topic with these settings of it, such as `("max.message.bytes", "1000")`.
     pub async fn create_topic(&self, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
         let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));

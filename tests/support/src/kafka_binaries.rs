@@ -51,6 +51,19 @@ pub(crate) fn cluster_id() -> &'static str {
     &ID
 }
 
+/// Makes a copy of the formatted data folder that of another node of the cluster.
+pub(crate) fn mark_data_folder(data: &Path, node_id: u16) {
+    let path = data.join("meta.properties");
+    let content = std::fs::read_to_string(&path).expect("a formatted data folder");
+    let directory_id = Alphanumeric.sample_string(&mut rand::rng(), 21) + "A";
+    let line = |line: &str| match line.split_once('=') {
+        Some(("node.id", _)) => format!("node.id={node_id}\n"),
+        Some(("directory.id", _)) => format!("directory.id={directory_id}\n"),
+        _ => format!("{line}\n"),
+    };
+    std::fs::write(&path, content.lines().map(line).collect::<String>()).expect("our own folder");
+}
+
 /// Fills `target` with a formatted, never used data folder.
 pub(crate) fn make_data_folder(target: &Path, within: &Path) {
     static TEMPLATE: LazyLock<ServiceFolder> = LazyLock::new(format_data_folder);

@@ -53,6 +53,15 @@ pub(crate) fn server_properties(
     settings.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
+/// What makes a broker one of the cluster whose controller listens at this port.
+pub(crate) fn joining_settings(node_id: u16, ports: KafkaPorts, controller: u16) -> String {
+    let plain = ports.plain;
+    format!(
+        "process.roles=broker\nnode.id={node_id}\ncontroller.quorum.voters={NODE_ID}@127.0.0.1:{controller}\n\
+         listeners=PLAINTEXT://127.0.0.1:{plain}\nadvertised.listeners=PLAINTEXT://127.0.0.1:{plain}\n"
+    )
+}
+
 fn common_settings(ports: KafkaPorts, data: &Path) -> Vec<(String, String)> {
     let message_bytes_max = MESSAGE_BYTES_MAX.to_string();
     owned(&[

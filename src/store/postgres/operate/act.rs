@@ -4,6 +4,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::{only_row, statements};
+use super::ledger;
 use crate::store::counts::{count, limit};
 use crate::store::operating::{Act, Audit, Signed, Verb};
 use crate::types::Result;
@@ -62,6 +63,12 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
         },
         Act::Pause { ref handler_key } => Pause { handler_key, because, actor }.load(conn).await,
         Act::Resume { ref handler_key } => Resume { handler_key, because, actor }.load(conn).await,
+        Act::ResetLedger { ref filter, to_offset } => {
+            ledger::reset(conn, filter, to_offset, signed).await.map(|changed| vec![changed])
+        }
+        Act::SkipLedger { ref filter, to_offset } => {
+            ledger::skip(conn, filter, to_offset, signed).await.map(|changed| vec![changed])
+        }
     };
     changed.and_then(only_row).map(count).map_err(database(format!("cannot {}", act.name())))
 }

@@ -3,14 +3,15 @@
 mod act;
 mod backfill;
 mod facts;
+mod ledger;
 mod look;
 mod records;
 
 use super::{Postgres, act};
 use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Signed, Standing};
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
+    ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Postgres {
@@ -49,6 +50,10 @@ impl Operating for Postgres {
 
     async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
         act!(self, conn => records::quarantined(&mut conn, id))
+    }
+
+    async fn positions(&self, filter: &LedgerFilter, limit: u32) -> Result<Vec<LedgerStatus>> {
+        act!(self, conn => ledger::positions(&mut conn, filter, limit))
     }
 
     async fn act(&self, act: Act, signed: Signed) -> Result<u64> {

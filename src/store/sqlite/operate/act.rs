@@ -5,6 +5,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::{only_row, statements};
+use super::ledger;
 use super::look::{by_filter, by_quarantine_filter, is_meant};
 use crate::store::operating::{Act, Audit, Signed, Verb};
 use crate::types::{DeliveryFilter, QuarantineFilter, Result};
@@ -98,6 +99,8 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
         // However many ids it has, it is one handler.
         Act::Pause { ref handler_key } => Pause { handler_key }.execute(conn)?.min(1),
         Act::Resume { ref handler_key } => Resume { handler_key }.execute(conn)?.min(1),
+        Act::ResetLedger { ref filter, to_offset } => ledger::reset(conn, filter, to_offset)?,
+        Act::SkipLedger { ref filter, to_offset } => ledger::skip(conn, filter, to_offset)?,
     };
     audited(conn, act, changed as u64, signed)?;
     Ok(changed as u64)

@@ -3,6 +3,7 @@
 mod act;
 mod backfill;
 mod facts;
+mod ledger;
 mod look;
 mod records;
 
@@ -10,8 +11,8 @@ use super::Sqlite;
 use super::errors::database;
 use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Signed, Standing};
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
+    ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Sqlite {
@@ -52,6 +53,11 @@ impl Operating for Sqlite {
 
     async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
         self.read(move |conn| records::quarantined(conn, id)).await
+    }
+
+    async fn positions(&self, filter: &LedgerFilter, limit: u32) -> Result<Vec<LedgerStatus>> {
+        let filter = filter.clone();
+        self.read(move |conn| ledger::positions(conn, &filter, limit)).await
     }
 
     async fn act(&self, act: Act, signed: Signed) -> Result<u64> {
