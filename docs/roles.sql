@@ -29,6 +29,7 @@ GRANT UPDATE (seq) ON inbox_message TO :"accept";
 GRANT USAGE ON SEQUENCE inbox_message_seq TO :"accept";
 GRANT SELECT, INSERT, UPDATE ON inbox_ledger TO :"accept";
 GRANT SELECT, INSERT ON inbox_gap TO :"accept";
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_ingest, inbox_partition TO :"accept";
 GRANT SELECT ON inbox_processor TO :"accept";
 
 GRANT SELECT ON inbox_identity TO :"accept";
@@ -57,6 +58,8 @@ GRANT UPDATE (replay_asked_at, replays, reason, detail) ON inbox_quarantine TO :
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_quarantine, inbox_ledger, inbox_gap,
                 inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
+                inbox_partition, inbox_ingest,
+                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
 TO :"read", :"admin";
 
 -- admin: looks at everything, and acts by calling functions: replay, discard, pause, the quarantine. They run with the owner's rights and write the

@@ -44,12 +44,16 @@ pub struct PartitionAudit {
     pub stored: i64,
     /// The highest offset among them.
     pub highest_stored: Option<i64>,
+    /// Why the partition is stopped, if it is.
+    pub stopped: Option<String>,
 }
 
 /// Something that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
+    /// The partition is stopped until a person resets or skips it.
+    Stopped(PartitionAudit),
     /// The group's offset is beyond the ledger. The ledger decides, so nothing is skipped; but somebody else commits for this group.
     CommittedAhead(PartitionAudit),
     /// Kafka has deleted records that were not read.
@@ -102,6 +106,9 @@ impl PartitionAudit {
 
     fn finding(&self) -> Option<Finding> {
         let this = || self.clone();
+        if self.stopped.is_some() {
+            return Some(Finding::Stopped(this()));
+        }
         match (self.next_offset, self.watermarks) {
             (_, None) => Some(Finding::Unanswered(this())),
             (Some(next), Some((_, high))) if next > high => Some(Finding::LogEndsBefore(this())),
@@ -121,6 +128,7 @@ impl fmt::Display for Finding {
             Self::CommittedAhead(p) => {
                 (p, "the group's offset is beyond the ledger: somebody else commits for this group")
             }
+            Self::Stopped(p) => (p, p.stopped.as_deref().unwrap_or_default()),
             Self::Deleted(p) => (p, "Kafka has deleted records that were not read"),
             Self::LogEndsBefore(p) => (p, "the log ends before the ledger: the topic was made anew or lost its end"),
             Self::NeverRead(p) => (p, "Kafka has records of a partition that was never read"),
@@ -142,7 +150,13 @@ impl fmt::Display for Finding {
 }
 
 fn look(consumer: &BaseConsumer, report: LedgerReport) -> KafkaResult<Audit> {
-    let mut audited: Vec<PartitionAudit> = report.partitions.into_iter().map(PartitionAudit::from).collect();
+    // The group may read other clusters into the same database.
+    let cluster_id = consumer.client().fetch_cluster_id(ANSWER_WAIT);
+    let is_here = |state: &LedgerState| {
+        state.cluster_id.is_empty() || cluster_id.as_ref().is_none_or(|id| *id == state.cluster_id)
+    };
+    let mut audited: Vec<PartitionAudit> =
+        report.partitions.into_iter().filter(is_here).map(PartitionAudit::from).collect();
     let mut topics: Vec<String> = audited.iter().map(|partition| partition.topic.clone()).collect();
     topics.dedup();
     if topics.is_empty() && consumer.client().fetch_cluster_id(ANSWER_WAIT).is_none() {
@@ -185,14 +199,15 @@ impl PartitionAudit {
             watermarks: None,
             stored: 0,
             highest_stored: None,
+            stopped: None,
         }
     }
 }
 
 impl From<LedgerState> for PartitionAudit {
     fn from(state: LedgerState) -> Self {
-        let LedgerState { topic, partition, next_offset, stored, highest_stored, .. } = state;
+        let LedgerState { topic, partition, next_offset, stored, highest_stored, cluster_id: _, stopped } = state;
         let known = Self::unknown(&topic, partition);
-        Self { next_offset: Some(next_offset), stored, highest_stored, ..known }
+        Self { next_offset: Some(next_offset), stored, highest_stored, stopped, ..known }
     }
 }

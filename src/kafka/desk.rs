@@ -15,6 +15,9 @@ use crate::types::Limits;
 use parts::{End, Owned, Standing, Waiting};
 
 mod parts;
+mod watch;
+
+pub(super) use watch::Watched;
 
 /// A topic and a partition of it.
 pub(super) type Place = (Arc<str>, i32);
@@ -100,6 +103,8 @@ impl Desk {
                 epoch: None,
                 cut: None,
                 stopped_why: None,
+                stands_still: None,
+                asked_before: None,
                 stored: None,
                 committed: None,
             };
@@ -219,7 +224,13 @@ impl Desk {
             return Expected::No;
         }
         // Offsets are passed over by compaction and by transactions. What lies before the log's beginning was deleted, unread.
-        let is_gap = at.offset > owned.next_offset && low().is_some_and(|low| low > owned.next_offset);
+        // Without an answer Kafka is asked, once for each place: a gap must not go unnoted.
+        let next_offset = owned.next_offset;
+        let is_gap = at.offset > next_offset
+            && match low() {
+                Some(low) => low > next_offset,
+                None => owned.asked_before.replace(next_offset) != Some(next_offset),
+            };
         if at.offset < owned.next_offset || is_gap {
             let expected = At { offset: owned.next_offset, epoch: owned.epoch };
             owned.cut = is_cut(expected, at).then_some(at);
@@ -238,6 +249,7 @@ impl Desk {
         }
         owned.next_offset = at.offset + 1;
         owned.epoch = at.epoch;
+        owned.stands_still = None;
         let (lane, place) = (owned.lane, (Arc::clone(&owned.topic), partition));
         let (row, size_bytes) = row.map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
         self.lanes[lane].waiting.push_back(Waiting { place, at, row, size_bytes });

@@ -190,7 +190,11 @@ fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>
     let mut troubles = Vec::new();
     let mut looked = Vec::with_capacity(sought.len());
     for one in sought {
-        let start = known(&one, &mut answers, &committed).map(position::start);
+        let known = known(&one, &mut answers, &committed);
+        if let Ok(known) = &known {
+            warn_of_group(&consumer.context().group, &one.asked, known);
+        }
+        let start = known.map(position::start);
         let topic_id = answers.topic_ids.get(&one.asked.place.0).cloned().flatten();
         let Sought { asked, ledger } = one;
         let start = start.map_err(|error| troubles.push((asked.place.clone(), error))).ok();
@@ -213,10 +217,12 @@ fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaRe
     let Sought { asked, ledger } = sought;
     let unanswered = KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut);
     let watermarks = answers.watermarks.remove(&asked.place).unwrap_or_else(|| Err(unanswered.clone()))?;
-    let committed = match ledger {
-        Some(_) => Committed::Nothing,
-        None if asked.has_ledger => Committed::ByUs,
-        None => committed.get(&asked.place).cloned().unwrap_or(Ok(Committed::Nothing))?,
+    let committed = match (ledger, committed.get(&asked.place)) {
+        (None, _) if asked.has_ledger => Committed::ByUs,
+        (None, Some(committed)) => committed.clone()?,
+        // The ledger decides; what the group says is only warned of.
+        (Some(_), Some(Ok(committed))) => *committed,
+        (Some(_), Some(Err(_)) | None) | (None, None) => Committed::Nothing,
     };
     let read = ledger.as_ref().and_then(|ledger| ledger.topic_id.as_deref());
     let topic = match (read, answers.topic_ids.get(&asked.place.0)) {
@@ -230,12 +236,24 @@ fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaRe
     Ok(Known { ledger, topic, committed, low, high })
 }
 
+/// Says what a person may not expect: records that are going to be read again.
+fn warn_of_group(group: &str, asked: &Asked, known: &Known) {
+    let (topic, partition) = &asked.place;
+    match (known.ledger, known.committed) {
+        (Some(ledger), Committed::ByAnother(committed)) if committed > ledger.offset => {
+            events::kafka::group_ahead(group, topic, *partition, ledger.offset, committed);
+        }
+        (None, Committed::ByUs) if !asked.has_ledger => events::kafka::ledger_lost(group, topic, *partition),
+        (Some(_) | None, _) => {}
+    }
+}
+
 /// What the group has committed.
 type Offsets = HashMap<Place, KafkaResult<Committed>>;
 
-/// Of partitions that the ledger does not know, in one request.
+/// Of partitions that this process has not read yet, in one request.
 fn committed(consumer: &BaseConsumer<Context>, sought: &[Sought]) -> Offsets {
-    let is_wanted = |one: &&Sought| one.ledger.is_none() && !one.asked.has_ledger;
+    let is_wanted = |one: &&Sought| !one.asked.has_ledger;
     let places: Vec<Place> = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
     let Some(list) = partitions(&places) else { return Offsets::new() };
     let list = match consumer.committed_offsets(list, ANSWER_WAIT) {
@@ -261,7 +279,9 @@ fn opening(looked: &Looked) -> Option<Opening> {
     let (at, gap_from) = match (found.start.as_ref()?, ledger) {
         (Start::Nowhere(_) | Start::Stopped { .. }, _) => return None,
         // A ledger that does not know its topic's id yet learns it.
-        (Start::At(at), Some(row)) if row.next_offset == at.offset && (row.topic_id.is_some() || topic_id.is_none()) => {
+        (Start::At(at), Some(row))
+            if row.next_offset == at.offset && (row.topic_id.is_some() || topic_id.is_none()) =>
+        {
             return None;
         }
         (Start::At(at), Some(_) | None) => (at.offset, None),

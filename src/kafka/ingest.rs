@@ -24,12 +24,12 @@ use super::desk::{Batch, Expected, LANES};
 use super::for_ever::for_ever;
 use super::position::At;
 use super::rebalance::{Context, Told, offsets, partitions};
-use super::{Kafka, backlog, native, record, retention, settings};
-use set_out::positions;
+use super::{Kafka, backlog, native, record, retention, settings, watch};
 use crate::accept::{self, Intake, Patience};
 use crate::store::Backend;
 use crate::telemetry::events;
 use crate::types::{Error, Kind, Result, panic_text};
+use set_out::positions;
 
 /// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
@@ -157,6 +157,8 @@ impl<B: Backend> Work<B> {
         }
         self.watch_backlog();
         self.look_at_retention();
+        let watching = watch::run(Arc::clone(&self.intake), &self.consumer);
+        self.tasks.spawn_on(watching, self.intake.store.backend.reactor());
         self.tell_intake();
         while !self.is_stopping.load(Ordering::Relaxed) {
             let is_told = self.consumer.context().hear(Duration::ZERO);
@@ -382,6 +384,7 @@ impl<B: Backend> Work<B> {
         self.commit(CommitMode::Sync);
         context.set_closing();
         self.tasks.abort_all();
+        watch::end(&self.intake, self.group());
         // Dropping the consumer leaves the group.
     }
 }

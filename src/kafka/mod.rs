@@ -16,6 +16,7 @@ mod rebalance;
 mod record;
 mod retention;
 mod settings;
+mod watch;
 
 use std::fmt;
 
@@ -28,7 +29,6 @@ pub(crate) use ingest::Ingest;
 /// ```
 /// use wharf::kafka::Kafka;
 /// let kafka = Kafka::new("broker-1:9092,broker-2:9092", "shop")
-///     .set("partition.assignment.strategy", "cooperative-sticky")
 ///     .set("group.instance.id", "shop-1");
 /// ```
 ///
@@ -71,7 +71,9 @@ impl Kafka {
     ///
     /// What Wharf sets otherwise than librdkafka, and you may set back: `queued.max.messages.kbytes` 16384 and `fetch.max.bytes`
     /// 16777216 (what is read ahead stays bounded), `fetch.queue.backoff.ms` 5, `receive.message.max.bytes` 1000000000 (a record that
-    /// cannot be received would stop its partition for ever), `check.crcs` true, `isolation.level` read_committed, `client.id` wharf.
+    /// cannot be received would stop its partition for ever), `check.crcs` true, `isolation.level` read_committed, `client.id` wharf, and `partition.assignment.strategy`
+    /// cooperative-sticky: a rebalance takes only the partitions that move. A group cannot change from an eager strategy to it while old members
+    /// run: stop them first, or set the old strategy.
     pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
         self

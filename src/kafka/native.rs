@@ -86,6 +86,15 @@ pub(super) fn low_watermark<C: ConsumerContext>(
     topic: &str,
     partition: i32,
 ) -> Option<i64> {
+    watermarks(consumer, topic, partition).map(|(low, _)| low)
+}
+
+/// The first offset that Kafka still had at the last fetch, and the one that came next. Asks nobody.
+pub(super) fn watermarks<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    partition: i32,
+) -> Option<(i64, i64)> {
     let topic = CString::new(topic).ok()?;
     let (mut low, mut high) = (-1, -1);
     // SAFETY: the client lives as long as the consumer, the name is a C string, both places are ours.
@@ -93,5 +102,5 @@ pub(super) fn low_watermark<C: ConsumerContext>(
         let client = consumer.client().native_ptr();
         rd_kafka_get_watermark_offsets(client, topic.as_ptr(), partition, &mut low, &mut high)
     };
-    (known == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && low >= 0).then_some(low)
+    (known == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && low >= 0).then_some((low, high))
 }

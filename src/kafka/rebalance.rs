@@ -51,6 +51,10 @@ pub(super) struct Context {
     is_closing: AtomicBool,
     /// No broker is to be reached. A commit that waits for one until the session is over would put out a static member for good.
     is_cut_off: AtomicBool,
+    /// What keeps this process from reading at all, until a broker is heard again.
+    trouble: Mutex<Option<String>>,
+    /// Whether there is any: looked at for each record.
+    has_trouble: AtomicBool,
 }
 
 impl Context {
@@ -64,6 +68,8 @@ impl Context {
             is_backlogged: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
+            trouble: Mutex::default(),
+            has_trouble: AtomicBool::new(false),
         }
     }
 
@@ -104,6 +110,19 @@ impl Context {
     /// A broker has been heard.
     pub(super) fn is_heard(&self) {
         self.is_cut_off.store(false, Ordering::Relaxed);
+        if self.has_trouble.swap(false, Ordering::Relaxed) {
+            self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
+
+    /// What keeps this process from reading, for people who look from outside.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_trouble(&self, trouble: String) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
+        self.has_trouble.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -212,13 +231,23 @@ impl ClientContext for Context {
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure) => {
                 self.is_cut_off.store(true, Ordering::Relaxed);
+                self.note_trouble(format!("no broker answers: {reason}"));
             }
+            Some(
+                RDKafkaErrorCode::Authentication
+                | RDKafkaErrorCode::SaslAuthenticationFailed
+                | RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::GroupAuthorizationFailed
+                | RDKafkaErrorCode::ClusterAuthorizationFailed
+                | RDKafkaErrorCode::UnknownTopicOrPartition,
+            ) => self.note_trouble(format!("{error}: {reason}")),
             // Records that cannot be read: their partition stands still, and says so again and again.
             Some(
                 RDKafkaErrorCode::BadMessage | RDKafkaErrorCode::BadCompression | RDKafkaErrorCode::NotImplemented,
             ) => {
                 let place = offset_in(reason).and_then(|offset| Some((self.desk().only_one_at(offset)?, offset)));
                 if let Some(((topic, partition), offset)) = place {
+                    self.desk().stands_still(&(Arc::clone(&topic), partition), reason);
                     return events::kafka::stands_still(&self.group, &topic, partition, offset, reason);
                 }
             }

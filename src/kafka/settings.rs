@@ -64,6 +64,11 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
     for (name, value) in DEFAULTS {
         config.set(*name, *value);
     }
+    // With the broker's own protocol there is no such setting.
+    let is_classic = !kafka.settings.iter().any(|(name, value)| name == "group.protocol" && value == "consumer");
+    if is_classic {
+        config.set("partition.assignment.strategy", "cooperative-sticky");
+    }
     for (name, value) in &kafka.settings {
         config.set(name, value);
     }
@@ -121,6 +126,16 @@ mod tests {
         let shown = format!("{error} {error:?}");
         assert!(!shown.contains("hunter2"), "{shown}");
         assert!(shown.contains("debug") || shown.contains("sasl.mechanism"), "{shown}");
+    }
+
+    #[test]
+    fn partitions_are_moved_one_by_one_unless_the_user_or_the_broker_assigns_them() {
+        let strategy = |kafka: &Kafka| config(kafka).unwrap().get("partition.assignment.strategy").map(str::to_owned);
+        let kafka = Kafka::new("b", "g");
+        assert_eq!(strategy(&kafka).as_deref(), Some("cooperative-sticky"));
+        let eager = kafka.clone().set("partition.assignment.strategy", "range");
+        assert_eq!(strategy(&eager).as_deref(), Some("range"));
+        assert_eq!(strategy(&kafka.set("group.protocol", "consumer")), None);
     }
 
     #[test]

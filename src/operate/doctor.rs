@@ -1,5 +1,7 @@
 //! Says why work is not moving. Pure: judges what was looked up, in the order of what to put right first.
 
+mod kafka;
+
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -244,6 +246,7 @@ impl Symptoms {
                 format!("replays of quarantined records were asked for {} ago and nobody has done them", secs(asked));
             self.problem("replay waits", what, "start an inbox that subscribes to their topics");
         }
+        self.of_kafka(facts);
         for group in facts.groups.iter().filter(|group| group.gaps > 0) {
             let what =
                 format!("Kafka had lost records before group {} read them: {} gaps", group.consumer_group, group.gaps);

@@ -25,6 +25,7 @@ use crate::accept::HandOver;
 use crate::operate::Retention;
 use crate::store::seam::Enrolment;
 use crate::store::{Backend, Store};
+use crate::types::process_name;
 use crate::types::{Error, Kind, Limits, Result, panic_text};
 
 /// How long outcomes may take to be written after the handlers have ended, beyond the grace.
@@ -63,7 +64,7 @@ impl<B: Backend> Loops<B> {
         mode: ClaimMode,
         retention: Option<Retention>,
     ) -> Result<Self> {
-        let name: Arc<str> = processor_name().into();
+        let name: Arc<str> = process_name().into();
         let (handler_ids, ttl) = (handler_ids(&lanes), alive_for(&limits));
         let enrolment = Enrolment { name: Arc::clone(&name), handler_ids, ttl, report: "{}".to_owned() };
         let (processor, paused) = store.backend.enroll(&enrolment).await?;
@@ -239,11 +240,4 @@ impl<B: Backend> Drop for StopOnDrop<B> {
 
 async fn joined(tasks: &mut JoinSet<()>) {
     while tasks.join_next().await.is_some() {}
-}
-
-/// Host and process, for people who look at `inbox_processor`.
-fn processor_name() -> String {
-    let host = std::env::var("HOSTNAME").ok().or_else(|| std::fs::read_to_string("/etc/hostname").ok());
-    let host = host.map(|host| host.trim().to_owned()).filter(|host| !host.is_empty());
-    format!("{}/{}", host.as_deref().unwrap_or("unknown"), std::process::id())
 }

@@ -30,6 +30,13 @@ pub trait Ledger: Send + Sync + Sized + 'static {
     /// Stops partitions until a person acts. A stop is written only while the ledger is still at the offset that it is about.
     fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> impl Future<Output = Result<()>> + Send;
 
+    /// Writes what a process that reads from Kafka says of itself, and of partitions whose state has changed. Forgets processes of the group
+    /// that have said nothing for a day.
+    fn report_ingest(&self, report: &IngestReport) -> impl Future<Output = Result<()>> + Send;
+
+    /// The process reads no longer, because it was asked to end.
+    fn end_ingest(&self, group: &str, name: &str) -> impl Future<Output = Result<()>> + Send;
+
     /// What the ledger and the stored messages say of a group's partitions. Reads every message: for people, not for the engine.
     fn ledger_report(&self, group: &str) -> impl Future<Output = Result<LedgerReport>> + Send;
 }
@@ -91,6 +98,29 @@ pub struct Stopping {
     /// Where the ledger was when this was found.
     pub next_offset: i64,
     pub why: String,
+}
+
+/// What a process that reads from Kafka says of itself.
+#[derive(Debug, Clone)]
+pub struct IngestReport {
+    pub group: Arc<str>,
+    /// Empty until a broker has answered.
+    pub cluster_id: Arc<str>,
+    /// Host and process id.
+    pub name: Arc<str>,
+    /// What keeps it from reading.
+    pub trouble: Option<String>,
+    pub partitions: Vec<PartitionReport>,
+}
+
+#[derive(Debug, Clone)]
+pub struct PartitionReport {
+    pub topic: Arc<str>,
+    pub partition: i32,
+    /// One of the words of `inbox_partition`.
+    pub standing: &'static str,
+    pub why: Option<String>,
+    pub lag: Option<i64>,
 }
 
 #[derive(Debug, Clone, Default)]

@@ -184,6 +184,31 @@ pub(crate) mod kafka {
         );
     }
 
+    /// The ledger is ahead of what this process wrote, stopped, or about another topic: the position is found anew.
+    pub(crate) fn ledger_moved(group: &str, topic: &str, partition: i32) {
+        count(group, "ledger moved");
+        info!(target: "wharf::kafka", group, topic, partition, "ledger moved: a person or another process has changed the position");
+    }
+
+    /// A consumer that is not an inbox has read on for the group. The inbox reads the same records again.
+    pub(crate) fn group_ahead(group: &str, topic: &str, partition: i32, ledger: i64, committed: i64) {
+        count(group, "group ahead");
+        warn!(
+            target: "wharf::kafka", group, topic, partition, ledger, committed,
+            "group ahead of the ledger by another: another consumer has committed this offset; its records are read again, \
+             unless `wharf ledger skip` leaves them out before the start"
+        );
+    }
+
+    /// An inbox has read this group before and the database does not know it.
+    pub(crate) fn ledger_lost(group: &str, topic: &str, partition: i32) {
+        count(group, "ledger lost");
+        warn!(
+            target: "wharf::kafka", group, topic, partition,
+            "ledger lost: an inbox has committed offsets for this group and this database has no position; everything Kafka has is read again"
+        );
+    }
+
     /// A record came that was not the next one: the position is found anew.
     pub(crate) fn out_of_place(group: &str, topic: &str, partition: i32, offset: i64) {
         count(group, "record out of place");

@@ -28,6 +28,12 @@ pub struct Facts {
     pub lags: Vec<Lag>,
     /// What is consumed from Kafka.
     pub groups: Vec<GroupFacts>,
+    /// Partitions of Kafka that are not being read as they should be, at most 100.
+    #[serde(default)]
+    pub partitions: Vec<PartitionFacts>,
+    /// Processes that read from Kafka, and those that died within a day.
+    #[serde(default)]
+    pub ingests: Vec<IngestFacts>,
     /// Records in quarantine, counted up to 10,000.
     pub quarantined: u64,
     /// How long the oldest replay of a quarantined record has been asked for.
@@ -105,4 +111,39 @@ pub struct GroupFacts {
     pub moved_secs_ago: f64,
     /// Gaps: records that Kafka no longer had when they were to be read.
     pub gaps: u64,
+}
+
+/// A partition that is stopped, stands still, or has waited for its position for long.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PartitionFacts {
+    /// The consumer group.
+    pub consumer_group: String,
+    /// The topic.
+    pub topic: String,
+    /// The partition of it.
+    #[serde(rename = "kafka_partition")]
+    pub partition: i32,
+    /// `stopped`, `standing still` or `waiting`.
+    pub standing: String,
+    /// For how long.
+    pub secs: f64,
+    /// Why.
+    pub why: Option<String>,
+}
+
+/// A process that reads from Kafka.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct IngestFacts {
+    /// The consumer group.
+    pub consumer_group: String,
+    /// Host and process id.
+    pub name: String,
+    /// How long ago it last said anything.
+    pub seen_secs_ago: f64,
+    /// What keeps it from reading.
+    pub trouble: Option<String>,
+    /// For how long.
+    pub trouble_secs: Option<f64>,
 }

@@ -16,6 +16,7 @@ mod limits;
 mod message;
 mod outcome;
 mod panic;
+mod process_name;
 mod purged;
 mod receipt;
 mod record;
@@ -27,7 +28,9 @@ mod stamp;
 pub use cloud_event::CloudEvent;
 pub use delivery::Delivery;
 pub use error::{Error, Result};
-pub use facts::{Connections, DeadClaims, Facts, GroupFacts, Lag, OldestTransaction, TableFacts};
+pub use facts::{
+    Connections, DeadClaims, Facts, GroupFacts, IngestFacts, Lag, OldestTransaction, PartitionFacts, TableFacts,
+};
 pub use filter::{DeliveryFilter, QuarantineFilter, State};
 pub use fingerprint::fingerprint;
 pub use headers::Headers;
@@ -49,4 +52,5 @@ pub(crate) use limits::DURATION_MAX;
 pub(crate) use message::{DecodeError, StoredMessage};
 pub(crate) use outcome::{Outcome, PoisonReason};
 pub(crate) use panic::panic_text;
+pub(crate) use process_name::process_name;
 pub(crate) use setters::setters;

@@ -121,6 +121,33 @@ CREATE TABLE inbox_gap (
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
 );
 
+-- What each partition is doing, as the process that reads it says: when that changes, and once a minute. For people; the ledger decides.
+CREATE TABLE inbox_partition (
+    consumer_group  text        NOT NULL,
+    topic           text        NOT NULL,
+    kafka_partition integer     NOT NULL,
+    cluster_id      text        NOT NULL,
+    standing        text        NOT NULL,            -- reading, waiting (for its position), standing still (records cannot be read), stopped
+    since           timestamptz NOT NULL DEFAULT now(),
+    seen_at         timestamptz NOT NULL DEFAULT now(),
+    lag             bigint,                          -- records that Kafka had and that were not stored, at seen_at
+    ingest          text        NOT NULL,            -- inbox_ingest.name
+    why             text,
+    PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
+) WITH (fillfactor = 50);
+
+-- Processes that read from Kafka, every few seconds. The row of a process that was asked to end is removed.
+CREATE TABLE inbox_ingest (
+    consumer_group text        NOT NULL,
+    name           text        NOT NULL,             -- host and process id
+    cluster_id     text        NOT NULL,             -- empty until a broker has answered
+    started_at     timestamptz NOT NULL DEFAULT now(),
+    seen_at        timestamptz NOT NULL DEFAULT now(),
+    trouble_since  timestamptz,
+    trouble        text,                             -- what keeps it from reading: failed authentication, an unknown topic, no broker
+    PRIMARY KEY (consumer_group, name)
+) WITH (fillfactor = 50);
+
 -- Records that could not become messages, kept whole.
 CREATE TABLE inbox_quarantine (
     id              bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

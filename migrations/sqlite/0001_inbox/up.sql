@@ -114,6 +114,33 @@ CREATE TABLE inbox_gap (
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
 ) WITHOUT ROWID;
 
+-- What each partition is doing, as the process that reads it says: when that changes, and once a minute. For people; the ledger decides.
+CREATE TABLE inbox_partition (
+    consumer_group  TEXT    NOT NULL,
+    topic           TEXT    NOT NULL,
+    kafka_partition INTEGER NOT NULL,
+    cluster_id      TEXT    NOT NULL,
+    standing        TEXT    NOT NULL,                -- reading, waiting (for its position), standing still (records cannot be read), stopped
+    since           INTEGER NOT NULL,
+    seen_at         INTEGER NOT NULL,
+    lag             INTEGER,                         -- records that Kafka had and that were not stored, at seen_at
+    ingest          TEXT    NOT NULL,                -- inbox_ingest.name
+    why             TEXT,
+    PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
+) WITHOUT ROWID;
+
+-- Processes that read from Kafka, every few seconds. The row of a process that was asked to end is removed.
+CREATE TABLE inbox_ingest (
+    consumer_group TEXT    NOT NULL,
+    name           TEXT    NOT NULL,                 -- host and process id
+    cluster_id     TEXT    NOT NULL,                 -- empty until a broker has answered
+    started_at     INTEGER NOT NULL,
+    seen_at        INTEGER NOT NULL,
+    trouble_since  INTEGER,
+    trouble        TEXT,                             -- what keeps it from reading: failed authentication, an unknown topic, no broker
+    PRIMARY KEY (consumer_group, name)
+) WITHOUT ROWID;
+
 -- Records that could not become messages, kept whole.
 CREATE TABLE inbox_quarantine (
     id              INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -85,6 +85,7 @@ pub fn document(audit: &Audit) -> Value {
 /// A word for programs.
 fn code(finding: &Finding) -> &'static str {
     match finding {
+        Finding::Stopped(_) => "stopped",
         Finding::CommittedAhead(_) => "committed ahead",
         Finding::Deleted(_) => "deleted",
         Finding::LogEndsBefore(_) => "log ends before",

@@ -90,7 +90,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: LedgerCommand) -> Re
             let Some(meant) = agreed(session, &filter, &confirming, &format!("reset to {to}")).await? else {
                 return Ok(Exit::Well);
             };
-            let changed = session.acting(confirming.reason.as_ref()).reset_ledger(&filter, to_offset).await?;
+            let changed = session.acting(confirming.because.as_ref()).reset_ledger(&filter, to_offset).await?;
             tell(session.output, meant, changed)
         }
         LedgerCommand::Skip { position, partition, to_offset, confirming } => {
@@ -99,7 +99,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: LedgerCommand) -> Re
             else {
                 return Ok(Exit::Well);
             };
-            let is_moved = session.acting(confirming.reason.as_ref()).skip_ledger(&filter, to_offset).await?;
+            let is_moved = session.acting(confirming.because.as_ref()).skip_ledger(&filter, to_offset).await?;
             tell(session.output, meant, u64::from(is_moved))
         }
     }

@@ -35,6 +35,10 @@ pub(super) struct Owned {
     pub(super) cut: Option<At>,
     /// Why the partition is stopped, as it was last said.
     pub(super) stopped_why: Option<Box<str>>,
+    /// Why its next records cannot be read, until one is.
+    pub(super) stands_still: Option<Box<str>>,
+    /// The offset before which Kafka was asked whether it has deleted records, because nothing was known of the log's beginning.
+    pub(super) asked_before: Option<i64>,
     /// Everything before it is stored. `None` until the partition has begun.
     pub(super) stored: Option<i64>,
     pub(super) committed: Option<i64>,

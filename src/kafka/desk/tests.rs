@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::store::ledger::LedgerRow;
 
 fn place(partition: i32) -> Place {
     (Arc::from("t"), partition)
@@ -119,7 +120,12 @@ fn offsets_may_be_passed_over_by_compaction_but_not_by_deletion_nor_backwards() 
     };
     assert_eq!(jump(1, Some(0)), Expected::Yes);
     assert_eq!(jump(7, Some(1)), Expected::Yes);
-    assert_eq!(jump(7, None), Expected::Yes);
+    // Nobody knows where the log begins: Kafka is asked, once.
+    assert_eq!(jump(7, None), Expected::OutOfPlace);
+    let mut desk = desk(&[0]);
+    assert_eq!(desk.expects(("t", 0), at(7), now, || None), Expected::OutOfPlace);
+    desk.begin(&place(0), at(0));
+    assert_eq!(desk.expects(("t", 0), at(7), now, || None), Expected::Yes);
     assert_eq!(jump(7, Some(5)), Expected::OutOfPlace);
     assert_eq!(jump(0, Some(0)), Expected::OutOfPlace);
 }
@@ -174,6 +180,49 @@ fn a_step_back_to_a_newer_epoch_is_a_truncation_and_is_remembered_until_a_positi
     assert_eq!(step_back(Some(1)), Some(At { offset: 1, epoch: Some(1) }));
     assert_eq!(step_back(Some(0)), None);
     assert_eq!(step_back(None), None);
+}
+
+#[test]
+fn a_ledger_that_is_not_where_it_was_left_sends_the_partition_back() {
+    let now = Instant::now();
+    let row = |next_offset, stopped: Option<&str>| LedgerRow {
+        next_offset,
+        leader_epoch: Some(0),
+        topic_id: None,
+        stopped: stopped.map(str::to_owned),
+    };
+    let compare = |row: Option<LedgerRow>, is_other: bool| {
+        let mut desk = desk(&[0]);
+        read(&mut desk, 0, 0);
+        read(&mut desk, 0, 1);
+        let batch = desk.next_batch(0, &Limits::default()).unwrap();
+        desk.written(0, &moved(&batch), now);
+        let watched = desk.watched();
+        assert_eq!((watched[0].standing, watched[0].stored), ("reading", Some(2)));
+        let sent_back = desk.compare(&[(&watched[0], row.as_ref(), is_other)], now);
+        assert_eq!(desk.ask(now).len(), sent_back.len());
+        sent_back.into_iter().map(|(_, is_behind)| is_behind).collect::<Vec<_>>()
+    };
+    assert_eq!(compare(Some(row(2, None)), false), [false; 0]);
+    assert_eq!(compare(Some(row(1, None)), false), [true]);
+    assert_eq!(compare(None, false), [true]);
+    assert_eq!(compare(Some(row(9, None)), false), [false]);
+    assert_eq!(compare(Some(row(2, Some("cut"))), false), [false]);
+    assert_eq!(compare(Some(row(2, None)), true), [false]);
+}
+
+// The ledger is read after the desk was looked at, and batches end in between.
+#[test]
+fn a_batch_that_ends_while_the_ledger_is_compared_sends_nothing_back() {
+    let now = Instant::now();
+    let mut desk = desk(&[0]);
+    let watched = desk.watched();
+    read(&mut desk, 0, 0);
+    let batch = desk.next_batch(0, &Limits::default()).unwrap();
+    let row = LedgerRow { next_offset: 1, leader_epoch: Some(0), topic_id: None, stopped: None };
+    assert_eq!(desk.compare(&[(&watched[0], Some(&row), false)], now), []);
+    desk.written(0, &moved(&batch), now);
+    assert_eq!(desk.compare(&[(&watched[0], Some(&row), false)], now), []);
 }
 
 #[derive(Debug, Clone)]

@@ -68,6 +68,16 @@ pub(in crate::kafka) fn ask<C: ConsumerContext>(
     Answers { watermarks: watermarks.collect(), topic_ids: topic_ids(&described.wait(deadline), &topics) }
 }
 
+/// Asks one broker for the ids of topics. Those that it said nothing of are missing.
+pub(in crate::kafka) fn topic_ids_by<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    broker: i32,
+    topics: &[Arc<str>],
+    wait: Duration,
+) -> HashMap<Arc<str>, Option<String>> {
+    topic_ids(&describe(consumer, broker, topics, wait).wait(Instant::now() + wait), topics)
+}
+
 fn topics(places: &[(Arc<str>, i32)]) -> Vec<Arc<str>> {
     let mut topics: Vec<Arc<str>> = places.iter().map(|(topic, _)| Arc::clone(topic)).collect();
     topics.sort_unstable();

@@ -3,7 +3,9 @@
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use crate::types::{Connections, DeadClaims, GroupFacts, OldestTransaction, ProcessorReport, TableFacts};
+use crate::types::{
+    Connections, DeadClaims, GroupFacts, IngestFacts, OldestTransaction, PartitionFacts, ProcessorReport, TableFacts,
+};
 
 const SCHEMA: SchemaVersion = SchemaVersion { found: Some(1), known: 1 };
 
@@ -56,6 +58,8 @@ fn facts() -> Facts {
         dead_claims: Vec::new(),
         lags: Vec::new(),
         groups: Vec::new(),
+        partitions: Vec::new(),
+        ingests: Vec::new(),
         quarantined: 0,
         replay_asked_secs: None,
     }
@@ -118,6 +122,30 @@ fn each_trouble_of_the_database_is_named() {
     assert_eq!(codes_of_facts(&Facts { dead_claims: vec![dead], ..facts() }), ["dead process"]);
     assert_eq!(codes_of_facts(&Facts { quarantined: 2, ..facts() }), ["quarantine"]);
     assert_eq!(codes_of_facts(&Facts { replay_asked_secs: Some(600.0), ..facts() }), ["replay waits"]);
+    let partition = |standing: &str| PartitionFacts {
+        consumer_group: "shop".to_owned(),
+        topic: "orders".to_owned(),
+        partition: 3,
+        standing: standing.to_owned(),
+        secs: 90.0,
+        why: Some("the log was truncated".to_owned()),
+    };
+    let of_partition = |standing| codes_of_facts(&Facts { partitions: vec![partition(standing)], ..facts() });
+    assert_eq!(of_partition("stopped"), ["partition stopped"]);
+    assert_eq!(of_partition("standing still"), ["partition stands still"]);
+    assert_eq!(of_partition("waiting"), ["partition waits"]);
+    let ingest = |seen_secs_ago, trouble: Option<&str>| IngestFacts {
+        consumer_group: "shop".to_owned(),
+        name: "host/7".to_owned(),
+        seen_secs_ago,
+        trouble: trouble.map(str::to_owned),
+        trouble_secs: None,
+    };
+    let of_ingests = |ingests| codes_of_facts(&Facts { ingests, ..facts() });
+    assert_eq!(of_ingests(vec![ingest(3.0, Some("authentication failed"))]), ["kafka trouble"]);
+    assert_eq!(of_ingests(vec![ingest(300.0, None)]), ["ingest dead"]);
+    // Another process has taken over.
+    assert_eq!(of_ingests(vec![ingest(300.0, None), ingest(3.0, None)]), [""; 0]);
     let group = GroupFacts { consumer_group: "shop".to_owned(), partitions: 1, moved_secs_ago: 1.0, gaps: 1 };
     assert_eq!(codes_of_facts(&Facts { groups: vec![group], ..facts() }), ["gaps"]);
 }

@@ -6,6 +6,7 @@
 mod accept;
 mod connect;
 mod errors;
+mod ingest;
 mod ledger;
 mod migrate;
 mod operate;
@@ -31,11 +32,12 @@ use diesel_async::AsyncPgConnection;
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use tokio::runtime::Handle;
 
-use super::ledger::{Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
+use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
+    Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
 };
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
@@ -247,6 +249,14 @@ impl Ledger for Postgres {
 
     async fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> Result<()> {
         act!(self, conn => ledger::stop(&mut conn, reader, stops))
+    }
+
+    async fn report_ingest(&self, report: &IngestReport) -> Result<()> {
+        act!(self, conn => ingest::report(&mut conn, report))
+    }
+
+    async fn end_ingest(&self, group: &str, name: &str) -> Result<()> {
+        act!(self, conn => ingest::end(&mut conn, group, name))
     }
 
     async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {

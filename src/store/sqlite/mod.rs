@@ -10,6 +10,7 @@ mod accept;
 mod clock;
 mod connect;
 mod errors;
+mod ingest;
 mod ledger;
 mod line;
 mod migrate;
@@ -35,11 +36,12 @@ pub use connect::{AsyncSqliteConnection, SqliteOptions};
 use diesel::SqliteConnection;
 use tokio::runtime::Handle;
 
-use super::ledger::{Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
+use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus, Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
+    Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
 };
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
@@ -262,6 +264,16 @@ impl Ledger for Sqlite {
     async fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> Result<()> {
         let (reader, stops) = (reader.clone(), stops.to_vec());
         self.write(move |conn| ledger::stop(conn, &reader, &stops)).await
+    }
+
+    async fn report_ingest(&self, report: &IngestReport) -> Result<()> {
+        let report = report.clone();
+        self.write(move |conn| ingest::report(conn, &report)).await
+    }
+
+    async fn end_ingest(&self, group: &str, name: &str) -> Result<()> {
+        let (group, name) = (group.to_owned(), name.to_owned());
+        self.write(move |conn| ingest::end(conn, &group, &name)).await
     }
 
     async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {

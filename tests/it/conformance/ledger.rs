@@ -95,3 +95,27 @@ async fn an_act_that_would_reach_two_clusters_is_refused() {
     assert_eq!(operator.reset_ledger(&orders().partition(0).cluster("c2"), Some(4)).await.unwrap(), 1);
     assert_eq!(positions(&scene).await, ["0|6000|3|id|the log was truncated", "1|6000|3|id", "0|4"]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_knows_of_stopped_partitions_and_of_processes_that_cannot_read_without_a_broker() {
+    let scene = scene().await;
+    scene
+        .database
+        .execute(
+            "INSERT INTO inbox_ingest (consumer_group, name, cluster_id, started_at, seen_at, trouble, trouble_since) \
+             VALUES ('shop', 'host/7', 'c1', now(), now(), 'authentication failed', now())",
+        )
+        .await;
+    scene
+        .database
+        .execute(
+            "INSERT INTO inbox_partition (consumer_group, topic, kafka_partition, cluster_id, standing, since, seen_at, ingest, why) \
+             VALUES ('shop', 'orders', 1, 'c1', 'standing still', now(), now(), 'host/7', 'bad checksum')",
+        )
+        .await;
+    let diagnosis = scene.store.operate().doctor().await.unwrap();
+    let codes: Vec<&str> = diagnosis.symptoms.iter().map(|symptom| symptom.code).collect();
+    for code in ["partition stopped", "partition stands still", "kafka trouble"] {
+        assert!(codes.contains(&code), "{codes:?}");
+    }
+}

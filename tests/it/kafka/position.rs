@@ -40,9 +40,14 @@ async fn a_group_offset_ahead_of_the_ledger_skips_nothing() {
     let stage = stored(5).await;
     stage.produce(0, 5).await;
     stage.kafka.commit(&stage.group, &stage.topic, 0, 9).await;
-    let runs = Runs::new();
+    let (runs, events) = (Runs::new(), Events::capture());
     let running = stage.start(&runs).await;
     runs.reached(5).await;
+    let is_told = |event: &support::events::Event| {
+        event.message.starts_with("group ahead of the ledger by another") && event.has("topic", &stage.topic)
+    };
+    let told = events.wait_for(is_told).await;
+    assert!(told.has("ledger", "5") && told.has("committed", "9"), "{told:?}");
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!(stage.positions().await, range(0, 0..10));
 }
@@ -95,6 +100,64 @@ async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled() {
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!(stage.positions().await, range(0, 0..11));
     assert_eq!(stage.ledger(0).await, Some(11));
+}
+
+// No record comes: the ledger itself is compared with what this process wrote.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled_though_the_topic_is_quiet() {
+    let stage = Stage::new(1).await;
+    let events = Events::capture();
+    let runs = Runs::new();
+    stage.produce(0, 10).await;
+    let running = stage.start(&runs).await;
+    runs.reached(10).await;
+    stage.scene.settled().await;
+    let set_back =
+        "DELETE FROM inbox_delivery WHERE message_seq IN (SELECT seq FROM inbox_message WHERE kafka_offset >= 4);
+                    DELETE FROM inbox_message WHERE kafka_offset >= 4; UPDATE inbox_ledger SET next_offset = 4";
+    stage.scene.database.execute(set_back).await;
+    events.wait_for(|event| event.message.starts_with("ledger behind") && event.has("topic", &stage.topic)).await;
+    stage.stored(10).await;
+    within(running.shutdown(GRACE)).await.unwrap();
+    assert_eq!(stage.positions().await, range(0, 0..10));
+    assert_eq!(stage.ledger(0).await, Some(10));
+}
+
+// A person moves the position under a running process.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_process_follows_a_reset_of_its_ledger() {
+    let stage = Stage::new(1).await;
+    let runs = Runs::new();
+    stage.produce(0, 5).await;
+    let running = stage.start(&runs).await;
+    runs.reached(5).await;
+    stage.scene.settled().await;
+    stage.scene.database.execute("DELETE FROM inbox_delivery; DELETE FROM inbox_message").await;
+    let filter = LedgerFilter::topic(&stage.group, &stage.topic);
+    assert_eq!(stage.scene.store.operate().reset_ledger(&filter, None).await.unwrap(), 1);
+    stage.stored(5).await;
+    within(running.shutdown(GRACE)).await.unwrap();
+    assert_eq!(stage.ledger(0).await, Some(5));
+}
+
+// What people see without a broker: what is read, and a topic that does not exist.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_process_reads_and_what_keeps_it_from_reading_is_in_the_database() {
+    let stage = Stage::new(1).await;
+    let runs = Runs::new();
+    stage.produce(0, 3).await;
+    let running = stage.start(&runs).await;
+    runs.reached(3).await;
+    stage.scene.until("SELECT count(*) FROM inbox_partition WHERE standing = 'reading' AND lag = 0").await;
+    within(running.shutdown(GRACE)).await.unwrap();
+    assert_eq!(stage.scene.database.query_one_i64("SELECT count(*) FROM inbox_ingest").await, 0);
+
+    let mistyped = Stage::about(stage.kafka.clone(), "wharf-test-no-such-topic".to_owned()).await;
+    let running = mistyped.start(&runs).await;
+    mistyped.scene.until("SELECT count(*) FROM inbox_ingest WHERE trouble LIKE '%no-such-topic%'").await;
+    let diagnosis = mistyped.scene.store.operate().doctor().await.unwrap();
+    assert!(diagnosis.symptoms.iter().any(|symptom| symptom.code == "kafka trouble"), "{diagnosis:?}");
+    within(running.shutdown(GRACE)).await.unwrap();
 }
 
 // What Kafka no longer has is recorded and reported, never skipped in silence.

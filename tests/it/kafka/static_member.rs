@@ -30,7 +30,11 @@ async fn of_two_readers_with_one_instance_id_the_first_ends_and_says_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_static_member_that_is_started_again_in_time_moves_nobodys_partitions() {
     let stage = Stage::new(4).await;
-    let reader = |name| Reader::on(&stage).set("session.timeout.ms", "30000").named(name);
+    // Eagerly: whatever moves, every member is told all of its partitions.
+    let reader = |name| {
+        let settings = Reader::on(&stage).set("session.timeout.ms", "30000");
+        settings.set("partition.assignment.strategy", "range").named(name)
+    };
     let (coming, staying) = (reader("coming and going"), reader("staying").spawn());
     staying.await_line(|line| line.starts_with("partition begun")).await;
     let mut goes = coming.spawn();

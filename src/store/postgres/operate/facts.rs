@@ -63,6 +63,21 @@ statements! {
                            extract(epoch FROM now() - max(l.updated_at))::float8 AS moved_secs_ago,
                            (SELECT count(*) FROM inbox_gap g WHERE g.consumer_group = l.consumer_group) AS gaps
                     FROM inbox_ledger l GROUP BY 1 ORDER BY 1) x),
+            'partitions', (
+                SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                    SELECT l.consumer_group, l.topic, l.kafka_partition, 'stopped' AS standing,
+                           extract(epoch FROM now() - l.stopped_at)::float8 AS secs, l.stopped_why AS why
+                    FROM inbox_ledger l WHERE l.stopped_at IS NOT NULL
+                    UNION ALL
+                    SELECT p.consumer_group, p.topic, p.kafka_partition, p.standing, extract(epoch FROM now() - p.since)::float8, p.why
+                    FROM inbox_partition p JOIN inbox_ingest i ON i.consumer_group = p.consumer_group AND i.name = p.ingest
+                    WHERE p.standing = 'standing still' OR p.standing = 'waiting' AND p.since < now() - interval '1 minute'
+                    ORDER BY 1, 2, 3 LIMIT 100) x),
+            'ingests', (
+                SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                    SELECT i.consumer_group, i.name, extract(epoch FROM now() - i.seen_at)::float8 AS seen_secs_ago, i.trouble,
+                           extract(epoch FROM now() - i.trouble_since)::float8 AS trouble_secs
+                    FROM inbox_ingest i ORDER BY 1, 2 LIMIT 1000) x),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000) q),
             'replay_asked_secs', (SELECT extract(epoch FROM now() - min(replay_asked_at))::float8 FROM inbox_quarantine
                                   WHERE replay_asked_at IS NOT NULL))::text") -> String {}

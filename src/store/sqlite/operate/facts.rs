@@ -42,6 +42,25 @@ statements! {
                     SELECT l.consumer_group, count(*) AS partitions, ((SELECT at FROM inbox_now) - max(l.updated_at)) / 1e6 AS moved_secs_ago,
                            (SELECT count(*) FROM inbox_gap g WHERE g.consumer_group = l.consumer_group) AS gaps
                     FROM inbox_ledger l GROUP BY 1 ORDER BY 1)),
+            'partitions', (
+                SELECT json_group_array(json_object(
+                    'consumer_group', consumer_group, 'topic', topic, 'kafka_partition', kafka_partition, 'standing', standing,
+                    'secs', secs, 'why', why)) FROM (
+                    SELECT l.consumer_group, l.topic, l.kafka_partition, 'stopped' AS standing,
+                           ((SELECT at FROM inbox_now) - l.stopped_at) / 1e6 AS secs, l.stopped_why AS why
+                    FROM inbox_ledger l WHERE l.stopped_at IS NOT NULL
+                    UNION ALL
+                    SELECT p.consumer_group, p.topic, p.kafka_partition, p.standing, ((SELECT at FROM inbox_now) - p.since) / 1e6, p.why
+                    FROM inbox_partition p JOIN inbox_ingest i ON i.consumer_group = p.consumer_group AND i.name = p.ingest
+                    WHERE p.standing = 'standing still' OR p.standing = 'waiting' AND p.since < (SELECT at FROM inbox_now) - 60000000
+                    ORDER BY 1, 2, 3 LIMIT 100)),
+            'ingests', (
+                SELECT json_group_array(json_object(
+                    'consumer_group', consumer_group, 'name', name, 'seen_secs_ago', seen_secs_ago, 'trouble', trouble,
+                    'trouble_secs', trouble_secs)) FROM (
+                    SELECT i.consumer_group, i.name, ((SELECT at FROM inbox_now) - i.seen_at) / 1e6 AS seen_secs_ago, i.trouble,
+                           ((SELECT at FROM inbox_now) - i.trouble_since) / 1e6 AS trouble_secs
+                    FROM inbox_ingest i ORDER BY 1, 2 LIMIT 1000)),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000)),
             'replay_asked_secs', (SELECT ((SELECT at FROM inbox_now) - min(replay_asked_at)) / 1e6 FROM inbox_quarantine
                                   WHERE replay_asked_at IS NOT NULL))") -> String {}
