@@ -23,33 +23,66 @@ pub struct Memory {
 /// short, so there are many; who begins changes.
 pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
-    let empty = fresh_database(cluster).await;
     let beside = fresh_database(cluster).await;
     fill(&beside, scale.ballast).await;
-    for url in [&empty, &beside] {
+    compared(cluster, scale, work, &beside, "beside much").await
+}
+
+/// Claims with nothing beside the work, and with many deliveries that are done and that the server may not clean up: somebody, a backup or a
+/// forgotten session, holds a snapshot from before.
+pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Growth {
+    let work = Scale { messages: scale.messages.min(100_000), ..scale };
+    let held = fresh_database(cluster).await;
+    drop(ours::inbox(&held).await.accept_all([]).await.unwrap());
+    let holder = connect(&held).await;
+    holder.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM inbox_delivery").await.unwrap();
+    let churn = [
+        format!(
+            "INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+             SELECT -n, 1, now() - interval '1 day' + n * interval '1 ms' FROM generate_series(1, {}) n",
+            scale.ballast
+        ),
+        "UPDATE inbox_delivery SET locked_until = now(), locked_by = 1, attempts = 1".to_owned(),
+        "UPDATE inbox_delivery SET status = 2, finished_at = now(), locked_until = NULL, locked_by = NULL".to_owned(),
+        // The rows go, and their entries in the index stay as long as the snapshot does.
+        "VACUUM ANALYZE inbox_delivery".to_owned(),
+        "CHECKPOINT".to_owned(),
+    ];
+    for sql in churn {
+        connect(&held).await.batch_execute(&sql).await.unwrap();
+    }
+    let growth = compared(cluster, scale, work, &held, "under a held snapshot").await;
+    drop(holder);
+    growth
+}
+
+/// Claims in an empty database and in this one, in turns; the median of the ratios.
+async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, what: &str) -> Growth {
+    let empty = fresh_database(cluster).await;
+    let empty = empty.as_str();
+    for url in [empty, beside] {
         // A vacuum of millions of rows would run beside some turns and not beside others. Each turn begins with its own.
         let off = "ALTER TABLE inbox_delivery SET (autovacuum_enabled = off); ALTER TABLE inbox_message SET (autovacuum_enabled = off)";
         connect(url).await.batch_execute(off).await.unwrap();
     }
     // The first turns after a table was filled find it cold.
-    for url in [&empty, &beside] {
+    for url in [empty, beside] {
         claim_ms(cluster, url, work).await;
     }
     let mut growths = Vec::new();
     for turn in 0..2 * scale.repeats + 1 {
         let (empty_ms, beside_ms) = if turn % 2 == 0 {
-            let empty_ms = claim_ms(cluster, &empty, work).await;
-            (empty_ms, claim_ms(cluster, &beside, work).await)
+            let empty_ms = claim_ms(cluster, empty, work).await;
+            (empty_ms, claim_ms(cluster, beside, work).await)
         } else {
-            let beside_ms = claim_ms(cluster, &beside, work).await;
-            (claim_ms(cluster, &empty, work).await, beside_ms)
+            let beside_ms = claim_ms(cluster, beside, work).await;
+            (claim_ms(cluster, empty, work).await, beside_ms)
         };
-        println!("  claim: {:.1} µs a row, beside much {:.1} µs", empty_ms * 1e3, beside_ms * 1e3);
+        println!("  claim: {:.1} µs a row, {what} {:.1} µs", empty_ms * 1e3, beside_ms * 1e3);
         growths.push(Growth { empty_ms, beside_ms, ratio: beside_ms / empty_ms });
     }
-    for (url, what) in [(&empty, "claims"), (&beside, "claims beside much")] {
-        done_with(cluster, url, what).await;
-    }
+    done_with(cluster, empty, "claims").await;
+    done_with(cluster, beside, &format!("claims {what}")).await;
     growths.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
     growths[growths.len() / 2]
 }

@@ -3,7 +3,7 @@
 //! `cargo bench --bench engine` prints a table and writes `target/bench/engine.json`. Every ratio is the median of interleaved
 //! repeats, so that a busy moment of the machine hits both sides; beside it stands the processor time of both, which hardly
 //! depends on who else is there. `-- --smoke` only shows that everything still runs;
-//! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only);
+//! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: claims under one only);
 //! `--statements` shows what the server was asked.
 
 #![allow(
@@ -52,6 +52,10 @@ fn main() {
 async fn run(scale: Scale) {
     let cluster = start_postgres().await;
     let mut report = Report::new(scale);
+    if is_asked_for("--held-snapshot") {
+        let growth = growth::claim_growth_held_snapshot(&cluster, scale).await;
+        return println!("claims under a held snapshot: ratio {:.2}", growth.ratio);
+    }
     for repeat in 1..=scale.repeats {
         println!("repeat {repeat} of {}", scale.repeats);
         let bare_sql = bare_sql::accept(&cluster, scale).await;
@@ -65,6 +69,7 @@ async fn run(scale: Scale) {
     if scale.ballast == 0 {
         return report.print();
     }
+    report.held_snapshot = growth::claim_growth_held_snapshot(&cluster, scale).await;
     report.growth = growth::claim_growth(&cluster, scale).await;
     report.memory = growth::memory(&cluster, scale).await;
     report.print();

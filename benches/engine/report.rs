@@ -11,6 +11,7 @@ pub struct Report {
     pub drain: Pairs,
     pub accept_to_done: Pairs,
     pub growth: Growth,
+    pub held_snapshot: Growth,
     pub memory: Memory,
 }
 
@@ -22,6 +23,7 @@ impl Report {
             drain: Pairs::default(),
             accept_to_done: Pairs::default(),
             growth: Growth::default(),
+            held_snapshot: Growth::default(),
             memory: Memory::default(),
         }
     }
@@ -45,6 +47,12 @@ impl Report {
             empty_ms * 1e3,
             beside_ms * 1e3
         );
+        let Growth { empty_ms, beside_ms, ratio } = self.held_snapshot;
+        println!(
+            "claim, server time a row: {:.1} µs, with {ballast} finished rows under a held snapshot {:.1} µs, ratio {ratio:.2}",
+            empty_ms * 1e3,
+            beside_ms * 1e3
+        );
         let Memory { small_mib, large_mib } = self.memory;
         println!(
             "resident after a backlog of {}: {small_mib:.0} MiB, of {}: {large_mib:.0} MiB",
@@ -59,6 +67,7 @@ impl Report {
             "drain_vs_sql": self.drain.ratio(),
             "accept_to_done_vs_sql": self.accept_to_done.ratio(),
             "claim_growth": self.growth.ratio,
+            "claim_growth_held_snapshot": self.held_snapshot.ratio,
             "rss_mib": self.memory.large_mib,
             "accept_per_second": self.accept.ours().per_second,
             "accept_sql_per_second": self.accept.bare_sql().per_second,

@@ -11,28 +11,25 @@ use futures_util::future::join_all;
 
 use super::engine::Engine;
 use super::gate::{Purpose, Slot, Start, Starting};
+use super::looks::{Look, Looks};
 use super::solo;
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Stamp};
+use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, LookFrom, Stamp};
 use crate::telemetry::events;
-use crate::types::{Backoff, Error, Result, jittered};
+use crate::types::{Backoff, Error, Kind, Result, jittered};
 
 /// Claims sent at a time while there is a backlog: the server works on one while the other is being fsynced or read.
 const CLAIMS_MAX: usize = 2;
 /// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
 const COLLECT: Duration = Duration::from_millis(4);
-/// Full looks, from the beginning of the index, are this far apart; those between start at the claim floor. Where a full look is slow
-/// (a held snapshot keeps what is finished in the index), at most a tenth of the time is spent on them.
-const SWEEP_EVERY: Duration = Duration::from_millis(250);
-const SWEEP_EVERY_MAX: Duration = Duration::from_secs(5);
 
 /// The claim loop's memory.
 pub(super) struct Claimer<B: Backend> {
     pub(super) engine: Arc<Engine<B>>,
     /// Per handler id, up to where the index was walked. Later claims need not pass over what is finished since.
     floors: HashMap<i16, Stamp>,
-    /// When the next full look is due; `None`: now.
-    sweep_at: Option<Instant>,
+    /// How much of the index to look at.
+    looks: Looks,
     /// Until then suspects and expired locks are left alone: after a suspect has had its turn, and after our own outage, when the
     /// owners of expired locks get the chance to settle first.
     spared_until: Option<Instant>,
@@ -112,13 +109,14 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
-        Self { engine, floors: HashMap::new(), sweep_at: None, spared_until: None, is_backlog: false, round: 0 }
+        let (floors, looks) = (HashMap::new(), Looks::default());
+        Self { engine, floors, looks, spared_until: None, is_backlog: false, round: 0 }
     }
 
     /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
     pub(super) fn look_anew(&mut self) {
         self.spared_until = None;
-        self.sweep_at = None;
+        self.looks.look_anew();
     }
 
     /// Leaves suspects and expired locks alone for a while.
@@ -130,38 +128,39 @@ impl<B: Backend> Claimer<B> {
     /// Claims once for all free slots and starts what came back.
     pub(super) async fn round(&mut self) -> Result<Round> {
         let starting = self.engine.begin(Purpose::Claim).await;
-        let is_sweep = self.sweep_at.is_none_or(|at| Instant::now() >= at);
-        let first = self.part(&starting, is_sweep, 1);
+        let look = self.looks.next(Instant::now());
+        let first = self.part(&starting, look, 1);
         if first.room.is_empty() {
             return Ok(Round { claimed: 0, next: NextRound::WhenSlotsAreFree });
         }
         let mut parts = vec![first];
         while self.is_backlog && parts.len() < CLAIMS_MAX {
-            let part = self.part(&starting, is_sweep, self.engine.limits.claim_batch_rows);
+            let part = self.part(&starting, look, self.engine.limits.claim_batch_rows);
             if part.room.is_empty() {
                 break;
             }
             parts.push(part);
         }
-        self.claim(starting, parts, is_sweep).await
+        self.claim(starting, parts, look).await
     }
 
     /// Slots of every lane that has at least so many free, and what to ask for with them.
-    fn part(&mut self, starting: &Starting<B>, is_sweep: bool, slots_min: usize) -> Part<B> {
+    fn part(&mut self, starting: &Starting<B>, look: Look, slots_min: usize) -> Part<B> {
         let claim_rows = self.engine.limits.claim_batch_rows;
         // Another lane first each time: the first one has the first choice of the connections.
         let (later, first) = self.engine.lanes.split_at(self.round % self.engine.lanes.len());
         let lanes = first.iter().chain(later).filter(|lane| lane.slots.free() >= slots_min);
         let room: Vec<_> = lanes.filter_map(|lane| starting.slots(lane, claim_rows).ok()).collect();
-        let asks = room.iter().flat_map(|slots| self.asks(slots, is_sweep)).collect();
+        let asks = room.iter().flat_map(|slots| self.asks(slots, look)).collect();
         // Only for what is asked: counting on without a claim would leave out the same id again and again.
         self.round = self.round.wrapping_add(usize::from(!room.is_empty()));
         Part { room, asks }
     }
 
-    async fn claim(&mut self, starting: Starting<B>, parts: Vec<Part<B>>, is_sweep: bool) -> Result<Round> {
+    async fn claim(&mut self, starting: Starting<B>, parts: Vec<Part<B>>, look: Look) -> Result<Round> {
         let scope = self.scope();
         let engine = Arc::clone(&self.engine);
+        let asked_at = Instant::now();
         let statements = parts.iter().map(async |part| {
             let request = engine.claim_request(&part.asks, scope);
             engine.store.backend.claim(&request).await
@@ -178,10 +177,7 @@ impl<B: Backend> Claimer<B> {
             }
             match answer {
                 Ok(Claims { sent_at, deliveries }) => {
-                    if is_sweep {
-                        let pause = (sent_at.elapsed() * 10).clamp(SWEEP_EVERY, SWEEP_EVERY_MAX);
-                        self.sweep_at = Some(Instant::now() + pause);
-                    }
+                    self.looks.answered(look, sent_at.elapsed(), Instant::now());
                     for delivery in &deliveries {
                         *missing.entry(delivery.claim.handler_id).or_default() -= 1;
                     }
@@ -193,7 +189,13 @@ impl<B: Backend> Claimer<B> {
                     suspects.append(&mut sorted.suspects);
                     trouble = sorted.trouble.or(trouble);
                 }
-                Err(error) => trouble = Some(error),
+                Err(error) => {
+                    // Without a connection nothing is learnt about how deep a look may be.
+                    if error.kind() != Kind::Connection {
+                        self.looks.refused(look, asked_at.elapsed(), Instant::now());
+                    }
+                    trouble = Some(error);
+                }
             }
         }
         starting.start(starts, lease_starts);
@@ -204,18 +206,15 @@ impl<B: Backend> Claimer<B> {
         if let Some(error) = trouble {
             return Err(error);
         }
-        Ok(Round { claimed, next: self.next(is_sweep, lanes_asked) })
+        Ok(Round { claimed, next: self.next(look, lanes_asked) })
     }
 
     /// When another round makes sense.
-    fn next(&mut self, is_sweep: bool, lanes_asked: usize) -> NextRound {
+    fn next(&mut self, look: Look, lanes_asked: usize) -> NextRound {
         match self.is_backlog {
             true => NextRound::AtOnce,
             // What was committed late, or is due again, may stand below the floor.
-            false if !is_sweep => {
-                self.sweep_at = None;
-                NextRound::AtOnce
-            }
+            false if self.looks.fell_short(look) => NextRound::AtOnce,
             false if lanes_asked < self.engine.lanes.len() => NextRound::WhenSlotsAreFree,
             false => NextRound::WhenWoken,
         }
@@ -251,7 +250,7 @@ impl<B: Backend> Claimer<B> {
     }
 
     /// How many deliveries of each of the lane's ids to ask for: the free slots, shared out, beginning with another id each round.
-    fn asks(&self, slots: &Slot<B>, is_sweep: bool) -> Vec<Ask> {
+    fn asks(&self, slots: &Slot<B>, look: Look) -> Vec<Ask> {
         let ids = &slots.lane.ids.all;
         let free = slots.count;
         let share = |position: usize| {
@@ -264,9 +263,19 @@ impl<B: Backend> Claimer<B> {
             .map(|(handler_id, limit)| Ask {
                 handler_id,
                 limit: i32::try_from(limit).unwrap_or(i32::MAX),
-                floor: if is_sweep { None } else { self.floors.get(&handler_id).copied() },
+                from: match (look.depth(), self.floors.get(&handler_id).copied()) {
+                    (None, _) => LookFrom::Beginning,
+                    (Some(depth), floor) => LookFrom::Below { floor, depth },
+                },
             })
             .collect()
+    }
+
+    /// How long to wait for news before the next look.
+    fn patience(&self) -> Duration {
+        let poll = jittered(self.engine.limits.poll);
+        let owed_in = self.looks.owed_at().map(|at| at.saturating_duration_since(Instant::now()));
+        owed_in.map_or(poll, |owed_in| owed_in.min(poll))
     }
 
     fn scope(&mut self) -> ClaimScope {
@@ -289,7 +298,7 @@ impl<B: Backend> Claimer<B> {
                 () = engine.freed.notified(), if round.next != NextRound::WhenWoken => {}
                 // Perhaps by another inbox on the same store.
                 () = engine.store.permits.returned.notified(), if round.next != NextRound::WhenWoken => {}
-                () = tokio::time::sleep(jittered(engine.limits.poll)) => return,
+                () = tokio::time::sleep(self.patience()) => return,
                 () = engine.stopping() => return,
             }
         }

@@ -11,6 +11,7 @@ mod hand_over;
 mod in_flight;
 mod lane;
 mod leash;
+mod looks;
 mod loops;
 mod observe;
 mod outcomes;

@@ -7,13 +7,13 @@
 //! claim that is held when the process dies would be charged as well. After a turn, ordinary work gets as much time as it took.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::claim::Claimer;
 use super::engine::Engine;
 use super::gate::{Purpose, Start};
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimScope, Claimed, Settlement};
+use crate::store::seam::{Ask, ClaimScope, Claimed, LookFrom, Settlement, Stamp};
 use crate::telemetry::events;
 use crate::types::{Outcome, PoisonReason, Result};
 
@@ -28,18 +28,19 @@ pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: V
     if waiting.is_empty() {
         return Ok(());
     }
-    let handler_ids: Vec<i16> = waiting.iter().map(|delivery| delivery.claim.handler_id).collect();
+    let places: Vec<(i16, Stamp)> =
+        waiting.iter().map(|delivery| (delivery.claim.handler_id, delivery.due_at)).collect();
     let given_back: Vec<Settlement> =
         waiting.iter().map(|delivery| Settlement { claim: delivery.claim, outcome: Outcome::Released }).collect();
     settle(&engine, &waiting, &given_back).await?;
     let closed = engine.close_for_others();
-    let turns = turns(&engine, &handler_ids).await;
+    let turns = turns(&engine, &places).await;
     drop(closed);
     claimer.spare_suspects_for(started_at.elapsed());
     turns
 }
 
-async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Result<()> {
+async fn turns<B: Backend>(engine: &Arc<Engine<B>>, places: &[(i16, Stamp)]) -> Result<()> {
     tokio::select! {
         () = engine.in_flight.empty() => {}
         () = tokio::time::sleep(engine.limits.solo_wait_max) => {}
@@ -47,21 +48,22 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, handler_ids: &[i16]) -> Resu
     }
     // The quiet has an end, whatever the turns take: nobody waits for a dead process longer than that.
     let until = Instant::now() + engine.limits.solo_wait_max;
-    for &handler_id in handler_ids.iter().take(TURNS_MAX) {
+    for &(handler_id, due_at) in places.iter().take(TURNS_MAX) {
         if !engine.is_running() || Instant::now() >= until {
             break;
         }
-        turn(engine, handler_id).await?;
+        turn(engine, handler_id, due_at).await?;
     }
     Ok(())
 }
 
-/// Claims the oldest delivery of the handler, which is a suspect as long as there is one, and waits until it has ended.
-async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16) -> Result<()> {
+/// Claims the oldest delivery of the handler from where a suspect stands, which is that one or another as old, and waits until it has ended.
+async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stamp) -> Result<()> {
     let starting = engine.begin(Purpose::Solo).await;
     let lane = engine.lane_of(handler_id)?;
     let Ok(slot) = starting.slots(lane, 1) else { return Ok(()) };
-    let asks = [Ask { handler_id, limit: 1, floor: None }];
+    let from = LookFrom::Below { floor: Some(due_at), depth: Duration::ZERO };
+    let asks = [Ask { handler_id, limit: 1, from }];
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.tell_claimed(claimed));
     let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };

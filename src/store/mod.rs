@@ -4,6 +4,7 @@
 //! every backend. One folder a backend. Nothing above this folder knows a table or a column.
 
 mod aliases;
+mod asks;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod counts;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -16,7 +17,7 @@ pub(crate) mod permits;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub(crate) mod purging;
-mod quarantined;
+pub(crate) mod quarantined;
 mod reactor;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod rows;

@@ -28,7 +28,7 @@ pub(super) fn detail(quarantined: &Quarantined) -> Option<String> {
 }
 
 /// Where it was, who it says it is, and what it holds: the same for a redelivered record, different for any other.
-pub(super) fn record_hash(record: &Record) -> Vec<u8> {
+pub(crate) fn record_hash(record: &Record) -> Vec<u8> {
     let mut hash = Sha256::new();
     let mut part = |bytes: Option<&[u8]>| {
         // Lengths keep two neighbouring fields from running into one another; -1 tells none from empty.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+pub use super::asks::{Ask, LookFrom, Stamp};
 use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
 use super::transaction::{ReadBack, Transacted, TxWork};
@@ -204,15 +205,6 @@ pub struct ClaimRequest {
     pub solo_from: i32,
 }
 
-/// How many deliveries of a handler are wanted.
-#[derive(Debug, Clone, Copy)]
-pub struct Ask {
-    pub handler_id: i16,
-    pub limit: i32,
-    /// Look only at what is due from here on; `None`: at everything. Spares walking over what was just finished.
-    pub floor: Option<Stamp>,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimScope {
     /// Neither those whose lock has run out, nor those that have to run alone.
@@ -225,10 +217,6 @@ impl ClaimScope {
         self == Self::All
     }
 }
-
-/// A moment of the database's clock. Opaque here: it is only ever given back to the database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stamp(pub i64);
 
 /// What was claimed.
 pub struct Claims {

@@ -8,7 +8,7 @@ use wharf::{Failure, Inbox, Message, Postgres, Raw, Registration, RetryPolicy, S
 
 use crate::effect;
 use crate::own_server::OwnServer;
-use crate::scene::{Runs, Scene, key, quick, records, within};
+use crate::scene::{Runs, Scene, key, quick, record, records, within};
 use support::pgbouncer::PgBouncer;
 use support::postgres::connect;
 
@@ -252,4 +252,43 @@ async fn one_connection_is_enough_to_drain() {
         .unwrap();
     inbox.accept_all(records(40)).await.unwrap();
     assert_eq!(within(inbox.drain()).await.unwrap(), 80);
+}
+
+// As past the server's `statement_timeout`, when somebody holds a snapshot and a look from the beginning passes over millions of finished
+// rows. Here a policy refuses every statement that comes by the oldest delivery.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_from_the_beginning_that_the_server_refuses_holds_up_no_other_claim() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let accepting = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    accepting.accept(record("ancient")).await.unwrap();
+    let role = scene.database.name();
+    scene
+        .database
+        .execute(&format!(
+            "UPDATE inbox_delivery SET due_at = '1999-01-01';
+             CREATE ROLE {role};
+             GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
+             GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role};
+             ALTER TABLE inbox_delivery ENABLE ROW LEVEL SECURITY;
+             CREATE POLICY no_further ON inbox_delivery
+             USING (CASE WHEN due_at < '2000-01-01' THEN 1 / (handler_id - handler_id) = 0 ELSE true END)"
+        ))
+        .await;
+    let separator = if scene.database.url().contains('?') { '&' } else { '?' };
+    // In a table of six rows the server would rather read all of them than use the index.
+    let url = format!("{}{separator}options=-c%20role%3D{role}%20-c%20enable_seqscan%3Doff", scene.database.url());
+    let inbox = Inbox::builder(Store::<Postgres>::connect(&url).await.unwrap()).limits(quick());
+    let inbox = inbox.subscribe("orders", runs.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+
+    for count in 1..=5 {
+        accepting.accept(record(&format!("m{count}"))).await.unwrap();
+        runs.reached(count).await;
+    }
+    scene.database.execute("ALTER TABLE inbox_delivery DISABLE ROW LEVEL SECURITY").await;
+
+    runs.reached(6).await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!(runs.ids().last().map(String::as_str), Some("ancient"));
+    scene.database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }

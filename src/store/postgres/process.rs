@@ -12,7 +12,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::errors::database;
 use super::statement::{rows, statements};
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claims, Renewal, Settlement, Stamp};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claims, LookFrom, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -22,7 +22,7 @@ rows! {
 
 statements! {
     /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever
-    /// the planner believes. A lock that ran out without being given back means that its process died, which is counted here, unless
+    /// the planner believes; OFFSET 0 keeps `bottom` a value, which the index is probed with. A lock that ran out without being given back means that its process died, which is counted here, unless
     /// the process is known to be alive: then it is only late. Counters saturate; a row whose attempt cannot grow any more could not be
     /// fenced and is left alone.
     Claim("
@@ -34,12 +34,13 @@ statements! {
                                            THEN 0 ELSE 1 END
             WHERE t.ctid = ANY (ARRAY(
                 SELECT due.tid
-                FROM (SELECT * FROM unnest(:handler_ids, :limits, :floors) AS a (handler_id, wanted, floor)
-                      WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id)) ask
+                FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom
+                      FROM unnest(:handler_ids, :limits, :floors, :depths_ms) AS a (handler_id, wanted, floor, depth_ms)
+                      WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id) OFFSET 0) ask
                 CROSS JOIN LATERAL (
                     SELECT d.ctid AS tid FROM inbox_delivery d
                     WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
-                      AND d.due_at >= ask.floor AND d.due_at <= now()
+                      AND d.due_at >= ask.bottom AND d.due_at <= now()
                       AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
                                ELSE d.locked_until IS NULL AND d.crashes < :solo_from END
                       AND d.attempts < 2147483647
@@ -52,8 +53,8 @@ statements! {
         FROM claimed c
         LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
     -> ClaimRow<PgTimestamp> {
-        lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<PgTimestamp>,
-        with_suspects: bool, solo_from: i32,
+        lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
+        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32,
     }
 
     /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner
@@ -137,13 +138,19 @@ statements! {
 
 pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) -> Result<Claims> {
     let sent_at = Instant::now();
-    let floor = |ask: &Ask| PgTimestamp(ask.floor.map_or(i64::MIN, |Stamp(micros)| micros));
+    let bottom = |ask: &Ask| match ask.from {
+        // PostgreSQL's `-infinity`.
+        LookFrom::Beginning => (Some(PgTimestamp(i64::MIN)), 0),
+        LookFrom::Below { floor, depth } => (floor.map(|Stamp(micros)| PgTimestamp(micros)), millis(depth)),
+    };
+    let (floors, depths_ms) = request.asks.iter().map(bottom).unzip();
     let rows = Claim {
         lease_ms: millis(request.lease),
         processor: request.processor,
         handler_ids: request.asks.iter().map(|ask| ask.handler_id).collect(),
         limits: request.asks.iter().map(|ask| ask.limit).collect(),
-        floors: request.asks.iter().map(floor).collect(),
+        floors,
+        depths_ms,
         with_suspects: request.scope.has_suspects(),
         solo_from: request.solo_from,
     }

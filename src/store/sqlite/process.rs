@@ -11,7 +11,7 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{only_row, statements};
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, Renewal, Settlement, Stamp};
+use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -94,7 +94,10 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             processor: request.processor,
             now,
             handler_id: ask.handler_id,
-            floor: ask.floor.map_or(i64::MIN, |Stamp(micros)| micros),
+            floor: match ask.from {
+                LookFrom::Beginning => i64::MIN,
+                LookFrom::Below { floor, depth } => floor.map_or(now, |Stamp(floor)| floor) - micros(depth),
+            },
             with_suspects: request.scope.has_suspects(),
             solo_from: request.solo_from,
             limit: ask.limit,
