@@ -51,9 +51,11 @@ GRANT EXECUTE ON FUNCTION inbox_audit_steps TO :"clean";
 GRANT SELECT ON inbox_message TO :"process";
 GRANT SELECT, UPDATE ON inbox_delivery TO :"process";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_processor TO :"process";
+-- Makes deliveries pending again that were poisoned while no process had their handler.
+GRANT EXECUTE ON FUNCTION inbox_return_parked TO :"process";
 -- Takes up replays of quarantined records; to accept them it needs the role accept too.
 GRANT SELECT, DELETE ON inbox_quarantine TO :"process";
-GRANT UPDATE (replay_asked_at, replays, reason, detail) ON inbox_quarantine TO :"process";
+GRANT UPDATE (replay_asked_at, replay_locked_until, replays, reason, detail) ON inbox_quarantine TO :"process";
 
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_quarantine, inbox_ledger, inbox_gap,

@@ -8,6 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::hand_over::HandOver;
 use super::identify::Fallback;
 use super::prepare::{Prepared, prepare};
+#[cfg(feature = "kafka")]
+use super::quarantine_run::QuarantineRuns;
 use super::rules::Rules;
 use super::write::Row;
 use crate::store::seam::{HandlerIds, WantedHandler};
@@ -21,13 +23,23 @@ pub(crate) struct Intake<B: Backend> {
     pub(crate) rules: Rules,
     /// The handlers' ids, in the order of registration. Empty until the first use.
     handlers: tokio::sync::OnceCell<Arc<[HandlerIds]>>,
+    #[cfg(feature = "kafka")]
+    pub(super) quarantine_runs: QuarantineRuns,
     /// Who runs deliveries, while the inbox is running. A std lock: nothing awaits while holding it.
     hand_over: RwLock<Option<Arc<dyn HandOver>>>,
 }
 
 impl<B: Backend> Intake<B> {
     pub(crate) fn new(store: Store<B>, limits: Limits, rules: Rules) -> Self {
-        Self { store, limits, rules, handlers: tokio::sync::OnceCell::new(), hand_over: RwLock::new(None) }
+        Self {
+            store,
+            limits,
+            rules,
+            handlers: tokio::sync::OnceCell::new(),
+            #[cfg(feature = "kafka")]
+            quarantine_runs: QuarantineRuns::default(),
+            hand_over: RwLock::new(None),
+        }
     }
 
     /// The ids of the handlers, in the order of registration; registers them on first use.
@@ -61,12 +73,17 @@ impl<B: Backend> Intake<B> {
 
     /// Decides what the record becomes; `None` when nobody wants it. Also returns the bytes it takes in a batch.
     pub(crate) fn row(&self, record: Record) -> Option<(Row, usize)> {
+        self.row_with(record, rand::random)
+    }
+
+    /// The same, with an id of the caller's choice for a record that is accepted without identity.
+    pub(super) fn row_with(&self, record: Record, chance: impl FnOnce() -> u128) -> Option<(Row, usize)> {
         let Some(rules) = self.rules.of(&record.topic) else {
             events::unwanted(&record.topic, false);
             return None;
         };
         let wanted_by = |event_type: Option<&[u8]>| self.rules.wanted_by(&rules.topic, event_type);
-        match prepare(record, &self.limits, rules, wanted_by, rand::random) {
+        match prepare(record, &self.limits, rules, wanted_by, chance) {
             Prepared::Message { message, payload_hash, wanted_by, size_bytes, fallback } => {
                 match fallback {
                     None => {}

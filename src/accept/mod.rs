@@ -12,6 +12,8 @@ mod identity;
 mod intake;
 mod json;
 mod prepare;
+#[cfg(feature = "kafka")]
+mod quarantine_run;
 mod replay;
 mod rules;
 mod write;

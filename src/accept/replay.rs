@@ -1,18 +1,21 @@
 //! Accepts quarantined records anew when a person has asked for it: identity, fan-out and limits are those of now.
 //!
-//! What is accepted leaves the quarantine, after it is stored, so that a process that dies in between does it again and finds a duplicate.
-//! What is not stays, with its reason of now. A record that nobody wants any more stays too: nothing leaves the quarantine for nowhere.
+//! An accepted record leaves the quarantine after it is stored. A process that crashes in between does it again and finds a duplicate: a
+//! record without identity gets its id from its row in the quarantine, not by chance. Each process claims the records that it replays, so
+//! that no two do the same work. Rejected records stay in quarantine with an updated reason. So do records that no handler wants.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt;
+use sha2::{Digest, Sha256};
 
 use super::intake::Intake;
 use super::write::{Patience, Row, RowBatch, write};
 use crate::store::Backend;
 use crate::store::operating::Replayed;
+use crate::store::quarantined::record_hash;
 use crate::telemetry::events;
 use crate::types::{Receipt, Record, Result, jittered};
 
@@ -36,20 +39,21 @@ pub(crate) async fn replay_loop<B: Backend>(intake: Arc<Intake<B>>, stopping: im
 async fn replay_asked<B: Backend>(intake: &Arc<Intake<B>>, is_stopping: impl Fn() -> bool) -> Result<()> {
     let topics: Vec<String> = intake.rules.topics().map(str::to_owned).collect();
     while !is_stopping() {
-        let asked = intake.store.backend.asked_replays(topics.clone(), BATCH_ROWS).await?;
-        if asked.is_empty() {
+        let claimed = intake.store.backend.claim_replays(topics.clone(), intake.limits.lease, BATCH_ROWS).await?;
+        if claimed.is_empty() {
             return Ok(());
         }
-        replay(intake, asked).await?;
+        replay(intake, claimed).await?;
     }
     Ok(())
 }
 
-async fn replay<B: Backend>(intake: &Arc<Intake<B>>, asked: Vec<(i64, Record)>) -> Result<()> {
+async fn replay<B: Backend>(intake: &Arc<Intake<B>>, claimed: Vec<(i64, Record)>) -> Result<()> {
     let (mut rows, mut replayed) = (Vec::new(), Vec::new());
-    for (id, record) in asked {
+    for (id, record) in claimed {
         let has_id = record.id.is_some();
-        match intake.row(record) {
+        let own_id = own_id(id, &record);
+        match intake.row_with(record, || own_id) {
             None => stay(intake, id, "no handler wants it", None).await?,
             Some((Row::Quarantine(quarantined), _)) => {
                 stay(intake, id, quarantined.reason, quarantined.detail.clone()).await?;
@@ -75,6 +79,16 @@ async fn replay<B: Backend>(intake: &Arc<Intake<B>>, asked: Vec<(i64, Record)>) 
         }
     }
     Ok(())
+}
+
+/// The same in every process and at every try; another for a record like it that is quarantined later.
+fn own_id(id: i64, record: &Record) -> u128 {
+    let mut hash = Sha256::new();
+    hash.update(id.to_be_bytes());
+    hash.update(record_hash(record));
+    let mut short = [0; 16];
+    short.copy_from_slice(&hash.finalize()[..16]);
+    u128::from_be_bytes(short)
 }
 
 async fn leave<B: Backend>(intake: &Intake<B>, id: i64) -> Result<()> {

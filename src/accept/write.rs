@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
+#[cfg(feature = "kafka")]
+use super::quarantine_run;
 use crate::store::Backend;
 use crate::store::ledger::{LedgerEntry, LedgerMove};
 use crate::store::seam::{AcceptBatch, Accepted, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
@@ -79,6 +81,10 @@ pub(crate) async fn write<B: Backend>(
     batch: RowBatch<'_>,
     patience: Patience,
 ) -> Result<Written> {
+    #[cfg(feature = "kafka")]
+    if patience == Patience::ForEver {
+        quarantine_run::refuse_while_stopped(intake).await?;
+    }
     let mut receipts: Vec<Receipt> = Vec::with_capacity(batch.rows.len());
     let mut ledger = Vec::new();
     let whole = 0..batch.rows.len();
@@ -107,6 +113,10 @@ pub(crate) async fn write<B: Backend>(
     }
     if receipts.len() != batch.rows.len() {
         return Err(Error::bug(format!("{} rows were written and {} answered", batch.rows.len(), receipts.len())));
+    }
+    #[cfg(feature = "kafka")]
+    if patience == Patience::ForEver {
+        quarantine_run::note(intake, batch.rows, &receipts);
     }
     Ok(Written { receipts, ledger })
 }

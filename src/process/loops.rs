@@ -20,7 +20,7 @@ use super::lane::Lane;
 use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
 use super::settle::settle_loop;
-use super::upkeep::{alive_for, handler_ids, note_paused, upkeep_loop};
+use super::upkeep::{alive_for, handler_ids, note_paused, return_parked, upkeep_loop};
 use crate::accept::HandOver;
 use crate::operate::Retention;
 use crate::store::seam::Enrolment;
@@ -71,6 +71,8 @@ impl<B: Backend> Loops<B> {
         // Before anything can be handed over.
         note_paused(&lanes, &paused);
         let engine = Arc::new(Engine::new(store, limits, lanes, processor));
+        // The first step before anything is claimed, for callers who drain; upkeep takes the others.
+        return_parked(&engine, &name).await;
         let mut loops = Self { engine, bringing_in: JoinSet::new(), settling: JoinSet::new() };
         let engine = &loops.engine;
         for (name, settling) in [

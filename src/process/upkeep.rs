@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::engine::Engine;
 use super::lane::Lane;
 use crate::store::Backend;
+use crate::store::operating::Returned;
 use crate::store::seam::Enrolment;
 use crate::telemetry::events;
 use crate::types::{Limits, ProcessorReport, Rate, jittered};
@@ -18,6 +19,8 @@ pub(super) fn alive_for(limits: &Limits) -> Duration {
 
 /// Deliveries poisoned as unknown in one statement.
 const POISON_ROWS_MAX: u32 = 500;
+/// Deliveries of a handler that return in one transaction, when its key is known again.
+const RETURN_ROWS_MAX: u32 = 1_000;
 
 /// Runs until the engine stops.
 pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<str>) {
@@ -29,6 +32,7 @@ pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<st
         let report = report(&engine, std::mem::replace(&mut reported_at, Instant::now()).elapsed());
         keep_alive(&engine, &name, report).await;
         if Instant::now() >= check_at {
+            while return_parked(&engine, &name).await == Parked::MayBeMore && engine.is_running() {}
             check_unknown(&engine).await;
             check_at = Instant::now() + jittered(check_every);
         }
@@ -84,6 +88,34 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: Str
             }
         }
         Err(error) => events::store_trouble("keep alive", &error),
+    }
+}
+
+/// Whether deliveries of known handlers are still poisoned as unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parked {
+    MayBeMore,
+    None,
+}
+
+/// Makes deliveries of this process's handlers pending again that were poisoned while no live process knew their keys; one step of it.
+pub(super) async fn return_parked<B: Backend>(engine: &Engine<B>, name: &Arc<str>) -> Parked {
+    let handler_ids = handler_ids(&engine.lanes);
+    match engine.store.backend.return_parked(handler_ids, Arc::clone(name), RETURN_ROWS_MAX).await {
+        Ok(returned) => {
+            for handler in &returned {
+                events::returned(&handler.handler_key, handler.deliveries);
+            }
+            if !returned.is_empty() {
+                engine.wake.notify_one();
+            }
+            let is_full = |handler: &Returned| handler.deliveries >= u64::from(RETURN_ROWS_MAX);
+            if returned.iter().any(is_full) { Parked::MayBeMore } else { Parked::None }
+        }
+        Err(error) => {
+            events::store_trouble("return deliveries of known keys", &error);
+            Parked::None
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -55,12 +56,26 @@ pub trait Operating: Send + Sync + Sized + 'static {
     /// Does it, writes it into the audit, and returns how many deliveries, records or handlers it changed.
     fn act(&self, act: Act, signed: Signed) -> impl Future<Output = Result<u64>> + Send;
 
-    /// Quarantined records of these topics whose replay was asked for, with their ids, the longest asked for first.
-    fn asked_replays(&self, topics: Vec<String>, limit: u32)
-    -> impl Future<Output = Result<Vec<(i64, Record)>>> + Send;
+    /// Claims, for the duration of the lease, quarantined records of these topics whose replay was asked for, the longest asked for first.
+    /// Returns them with their ids.
+    fn claim_replays(
+        &self,
+        topics: Vec<String>,
+        lease: Duration,
+        limit: u32,
+    ) -> impl Future<Output = Result<Vec<(i64, Record)>>> + Send;
 
     /// Writes what became of such a record.
     fn replayed(&self, id: i64, replayed: Replayed) -> impl Future<Output = Result<()>> + Send;
+
+    /// Makes deliveries of these handlers pending again that were poisoned as `unknown key`, at most `limit` of each, with a row in the audit
+    /// for each handler. Returns the keys of those that had any, and how many.
+    fn return_parked(
+        &self,
+        handler_ids: Vec<i16>,
+        processor: Arc<str>,
+        limit: u32,
+    ) -> impl Future<Output = Result<Vec<Returned>>> + Send;
 
     /// Adds a handler's missing deliveries to the next messages after a seq.
     fn backfill(&self, step: BackfillStep) -> impl Future<Output = Result<Backfilled>> + Send;
@@ -166,6 +181,13 @@ pub enum Replayed {
     Left,
     /// It could not be accepted, for this reason; that no handler wants it is one.
     Stays { reason: &'static str, detail: Option<String> },
+}
+
+/// Deliveries of a handler that returned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Returned {
+    pub handler_key: String,
+    pub deliveries: u64,
 }
 
 #[derive(Debug, Clone)]

@@ -91,6 +91,12 @@ pub(crate) fn conflict(message: &StoredMessage) {
     warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), partition, offset, "conflict");
 }
 
+/// The last records of a topic were all quarantined: nothing more is taken in from Kafka until a person acts.
+#[cfg(feature = "kafka")]
+pub(crate) fn intake_stopped(topic: &str, quarantined: usize) {
+    error!(target: "wharf::accept", topic = %Shown(topic), quarantined, "intake stopped");
+}
+
 pub(crate) fn left_quarantine(id: i64) {
     info!(target: "wharf::accept", id, "left quarantine");
 }
@@ -326,6 +332,11 @@ pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
     count_poisoned(handler, PoisonReason::UnknownKey, poisoned);
     let reason = PoisonReason::UnknownKey.as_str();
     warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
+}
+
+/// Deliveries that were poisoned as `unknown key` are pending again.
+pub(crate) fn returned(handler: &str, deliveries: u64) {
+    info!(target: "wharf::process", handler, deliveries, "unknown key is known again");
 }
 
 // operate

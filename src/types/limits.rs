@@ -51,6 +51,10 @@ pub struct Limits {
     pub payload_bytes_max: usize,
     /// The largest sum of header names and values that becomes a message. Default: 4 MiB.
     pub headers_bytes_max: usize,
+    /// Records of one topic that may be quarantined in a row before nothing more is taken in from Kafka, so that a wrong identity policy does
+    /// not move a whole topic into the quarantine. It goes on when a person has replayed or discarded so many of the topic's quarantined
+    /// records that fewer are left, or when the process is started again. Default: 1,000; `None` never stops.
+    pub quarantine_run_max: Option<usize>,
     /// Deliveries of one handler claimed in one statement, however many slots are free. Default: 500. The next claim follows at once.
     pub claim_batch_rows: usize,
     /// Outcomes written in one statement. Default: 500.
@@ -91,6 +95,7 @@ setters!(Limits {
     backoff_max: Duration,
     solo_wait_max: Duration,
 } optional {
+    quarantine_run_max: usize,
     backlog_rows_max: usize,
     backlog_age_max: Duration,
 });
@@ -109,6 +114,7 @@ impl Default for Limits {
             accept_patience: Duration::from_secs(30),
             payload_bytes_max: 32 << 20,
             headers_bytes_max: 4 << 20,
+            quarantine_run_max: Some(1_000),
             claim_batch_rows: 500,
             settle_batch_rows: 500,
             settle_queue_rows: 10_000,
@@ -147,6 +153,7 @@ impl Limits {
             "accept_patience" => self.accept_patience = duration(name, text)?,
             "payload_bytes_max" => self.payload_bytes_max = number(name, text)?,
             "headers_bytes_max" => self.headers_bytes_max = number(name, text)?,
+            "quarantine_run_max" => self.quarantine_run_max = Some(number(name, text)?),
             "claim_batch_rows" => self.claim_batch_rows = number(name, text)?,
             "settle_batch_rows" => self.settle_batch_rows = number(name, text)?,
             "settle_queue_rows" => self.settle_queue_rows = number(name, text)?,
@@ -193,6 +200,7 @@ impl Limits {
         refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
         refuse(self.backoff_max.is_zero(), "backoff_max is not zero");
         refuse(self.backlog_rows_max == Some(0), "backlog_rows_max is at least 1");
+        refuse(self.quarantine_run_max == Some(0), "quarantine_run_max is at least 1");
         refuse(self.accept_queue_rows > QUEUE_ROWS_MAX, "accept_queue_rows is at most 1000000");
         refuse(self.settle_queue_rows > QUEUE_ROWS_MAX, "settle_queue_rows is at most 1000000");
         let durations = [

@@ -160,6 +160,43 @@ async fn a_backlog_of_an_unknown_key_is_poisoned_to_the_last_delivery() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
+// As when a service was down for longer than the grace: nobody has to notice for its backlog to be handled.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_poisoned_as_unknown_returns_when_a_process_knows_the_key_again() {
+    let scene = Scene::new().await;
+    let events = Events::capture();
+    let runs = Runs::new();
+    let newer = scene.another_inbox().await.subscribe("orders", runs.handler("b.returns")).build().unwrap();
+    newer.accept_all(records(1_300)).await.unwrap();
+    scene.database.execute("UPDATE inbox_delivery SET errors = 2, attempts = 2, last_error = 'no answer'").await;
+    let older = v1(&scene, &Runs::new(), NO_GRACE).await.start().await.unwrap();
+    scene.settled().await;
+    older.shutdown(Duration::from_secs(5)).await.unwrap();
+    // One that was given up for another reason stays.
+    scene
+        .database
+        .execute(
+            "UPDATE inbox_delivery SET reason = 'hopeless' WHERE message_seq = (SELECT max(seq) FROM inbox_message)",
+        )
+        .await;
+    assert_eq!(scene.count("inbox_poisoned WHERE reason = 'unknown key'").await, 1_299);
+
+    let running = newer.start().await.unwrap();
+
+    runs.reached(1_299).await;
+    scene.settled().await;
+    assert_eq!(scene.count("inbox_status WHERE state = 'done' AND errors = 2 AND attempts = 3").await, 1_299);
+    assert_eq!(scene.count("inbox_status WHERE state = 'poisoned' AND reason = 'hopeless'").await, 1);
+    let audit = "SELECT concat_ws('|', filter->>'handler_key', filter->>'reason', sum(affected)) FROM inbox_audit
+                 WHERE action = 'return' GROUP BY filter->>'handler_key', filter->>'reason'";
+    assert_eq!(scene.database.query_texts(audit).await, ["b.returns|unknown key|1299"]);
+    let before = "inbox_history WHERE reason = 'unknown key' AND errors = 2 AND finished_at IS NOT NULL";
+    assert_eq!(scene.count(before).await, 1_299);
+    let is_told = |event: &support::events::Event| event.message == "unknown key is known again";
+    events.wait_for(move |event| is_told(event) && event.has("handler", "b.returns")).await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
 // Instead of waiting an hour, the test moves the hour into the past.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_key_is_poisoned_after_the_grace_and_not_before() {

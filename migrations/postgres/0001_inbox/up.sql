@@ -78,7 +78,10 @@ CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_s
 -- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
 CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
 
--- What a delivery had come to when a person replayed or discarded it. Goes with its message.
+-- Deliveries that were poisoned as `unknown key`: inbox_return_parked finds them beside any number of others. Almost always empty.
+CREATE INDEX inbox_delivery_parked ON inbox_delivery (handler_id, message_seq) WHERE status = 3 AND reason = 'unknown key';
+
+-- What a delivery had come to when a person replayed or discarded it, or when it returned. Goes with its message.
 CREATE TABLE inbox_history (
     message_seq bigint      NOT NULL,
     audit_id    bigint      NOT NULL,                -- inbox_audit.id: who, when, why
@@ -166,6 +169,7 @@ CREATE TABLE inbox_quarantine (
     -- Over position, identity and content: a record that is redelivered is quarantined once.
     record_hash     bytea       NOT NULL UNIQUE,
     replay_asked_at timestamptz,                     -- not null: a process that knows the topic accepts it anew
+    replay_locked_until timestamptz,                 -- until then one process has claimed that replay. Not indexed
     replays         integer     NOT NULL DEFAULT 0   -- how often that was tried and came to nothing
 );
 -- The few whose replay was asked for; every process looks for them.
@@ -519,6 +523,39 @@ BEGIN
     END IF;
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed;
+END $$;
+
+-- Makes deliveries pending again that were poisoned as `unknown key`, at most row_limit of each handler; `actor` is the process that knows
+-- these handlers. What they were charged before stays. Without sequential scans: a plan from when the table was empty would scan it when
+-- it is large.
+CREATE FUNCTION inbox_return_parked(handler_ids smallint[], row_limit integer, actor text) RETURNS TABLE (handler_key text, returned bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    known_id smallint;
+    tids tid[];
+    act bigint;
+BEGIN
+    FOREACH known_id IN ARRAY handler_ids LOOP
+        SELECT array_agg(p.tid) INTO tids FROM (
+            SELECT d.ctid AS tid FROM inbox_delivery d
+            WHERE d.handler_id = known_id AND d.status = 3 AND d.reason = 'unknown key'
+            ORDER BY d.message_seq LIMIT row_limit
+            FOR UPDATE SKIP LOCKED) p;
+        CONTINUE WHEN tids IS NULL;
+        SELECT h.key INTO handler_key FROM inbox_handler h WHERE h.id = known_id;
+        returned := cardinality(tids);
+        INSERT INTO inbox_audit (action, filter, affected, because, actor)
+        VALUES ('return', jsonb_build_object('handler_key', inbox_return_parked.handler_key, 'reason', 'unknown key'),
+                inbox_return_parked.returned, 'a process that knows the key enrolled', inbox_return_parked.actor)
+        RETURNING id INTO act;
+        INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+        SELECT d.message_seq, d.handler_id, act, d.status, d.finished_at, d.attempts, d.errors, d.crashes, d.reason, d.last_error
+        FROM inbox_delivery d WHERE d.ctid = ANY (tids);
+        UPDATE inbox_delivery d SET status = 0, due_at = now(), finished_at = NULL, reason = NULL WHERE d.ctid = ANY (tids);
+        RETURN NEXT;
+    END LOOP;
 END $$;
 
 -- Runs a poisoned or discarded delivery again. Returns how many were changed: 0 when there is no such delivery or it is not given up.

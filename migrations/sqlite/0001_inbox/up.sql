@@ -70,6 +70,8 @@ CREATE TABLE inbox_delivery (
 CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
 -- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
 CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
+-- Deliveries that were poisoned as `unknown key`, for when a process knows the key again. Almost always empty.
+CREATE INDEX inbox_delivery_parked ON inbox_delivery (handler_id, message_seq) WHERE status = 3 AND reason = 'unknown key';
 
 -- What a delivery had come to when a person replayed or discarded it. Goes with its message.
 CREATE TABLE inbox_history (
@@ -159,6 +161,7 @@ CREATE TABLE inbox_quarantine (
     -- Over position, identity and content: a record that is redelivered is quarantined once.
     record_hash     BLOB    NOT NULL UNIQUE,
     replay_asked_at INTEGER,                         -- not null: a process that knows the topic accepts it anew
+    replay_locked_until INTEGER,                     -- until then one process has claimed that replay
     replays         INTEGER NOT NULL DEFAULT 0       -- how often that was tried and came to nothing
 );
 -- The few whose replay was asked for; every process looks for them.

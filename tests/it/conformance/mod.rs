@@ -25,6 +25,7 @@ macro_rules! every_store {
             operate "../operate.rs"
             operate_steps "../operate_steps.rs"
             outcomes "../outcomes.rs"
+            quarantine_replay "../quarantine_replay.rs"
             refused "../refused.rs"
             registration "../registration.rs"
             rename "../rename.rs"
@@ -42,6 +43,7 @@ pub mod postgres {
 
     every_store!();
     // These need what only a server has: row locks, sessions, settings, schemas, functions.
+    mod flow_races;
     mod retention_races;
     mod server;
     mod server_transactions;

@@ -12,6 +12,7 @@ mod leaders;
 mod log_shapes;
 mod memory;
 mod pressure;
+mod quarantine_run;
 mod secure;
 mod truncation;
 

@@ -16,7 +16,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 30] = [
+pub const STATEMENTS: [(&str, &str); 31] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -35,7 +35,7 @@ pub const STATEMENTS: [(&str, &str); 30] = [
     ("note unknown keys", "SET unknown_since ="),
     ("poison unknown keys", "reason = 'unknown key'"),
     ("replay", "SET status = 0, due_at = now()"),
-    ("look for replays of the quarantine", "WHERE replay_asked_at IS NOT NULL AND topic = ANY"),
+    ("claim replays of the quarantine", "SET replay_locked_until = now()"),
     ("look for kept identities", "FROM unnest(hashes) WITH ORDINALITY"),
     ("take the lease of retention", "UPDATE inbox_lease SET holder"),
     ("walk to what is over", "ARRAY(SELECT seq FROM judged"),
@@ -47,6 +47,7 @@ pub const STATEMENTS: [(&str, &str); 30] = [
     ("lock what is over", "FOR UPDATE SKIP LOCKED) l"),
     ("remove what is over", "DELETE FROM inbox_message t"),
     ("forget identities", "DELETE FROM inbox_identity"),
+    ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
 ];
 
 /// Handlers beside the ones that work, so that a claim asks for many.

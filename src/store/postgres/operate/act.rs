@@ -6,7 +6,7 @@ use super::super::errors::database;
 use super::super::statement::{only_row, statements};
 use super::ledger;
 use crate::store::counts::{count, limit};
-use crate::store::operating::{Act, Audit, Signed, Verb};
+use crate::store::operating::{Act, Audit, Returned, Signed, Verb};
 use crate::types::Result;
 
 /// Declares acts on what a filter means, each by the function that does it.
@@ -35,6 +35,9 @@ statements! {
         handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
     }
 
+    ReturnParked<'a>("SELECT handler_key, returned FROM inbox_return_parked(:handler_ids, :limit, :actor)")
+    -> (String, i64) { handler_ids: &'a [i16], limit: i32, actor: &'a str }
+
     AuditSteps<'a>("
         SELECT inbox_audit_steps(:action, :filter::jsonb, :affected, :because, :actor)::text") {
         action: &'a str, filter: &'a str, affected: i64, because: Option<&'a str>, actor: Option<&'a str>,
@@ -47,6 +50,20 @@ pub(super) async fn audit(conn: &mut AsyncPgConnection, audit: &Audit, signed: &
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
     let inserted = AuditSteps { action, filter, affected, because, actor }.execute(conn).await;
     inserted.map(drop).map_err(database("cannot write the audit"))
+}
+
+pub(super) async fn return_parked(
+    conn: &mut AsyncPgConnection,
+    handler_ids: &[i16],
+    actor: &str,
+    rows: u32,
+) -> Result<Vec<Returned>> {
+    let returned = ReturnParked { handler_ids, limit: limit(rows), actor }.load::<(String, i64)>(conn).await;
+    let returned = returned.map_err(database("cannot return deliveries of keys that are known again"))?;
+    Ok(returned
+        .into_iter()
+        .map(|(handler_key, deliveries)| Returned { handler_key, deliveries: count(deliveries) })
+        .collect())
 }
 
 pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed) -> Result<u64> {

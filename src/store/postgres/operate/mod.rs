@@ -7,8 +7,11 @@ mod ledger;
 mod look;
 mod records;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::{Postgres, act};
-use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Signed, Standing};
+use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Returned, Signed, Standing};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
     ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -60,8 +63,12 @@ impl Operating for Postgres {
         act!(self, conn => act::act(&mut conn, &act, &signed))
     }
 
-    async fn asked_replays(&self, topics: Vec<String>, limit: u32) -> Result<Vec<(i64, Record)>> {
-        act!(self, conn => records::asked_replays(&mut conn, &topics, limit))
+    async fn claim_replays(&self, topics: Vec<String>, lease: Duration, limit: u32) -> Result<Vec<(i64, Record)>> {
+        act!(self, conn => records::claim_replays(&mut conn, &topics, lease, limit))
+    }
+
+    async fn return_parked(&self, handler_ids: Vec<i16>, processor: Arc<str>, limit: u32) -> Result<Vec<Returned>> {
+        act!(self, conn => act::return_parked(&mut conn, &handler_ids, &processor, limit))
     }
 
     async fn replayed(&self, id: i64, replayed: Replayed) -> Result<()> {

@@ -1,9 +1,12 @@
 //! Records read back whole: of a message with its history, and of the quarantine.
 
+use std::time::Duration;
+
 use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
+use super::super::process::millis;
 use super::super::statement::statements;
 use super::look;
 use crate::store::counts::limit;
@@ -21,15 +24,21 @@ statements! {
         SELECT topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
         FROM inbox_quarantine WHERE id = :id") -> RecordRow<PgTimestamp> { id: i64 }
 
-    AskedReplays<'a>("
-        SELECT id, topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
-        FROM inbox_quarantine WHERE replay_asked_at IS NOT NULL AND topic = ANY (:topics) ORDER BY replay_asked_at, id LIMIT :limit")
-    -> (i64, RecordRow<PgTimestamp>) { topics: &'a [String], limit: i32 }
+    ClaimReplays<'a>("
+        UPDATE inbox_quarantine q SET replay_locked_until = now() + :lease_ms * interval '1 millisecond'
+        WHERE q.id = ANY (ARRAY(
+            SELECT a.id FROM inbox_quarantine a
+            WHERE a.replay_asked_at IS NOT NULL AND a.topic = ANY (:topics)
+              AND (a.replay_locked_until IS NULL OR a.replay_locked_until <= now())
+            ORDER BY a.replay_asked_at, a.id LIMIT :limit
+            FOR UPDATE SKIP LOCKED))
+        RETURNING q.id, q.topic, q.kafka_partition, q.kafka_offset, q.recorded_at, q.message_id, q.source, q.record_key, q.headers, q.payload")
+    -> (i64, RecordRow<PgTimestamp>) { lease_ms: i64, topics: &'a [String], limit: i32 }
 
     Leave("DELETE FROM inbox_quarantine WHERE id = :id AND replay_asked_at IS NOT NULL") { id: i64 }
 
     Stay<'a>("
-        UPDATE inbox_quarantine SET replay_asked_at = NULL, replays = replays + 1, reason = :reason, detail = :detail
+        UPDATE inbox_quarantine SET replay_asked_at = NULL, replay_locked_until = NULL, replays = replays + 1, reason = :reason, detail = :detail
         WHERE id = :id AND replay_asked_at IS NOT NULL") { reason: &'a str, detail: Option<&'a str>, id: i64 }
 
     History("
@@ -61,14 +70,16 @@ pub(super) async fn quarantined(conn: &mut AsyncPgConnection, id: i64) -> Result
     Ok(read(conn, id).await?.map(|record| QuarantineDetails { summary, record }))
 }
 
-pub(super) async fn asked_replays(
+pub(super) async fn claim_replays(
     conn: &mut AsyncPgConnection,
     topics: &[String],
+    lease: Duration,
     rows: u32,
 ) -> Result<Vec<(i64, Record)>> {
-    let asked = AskedReplays { topics, limit: limit(rows) }.load::<(i64, RecordRow<PgTimestamp>)>(conn).await;
-    let asked = asked.map_err(database("cannot look for replays of the quarantine"))?;
-    Ok(asked.into_iter().map(|(id, row)| (id, record(row))).collect())
+    let claim = ClaimReplays { lease_ms: millis(lease), topics, limit: limit(rows) };
+    let claimed = claim.load::<(i64, RecordRow<PgTimestamp>)>(conn).await;
+    let claimed = claimed.map_err(database("cannot look for replays of the quarantine"))?;
+    Ok(claimed.into_iter().map(|(id, row)| (id, record(row))).collect())
 }
 
 pub(super) async fn replayed(conn: &mut AsyncPgConnection, id: i64, replayed: &Replayed) -> Result<()> {

@@ -82,7 +82,7 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
             };
             let audit_id = audited(conn, act, meant.len() as u64, signed)?;
             for &(message_seq, handler_id) in &meant {
-                KeepHistory { audit_id, message_seq, handler_id }.execute(conn)?;
+                keep_history(conn, audit_id, message_seq, handler_id)?;
                 match verb {
                     Verb::Replay => ReplayOne { message_seq, handler_id }.execute(conn)?,
                     Verb::Discard => {
@@ -108,6 +108,16 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
 
 fn audited(conn: &mut SqliteConnection, act: &Act, affected: u64, signed: &Signed) -> QueryResult<i64> {
     audit(conn, &Audit { action: act.name(), filter: act.filter(), affected }, signed)
+}
+
+/// Writes down what a delivery has come to before an act changes it.
+pub(super) fn keep_history(
+    conn: &mut SqliteConnection,
+    audit_id: i64,
+    message_seq: i64,
+    handler_id: i16,
+) -> QueryResult<()> {
+    KeepHistory { audit_id, message_seq, handler_id }.execute(conn).map(drop)
 }
 
 /// The id of the row in the audit.

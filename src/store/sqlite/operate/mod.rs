@@ -5,11 +5,15 @@ mod backfill;
 mod facts;
 mod ledger;
 mod look;
+mod parked;
 mod records;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::Sqlite;
 use super::errors::database;
-use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Signed, Standing};
+use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Returned, Signed, Standing};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
     ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -64,8 +68,12 @@ impl Operating for Sqlite {
         self.write(move |conn| act::act(conn, &act, &signed)).await
     }
 
-    async fn asked_replays(&self, topics: Vec<String>, limit: u32) -> Result<Vec<(i64, Record)>> {
-        self.read(move |conn| records::asked_replays(conn, &topics, limit)).await
+    async fn claim_replays(&self, topics: Vec<String>, lease: Duration, limit: u32) -> Result<Vec<(i64, Record)>> {
+        self.write(move |conn| records::claim_replays(conn, &topics, lease, limit)).await
+    }
+
+    async fn return_parked(&self, handler_ids: Vec<i16>, processor: Arc<str>, limit: u32) -> Result<Vec<Returned>> {
+        self.write(move |conn| parked::return_parked(conn, &handler_ids, &processor, limit)).await
     }
 
     async fn replayed(&self, id: i64, replayed: Replayed) -> Result<()> {

@@ -1,7 +1,10 @@
 //! Records read back whole: of a message with its history, and of the quarantine.
 
+use std::time::Duration;
+
 use diesel::{RunQueryDsl, SqliteConnection};
 
+use super::super::clock::{self, micros};
 use super::super::errors::database;
 use super::super::statement::statements;
 use super::look;
@@ -18,16 +21,19 @@ statements! {
         SELECT topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
         FROM inbox_quarantine WHERE id = :id") -> RecordRow<i64> { id: i64 }
 
-    AskedReplays("
-        SELECT id, topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
-        FROM inbox_quarantine
-        WHERE replay_asked_at IS NOT NULL AND topic IN (SELECT value FROM json_each(:topics)) ORDER BY replay_asked_at, id LIMIT :limit")
-    -> (i64, RecordRow<i64>) { topics: String, limit: i64 }
+    ClaimReplays("
+        UPDATE inbox_quarantine SET replay_locked_until = :locked_until
+        WHERE id IN (SELECT a.id FROM inbox_quarantine a
+                     WHERE a.replay_asked_at IS NOT NULL AND a.topic IN (SELECT value FROM json_each(:topics))
+                       AND (a.replay_locked_until IS NULL OR a.replay_locked_until <= :now)
+                     ORDER BY a.replay_asked_at, a.id LIMIT :limit)
+        RETURNING id, topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload")
+    -> (i64, RecordRow<i64>) { now: i64, locked_until: i64, topics: String, limit: i64 }
 
     Leave("DELETE FROM inbox_quarantine WHERE id = :id AND replay_asked_at IS NOT NULL") { id: i64 }
 
     Stay<'a>("
-        UPDATE inbox_quarantine SET replay_asked_at = NULL, replays = replays + 1, reason = :reason, detail = :detail
+        UPDATE inbox_quarantine SET replay_asked_at = NULL, replay_locked_until = NULL, replays = replays + 1, reason = :reason, detail = :detail
         WHERE id = :id AND replay_asked_at IS NOT NULL") { reason: &'a str, detail: Option<&'a str>, id: i64 }
 
     History("
@@ -57,11 +63,18 @@ pub(super) fn quarantined(conn: &mut SqliteConnection, id: i64) -> Result<Option
     Ok(read(conn, id)?.map(|record| QuarantineDetails { summary, record }))
 }
 
-pub(super) fn asked_replays(conn: &mut SqliteConnection, topics: &[String], limit: u32) -> Result<Vec<(i64, Record)>> {
-    let asked = AskedReplays { topics: serde_json::json!(topics).to_string(), limit: limit.into() };
-    let asked = asked.load::<(i64, RecordRow<i64>)>(conn);
-    let asked = asked.map_err(database("cannot look for replays of the quarantine"))?;
-    Ok(asked.into_iter().map(|(id, row)| (id, record(row))).collect())
+pub(super) fn claim_replays(
+    conn: &mut SqliteConnection,
+    topics: &[String],
+    lease: Duration,
+    limit: u32,
+) -> Result<Vec<(i64, Record)>> {
+    let cannot = || database("cannot look for replays of the quarantine");
+    let now = clock::now(conn).map_err(cannot())?;
+    let topics = serde_json::json!(topics).to_string();
+    let claim = ClaimReplays { now, locked_until: now + micros(lease), topics, limit: limit.into() };
+    let claimed = claim.load::<(i64, RecordRow<i64>)>(conn).map_err(cannot())?;
+    Ok(claimed.into_iter().map(|(id, row)| (id, record(row))).collect())
 }
 
 pub(super) fn replayed(conn: &mut SqliteConnection, id: i64, replayed: &Replayed) -> Result<()> {

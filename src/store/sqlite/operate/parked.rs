@@ -1,0 +1,51 @@
+//! Makes deliveries pending again that were poisoned because no live process knew their handler's key, and one does now.
+
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+
+use super::super::errors::database;
+use super::super::statement::{only_row, statements};
+use super::act::{audit, keep_history};
+use crate::store::operating::{Audit, Returned, Signed};
+use crate::types::Result;
+
+statements! {
+    Parked("
+        SELECT message_seq FROM inbox_delivery INDEXED BY inbox_delivery_parked
+        WHERE handler_id = :handler_id AND status = 3 AND reason = 'unknown key' ORDER BY message_seq LIMIT :limit")
+    -> i64 { handler_id: i16, limit: i64 }
+
+    Key("SELECT key FROM inbox_handler WHERE id = :handler_id") -> String { handler_id: i16 }
+
+    /// What it was charged before stays.
+    Return("
+        UPDATE inbox_delivery SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, reason = NULL
+        WHERE message_seq = :message_seq AND handler_id = :handler_id") { message_seq: i64, handler_id: i16 }
+}
+
+pub(super) fn return_parked(
+    conn: &mut SqliteConnection,
+    handler_ids: &[i16],
+    actor: &str,
+    limit: u32,
+) -> Result<Vec<Returned>> {
+    let returned = handler_ids.iter().filter_map(|&id| of_handler(conn, id, actor, limit).transpose());
+    returned.collect::<QueryResult<_>>().map_err(database("cannot return deliveries of keys that are known again"))
+}
+
+fn of_handler(conn: &mut SqliteConnection, handler_id: i16, actor: &str, limit: u32) -> QueryResult<Option<Returned>> {
+    let parked = Parked { handler_id, limit: limit.into() }.load::<i64>(conn)?;
+    if parked.is_empty() {
+        return Ok(None);
+    }
+    let handler_key: String = Key { handler_id }.load(conn).and_then(only_row)?;
+    let deliveries = parked.len() as u64;
+    let filter = serde_json::json!({ "handler_key": handler_key, "reason": "unknown key" }).to_string();
+    let signed =
+        Signed { actor: Some(actor.to_owned()), because: Some("a process that knows the key enrolled".to_owned()) };
+    let audit_id = audit(conn, &Audit { action: "return", filter, affected: deliveries }, &signed)?;
+    for message_seq in parked {
+        keep_history(conn, audit_id, message_seq, handler_id)?;
+        Return { message_seq, handler_id }.execute(conn)?;
+    }
+    Ok(Some(Returned { handler_key, deliveries }))
+}

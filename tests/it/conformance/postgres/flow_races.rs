@@ -1,0 +1,138 @@
+//! Backfills, replays and intake beside others at work on the same rows, and on a server whose sequences lag. SQLite has one writer, and
+//! takes the next number from the table itself.
+
+use std::time::Duration;
+
+use wharf::operate::{Backfill, QuarantineFilter};
+use wharf::{Identity, Inbox, Postgres, Record};
+
+use super::refused::ACCEPTED;
+use super::scene::{Runs, Scene, record, records, within};
+use support::events::Events;
+
+const WAITS: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
+                     WHERE datname = current_database() AND wait_event_type = 'Lock'";
+const NEXT_SEQ: &str = "SELECT setval('inbox_message_seq', (SELECT max(seq) FROM inbox_message))";
+
+/// An inbox with these messages, and the handler `mail`, which has no delivery of them.
+async fn without_mail(scene: &Scene, count: usize) -> Inbox<Postgres> {
+    let runs = Runs::new();
+    let stock = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    stock.accept_all(records(count)).await.unwrap();
+    let post = scene.inbox().subscribe("returns", runs.handler("post")).build().unwrap();
+    post.accept_all([]).await.unwrap();
+    post
+}
+
+fn mail() -> Backfill {
+    Backfill::new("mail", ["orders"])
+}
+
+// `mail` and `post` were two handlers and became one. A process from before knows `post` only, and adds its delivery for a redelivery.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_beside_a_redelivery_under_a_united_id_adds_no_second_delivery() {
+    let scene = Scene::new().await;
+    without_mail(&scene, 3).await;
+    let runs = Runs::new();
+    scene.inbox().subscribe("returns", runs.handler("mail")).build().unwrap().accept_all([]).await.unwrap();
+    let united = scene.inbox().subscribe("returns", runs.handler("mail").formerly("post")).build().unwrap();
+    united.accept_all([]).await.unwrap();
+    let mut other = scene.database.client().await;
+    let redelivery = other.transaction().await.unwrap();
+    redelivery
+        .execute("SELECT 1 FROM inbox_message WHERE message_id = 'm000001' FOR NO KEY UPDATE", &[])
+        .await
+        .unwrap();
+    let post = "INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+                SELECT seq, (SELECT handler_id FROM inbox_handler_key WHERE key = 'post'), now()
+                FROM inbox_message WHERE message_id = 'm000001'";
+    redelivery.execute(post, &[]).await.unwrap();
+
+    let operator = scene.store.operate();
+    let backfilling = tokio::spawn(async move { operator.backfill(&mail(), |_| ()).await });
+    scene.until(WAITS).await;
+    redelivery.commit().await.unwrap();
+
+    assert_eq!(within(backfilling).await.unwrap().unwrap(), 2);
+    let twice = "SELECT count(*) FROM (
+                     SELECT message_seq FROM inbox_delivery WHERE handler_id = ANY (inbox_handler_ids('mail'))
+                     GROUP BY message_seq HAVING count(*) > 1) t";
+    assert_eq!(scene.database.query_one_i64(twice).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_of_a_backfill_locks_the_messages_that_it_changes_and_no_others() {
+    let scene = Scene::new().await;
+    without_mail(&scene, 1_200).await;
+    let runs = Runs::new();
+    scene.inbox().subscribe("returns", runs.handler("mail")).build().unwrap().accept_all([]).await.unwrap();
+    // The first delivery of the step waits for this one, with the step's locks held.
+    let mut other = scene.database.client().await;
+    let adding = other.transaction().await.unwrap();
+    let first = "INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+                 SELECT min(seq), (SELECT handler_id FROM inbox_handler_key WHERE key = 'mail'), now() FROM inbox_message";
+    adding.execute(first, &[]).await.unwrap();
+    let operator = scene.store.operate();
+    let backfilling = tokio::spawn(async move { operator.backfill(&mail(), |_| ()).await });
+    scene.until(WAITS).await;
+
+    let free = "SELECT count(*) FROM (SELECT 1 FROM inbox_message FOR NO KEY UPDATE SKIP LOCKED) free";
+    let free = scene.database.query_one_i64(free).await;
+    adding.rollback().await.unwrap();
+
+    assert_eq!(within(backfilling).await.unwrap().unwrap(), 1_200);
+    assert_eq!(free, 700);
+}
+
+// As after a cut-over to a logical replica: rows are replicated, sequences are not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_that_lags_behind_its_table_costs_no_record() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    inbox.accept_all(records(2_000)).await.unwrap();
+    scene.database.execute("SELECT setval('inbox_message_seq', 1, false)").await;
+    let events = Events::capture();
+    let call = tokio::spawn({
+        let inbox = inbox.clone();
+        async move { inbox.accept_all((0..5).map(|number| record(&format!("new {number}")))).await }
+    });
+
+    let names_it = |error: &str| error.contains("inbox_message_pkey");
+    events.wait_for_count(6, |event| event.field("error").is_some_and(names_it)).await;
+    scene.database.execute(NEXT_SEQ).await;
+
+    assert_eq!(within(call).await.unwrap().unwrap(), vec![ACCEPTED; 5]);
+    assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (2_005, 0));
+}
+
+// As when the process crashes in between: the record is stored and still stands in the quarantine.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_without_identity_that_is_stored_and_cannot_leave_the_quarantine_is_not_stored_again() {
+    let scene = Scene::new().await;
+    let strict = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    strict.accept_or_quarantine([Record::new("orders").payload("one")]).await.unwrap();
+    scene
+        .database
+        .execute(
+            "CREATE SEQUENCE tries;
+             CREATE FUNCTION refuse_at_first() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF nextval('tries') <= 2 THEN RAISE EXCEPTION 'not now'; END IF;
+                 RETURN OLD;
+             END $$;
+             CREATE TRIGGER refuse_at_first BEFORE DELETE ON inbox_quarantine FOR EACH ROW EXECUTE FUNCTION refuse_at_first()",
+        )
+        .await;
+    let all = QuarantineFilter::all();
+    assert_eq!(scene.store.operate().replay_quarantined(&all, 1).await.unwrap(), 1);
+    let identity = Identity::header("id").or_undeduplicated();
+    let runs = Runs::new();
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity).build().unwrap();
+    let running = inbox.start().await.unwrap();
+
+    scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_quarantine").await;
+    scene.settled().await;
+
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((scene.count("inbox_message").await, runs.count()), (1, 1));
+}
