@@ -59,9 +59,8 @@ GRANT UPDATE (replay_asked_at, replay_locked_until, replays, reason, detail) ON 
 
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_quarantine, inbox_ledger, inbox_gap,
-                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
-                inbox_partition, inbox_ingest,
-                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog
+                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog,
+                inbox_partition, inbox_ingest
 TO :"read", :"admin";
 
 -- admin: looks at everything, and acts by calling functions: replay, discard, pause, the quarantine. They run with the owner's rights and write the
