@@ -62,6 +62,10 @@ fn decide(
     wanted_by: impl FnOnce(Option<&[u8]>) -> Few<usize>,
     chance: impl FnOnce() -> u128,
 ) -> Result<Option<(Few<usize>, Identified)>, Refusal> {
+    // Its identity and its type may be in them: it is kept for a person.
+    if record.are_headers_unreadable {
+        return Err("headers cannot be read".into());
+    }
     let attributes = Attributes::of(record);
     // A broken event may be of a type that somebody wants: it is kept, not passed over.
     let event_type = if rules.is_type_asked_for { attributes.event()?.event_type.as_deref() } else { None };

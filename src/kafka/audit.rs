@@ -1,20 +1,19 @@
 //! Compares the ledger and what is stored with what Kafka has. Reads only; for people, and for what watches over a service.
 
+mod look;
+
+use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use rdkafka::Offset;
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-
-use super::rebalance::partitions;
 use super::{Kafka, settings};
-use crate::store::ledger::{Gap, LedgerReport, LedgerState};
+use crate::store::ledger::{Gap, LedgerRow, LedgerState, Reader};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 
-/// How long Kafka may take for each answer.
-const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// Brokers abort transactions that are open for longer (`transaction.max.timeout.ms`, 15 minutes by default).
+const HANGING_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// What an audit saw. See [`Kafka::audit`].
 #[derive(Debug, Clone)]
@@ -24,6 +23,8 @@ pub struct Audit {
     pub partitions: Vec<PartitionAudit>,
     /// Records that were deleted before they were read, as far as it was noticed.
     pub gaps: Vec<Gap>,
+    /// The group, if the ledger has no entry of it.
+    pub unknown_group: Option<String>,
 }
 
 /// One partition, as the ledger, the store, the group and Kafka see it.
@@ -38,8 +39,16 @@ pub struct PartitionAudit {
     pub next_offset: Option<i64>,
     /// The group's committed offset.
     pub committed: Option<i64>,
-    /// The first offset Kafka still has, and the one that comes next; `None` when Kafka did not say.
+    /// The first offset Kafka still has, and the one that comes next, also behind open transactions; `None` when Kafka did not say.
     pub watermarks: Option<(i64, i64)>,
+    /// The first offset of the oldest open transaction: nothing can be read from there on. `None` when none is open.
+    pub open_transaction: Option<i64>,
+    /// The time of the first record of that transaction.
+    pub open_since: Option<SystemTime>,
+    /// Kafka has another topic under this name than the one that was read.
+    pub is_made_anew: bool,
+    /// Nothing but markers and aborted records of transactions is left to read.
+    pub is_read_out: bool,
     /// Messages and quarantined records that are stored now. Fewer than were read: duplicates, unwanted and purged ones are not among them.
     pub stored: i64,
     /// The highest offset among them.
@@ -64,6 +73,12 @@ pub enum Finding {
     NeverRead(PartitionAudit),
     /// Kafka did not say what it has.
     Unanswered(PartitionAudit),
+    /// The topic was deleted and made anew: its id is not the one that was read. The partition stands still.
+    TopicMadeAnew(PartitionAudit),
+    /// A transaction is open for longer than brokers allow, and records wait behind it.
+    HangingTransaction(PartitionAudit),
+    /// The ledger has no entry of the group.
+    UnknownGroup(String),
     /// Records were deleted before they were read, and that was noted.
     Gap(Gap),
 }
@@ -74,12 +89,21 @@ impl Kafka {
     /// # Errors
     /// When the settings are refused, the database does not answer, or Kafka says nothing at all.
     pub async fn audit<B: Backend>(&self, store: &Store<B>) -> Result<Audit> {
-        let consumer: BaseConsumer = settings::config(self)?.create().map_err(settings::refused)?;
+        let config = settings::config(self)?;
         let report = store.backend.ledger_report(&self.group).await?;
+        let unknown_group = report.partitions.is_empty().then(|| self.group.clone());
+        let mut partitions = Vec::with_capacity(report.partitions.len());
+        for (cluster_id, states) in by_cluster(report.partitions) {
+            let reader = Reader { group: self.group.as_str().into(), cluster_id };
+            let places: Vec<(Arc<str>, i32)> =
+                states.iter().map(|state| (state.topic.as_str().into(), state.partition)).collect();
+            let ledger = store.backend.ledger(&reader, &places).await?;
+            partitions.extend(states.into_iter().zip(ledger).map(known));
+        }
         // Blocking calls, and closing the consumer: on a thread for such.
-        let looked = store.backend.reactor().spawn_blocking(move || look(&consumer, report));
+        let looked = store.backend.reactor().spawn_blocking(move || look::look(&config, partitions));
         match looked.await {
-            Ok(Ok(audit)) => Ok(audit),
+            Ok(Ok(partitions)) => Ok(Audit { partitions, gaps: report.gaps, unknown_group }),
             Ok(Err(error)) => {
                 Err(Error::new(Kind::Connection, format!("cannot ask Kafka about group {}", self.group))
                     .with_source(error))
@@ -89,28 +113,62 @@ impl Kafka {
     }
 }
 
+/// A partition, as the ledger knows it.
+struct Known {
+    audit: PartitionAudit,
+    topic_id: Option<String>,
+    cluster_id: String,
+}
+
+fn known((state, row): (LedgerState, Option<LedgerRow>)) -> Known {
+    let cluster_id = state.cluster_id.clone();
+    Known { audit: PartitionAudit::from(state), topic_id: row.and_then(|row| row.topic_id), cluster_id }
+}
+
+/// One group may read several clusters into the same database.
+fn by_cluster(states: Vec<LedgerState>) -> BTreeMap<Arc<str>, Vec<LedgerState>> {
+    let mut clusters: BTreeMap<Arc<str>, Vec<LedgerState>> = BTreeMap::new();
+    for state in states {
+        clusters.entry(state.cluster_id.as_str().into()).or_default().push(state);
+    }
+    clusters
+}
+
 impl Audit {
     /// Everything that is not as it should be; nothing, when all is well.
     pub fn findings(&self) -> Vec<Finding> {
-        let partitions = self.partitions.iter().filter_map(PartitionAudit::finding);
-        partitions.chain(self.gaps.iter().cloned().map(Finding::Gap)).collect()
+        let now = SystemTime::now();
+        let unknown = self.unknown_group.iter().cloned().map(Finding::UnknownGroup);
+        let partitions = self.partitions.iter().filter_map(|partition| partition.finding(now));
+        unknown.chain(partitions).chain(self.gaps.iter().cloned().map(Finding::Gap)).collect()
     }
 }
 
 impl PartitionAudit {
-    /// Records that Kafka has and that are not accepted yet.
+    /// Offsets that Kafka has and that are not accepted yet, also behind open transactions. 0 when only markers and aborted records of
+    /// transactions are left.
     pub fn lag(&self) -> Option<i64> {
         let (low, high) = self.watermarks?;
-        Some((high - self.next_offset.unwrap_or(low).max(low)).max(0))
+        let lag = (high - self.next_offset.unwrap_or(low).max(low)).max(0);
+        Some(if self.is_read_out { 0 } else { lag })
     }
 
-    fn finding(&self) -> Option<Finding> {
+    /// Everything before an open transaction is read, and the transaction is too old to be a healthy one.
+    fn is_held_up(&self, now: SystemTime) -> bool {
+        let is_reached = self.open_transaction.is_some_and(|open| self.next_offset.is_some_and(|next| next >= open));
+        let age = self.open_since.and_then(|since| now.duration_since(since).ok());
+        is_reached && age.is_some_and(|age| age > HANGING_AFTER)
+    }
+
+    fn finding(&self, now: SystemTime) -> Option<Finding> {
         let this = || self.clone();
         if self.stopped.is_some() {
             return Some(Finding::Stopped(this()));
         }
         match (self.next_offset, self.watermarks) {
             (_, None) => Some(Finding::Unanswered(this())),
+            (Some(_), Some(_)) if self.is_made_anew => Some(Finding::TopicMadeAnew(this())),
+            (Some(_), Some(_)) if self.is_held_up(now) => Some(Finding::HangingTransaction(this())),
             (Some(next), Some((_, high))) if next > high => Some(Finding::LogEndsBefore(this())),
             (Some(next), Some((low, _))) if next < low => Some(Finding::Deleted(this())),
             (Some(next), Some(_)) if self.committed.is_some_and(|committed| committed > next) => {
@@ -133,6 +191,13 @@ impl fmt::Display for Finding {
             Self::LogEndsBefore(p) => (p, "the log ends before the ledger: the topic was made anew or lost its end"),
             Self::NeverRead(p) => (p, "Kafka has records of a partition that was never read"),
             Self::Unanswered(p) => (p, "Kafka did not say what it has"),
+            Self::TopicMadeAnew(p) => (p, "the topic was deleted and made anew: its id is not the one that was read"),
+            Self::HangingTransaction(p) => {
+                (p, "records wait behind a transaction that is open for too long: abort it (kafka-transactions.sh)")
+            }
+            Self::UnknownGroup(group) => {
+                return write!(f, "the ledger has no entry of group {group}: is the name right?");
+            }
             Self::Gap(gap) => {
                 let Gap { topic, partition, from_offset, to_offset, .. } = gap;
                 return write!(
@@ -149,46 +214,6 @@ impl fmt::Display for Finding {
     }
 }
 
-fn look(consumer: &BaseConsumer, report: LedgerReport) -> KafkaResult<Audit> {
-    // The group may read other clusters into the same database.
-    let cluster_id = consumer.client().fetch_cluster_id(ANSWER_WAIT);
-    let is_here = |state: &LedgerState| {
-        state.cluster_id.is_empty() || cluster_id.as_ref().is_none_or(|id| *id == state.cluster_id)
-    };
-    let mut audited: Vec<PartitionAudit> =
-        report.partitions.into_iter().filter(is_here).map(PartitionAudit::from).collect();
-    let mut topics: Vec<String> = audited.iter().map(|partition| partition.topic.clone()).collect();
-    topics.dedup();
-    if topics.is_empty() && consumer.client().fetch_cluster_id(ANSWER_WAIT).is_none() {
-        // Nothing to compare; but nobody there is not the same as all well.
-        return Err(KafkaError::MetadataFetch(RDKafkaErrorCode::AllBrokersDown));
-    }
-    for topic in topics {
-        let metadata = consumer.fetch_metadata(Some(&topic), ANSWER_WAIT)?;
-        let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions()).map(|partition| partition.id());
-        for partition in partitions {
-            if !audited.iter().any(|known| known.topic == topic && known.partition == partition) {
-                audited.push(PartitionAudit::unknown(&topic, partition));
-            }
-        }
-    }
-    audited.sort_unstable_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
-    for partition in &mut audited {
-        partition.watermarks = consumer.fetch_watermarks(&partition.topic, partition.partition, ANSWER_WAIT).ok();
-    }
-    let places: Vec<_> = audited.iter().map(|audit| (audit.topic.as_str().into(), audit.partition)).collect();
-    if let Some(list) = partitions(&places) {
-        let committed = consumer.committed_offsets(list, ANSWER_WAIT)?;
-        for (partition, element) in audited.iter_mut().zip(committed.elements()) {
-            partition.committed = match element.offset() {
-                Offset::Offset(offset) => Some(offset),
-                _ => None,
-            };
-        }
-    }
-    Ok(Audit { partitions: audited, gaps: report.gaps })
-}
-
 impl PartitionAudit {
     fn unknown(topic: &str, partition: i32) -> Self {
         Self {
@@ -197,6 +222,10 @@ impl PartitionAudit {
             next_offset: None,
             committed: None,
             watermarks: None,
+            open_transaction: None,
+            open_since: None,
+            is_made_anew: false,
+            is_read_out: false,
             stored: 0,
             highest_stored: None,
             stopped: None,
@@ -209,5 +238,26 @@ impl From<LedgerState> for PartitionAudit {
         let LedgerState { topic, partition, next_offset, stored, highest_stored, cluster_id: _, stopped } = state;
         let known = Self::unknown(&topic, partition);
         Self { next_offset: Some(next_offset), stored, highest_stored, stopped, ..known }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_is_hanging_when_it_is_too_old_and_everything_before_it_is_read() {
+        let now = SystemTime::now();
+        let open = |minutes: u64, next_offset| PartitionAudit {
+            next_offset: Some(next_offset),
+            watermarks: Some((0, 9)),
+            open_transaction: Some(5),
+            open_since: Some(now - Duration::from_secs(minutes * 60)),
+            ..PartitionAudit::unknown("t", 0)
+        };
+        assert!(matches!(open(16, 5).finding(now), Some(Finding::HangingTransaction(_))));
+        assert_eq!(open(14, 5).finding(now), None);
+        assert_eq!(open(16, 3).finding(now), None);
+        assert_eq!((open(1, 5).lag(), open(1, 3).lag()), (Some(4), Some(6)));
     }
 }

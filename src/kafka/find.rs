@@ -209,7 +209,7 @@ fn tell_trouble(consumer: &BaseConsumer<Context>, troubles: &[(Place, KafkaError
     let Some((((topic, partition), error), others)) = troubles.split_first() else { return };
     if !consumer.context().is_closing() {
         let error = format!("{error} ({topic}[{partition}] and {} other partitions)", others.len());
-        events::kafka::trouble(&consumer.context().group, "find the position of partitions", &error);
+        consumer.context().tell_trouble("find the position of partitions", &error);
     }
 }
 

@@ -249,12 +249,12 @@ impl<B: Backend> Work<B> {
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
         let resumed = positions(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
-            events::kafka::trouble(self.group(), "pause or resume", &error);
+            self.consumer.context().tell_trouble("pause or resume", &error);
         }
         // librdkafka looks for resumed partitions once a second. Setting a position wakes its fetcher up; they are there already.
         for (place, is_set) in self.seek(&resume) {
             if let Err(error) = is_set {
-                events::kafka::trouble(self.group(), "resume", &error);
+                self.consumer.context().tell_trouble("resume", &error);
                 context.desk().ask_again(&place, Instant::now());
             }
         }
@@ -273,12 +273,13 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Looks whether a broker is there again.
+    /// Looks whether a broker is there again: any, because what waits to be committed may be of partitions whose leader is another one.
     fn call_brokers(&mut self) {
-        let Some((topic, partition)) = self.consumer.context().desk().places().pop() else { return };
-        let consumer = Arc::clone(&self.consumer);
+        let Some((topic, _)) = self.consumer.context().desk().places().pop() else { return };
+        let consumer = Arc::downgrade(&self.consumer);
         let calling = move || {
-            if consumer.fetch_watermarks(&topic, partition, COMMIT_EVERY).is_ok() {
+            let Some(consumer) = consumer.upgrade() else { return };
+            if consumer.fetch_metadata(Some(&topic), COMMIT_EVERY).is_ok() {
                 consumer.context().is_heard();
             }
         };
@@ -296,7 +297,7 @@ impl<B: Backend> Work<B> {
             }
         {
             // Tried again with what is stored by then.
-            events::kafka::trouble(self.group(), "commit", &error);
+            self.consumer.context().tell_trouble("commit", &error);
         }
     }
 

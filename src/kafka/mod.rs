@@ -11,6 +11,7 @@ mod find;
 mod for_ever;
 mod ingest;
 mod native;
+mod outage;
 mod position;
 mod rebalance;
 mod record;

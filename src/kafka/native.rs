@@ -14,19 +14,24 @@ use std::ptr;
 use rdkafka::TopicPartitionList;
 use rdkafka::bindings::{
     rd_kafka_commit_queue, rd_kafka_get_watermark_offsets, rd_kafka_header_get_all, rd_kafka_headers_t,
-    rd_kafka_queue_destroy, rd_kafka_queue_get_consumer,
+    rd_kafka_message_headers, rd_kafka_queue_destroy, rd_kafka_queue_get_consumer,
 };
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::BorrowedHeaders;
+use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
 
 use crate::types::Headers;
 
-pub(super) fn headers(headers: Option<&BorrowedHeaders>) -> Headers {
-    let Some(headers) = headers else { return Headers::default() };
-    // A BorrowedHeaders is never made, only pointed to: the reference is librdkafka's own list, and lives as long as the message.
-    let native: *const rd_kafka_headers_t = ptr::from_ref(headers).cast();
+/// `None` when they cannot be parsed. Their bytes cannot be had then.
+pub(super) fn headers(message: &BorrowedMessage<'_>) -> Option<Headers> {
+    let mut native: *mut rd_kafka_headers_t = ptr::null_mut();
+    // SAFETY: the message lives while it is borrowed, and the list that librdkafka makes of its headers lives as long.
+    match unsafe { rd_kafka_message_headers(message.ptr(), &mut native) } {
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {}
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR__NOENT => return Some(Headers::default()),
+        _ => return None,
+    }
     let mut read = Headers::default();
     for index in 0.. {
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
@@ -44,7 +49,7 @@ pub(super) fn headers(headers: Option<&BorrowedHeaders>) -> Headers {
         });
         read.push(name, value);
     }
-    read
+    Some(read)
 }
 
 /// Whether an entry of the list carries this metadata. rdkafka panics on metadata that is not UTF-8.

@@ -18,6 +18,7 @@ use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
 use super::desk::{Batch, Desk, Place};
 use super::find::Found;
+use super::outage::{Outage, Say};
 use crate::store::ledger::{LedgerMove, Reader};
 use crate::telemetry::events;
 use crate::types::Limits;
@@ -55,6 +56,7 @@ pub(super) struct Context {
     trouble: Mutex<Option<String>>,
     /// Whether there is any: looked at for each record.
     has_trouble: AtomicBool,
+    outage: Outage,
 }
 
 impl Context {
@@ -70,6 +72,7 @@ impl Context {
             is_cut_off: AtomicBool::new(false),
             trouble: Mutex::default(),
             has_trouble: AtomicBool::new(false),
+            outage: Outage::default(),
         }
     }
 
@@ -110,6 +113,11 @@ impl Context {
     /// A broker has been heard.
     pub(super) fn is_heard(&self) {
         self.is_cut_off.store(false, Ordering::Relaxed);
+        if self.outage.is_on()
+            && let Some(after) = self.outage.heard(Instant::now())
+        {
+            events::kafka::brokers_back(&self.group, after);
+        }
         if self.has_trouble.swap(false, Ordering::Relaxed) {
             self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
@@ -123,6 +131,14 @@ impl Context {
     fn note_trouble(&self, trouble: String) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
         self.has_trouble.store(true, Ordering::Relaxed);
+    }
+
+    /// Whatever fails while brokers are away fails because of that, which was told already.
+    pub(super) fn tell_trouble(&self, doing: &'static str, error: &impl std::fmt::Display) {
+        match self.outage.is_on() {
+            true => events::kafka::quiet_trouble(&self.group, doing, error),
+            false => events::kafka::trouble(&self.group, doing, error),
+        }
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -184,7 +200,7 @@ impl Context {
         });
         for done in [begun, consumer.pause(list)] {
             if let Err(error) = done {
-                events::kafka::trouble(&self.group, "assign", &error);
+                self.tell_trouble("assign", &error);
             }
         }
         self.desk().assign(&places, Instant::now());
@@ -204,7 +220,7 @@ impl Context {
                 && let Err(error) = consumer.commit(&list, CommitMode::Sync)
             {
                 // The next owner goes by the ledger.
-                events::kafka::trouble(&self.group, "commit", &error);
+                self.tell_trouble("commit", &error);
             }
         }
         self.desk().revoke(&places);
@@ -213,13 +229,14 @@ impl Context {
             RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
         };
         if let Err(error) = gone {
-            events::kafka::trouble(&self.group, "unassign", &error);
+            self.tell_trouble("unassign", &error);
         }
     }
 }
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
+        let level = if self.outage.is_on() { RDKafkaLogLevel::Debug } else { level };
         events::kafka::log(&self.group, level as i32, without_values(line));
     }
 
@@ -232,6 +249,13 @@ impl ClientContext for Context {
             Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure) => {
                 self.is_cut_off.store(true, Ordering::Relaxed);
                 self.note_trouble(format!("no broker answers: {reason}"));
+                let error = format_args!("{error}: {reason}");
+                return match self.outage.failed(Instant::now()) {
+                    Say::Warning { lasts, held_back } => {
+                        events::kafka::brokers_away(&self.group, lasts, held_back, &error);
+                    }
+                    Say::Nothing => events::kafka::quiet_trouble(&self.group, "consume", &error),
+                };
             }
             Some(
                 RDKafkaErrorCode::Authentication
@@ -253,7 +277,7 @@ impl ClientContext for Context {
             }
             Some(_) | None => {}
         }
-        events::kafka::trouble(&self.group, "consume", &format_args!("{error}: {reason}"));
+        self.tell_trouble("consume", &format_args!("{error}: {reason}"));
     }
 }
 
@@ -263,7 +287,7 @@ impl ConsumerContext for Context {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assigned(consumer, list),
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS => self.revoked(consumer, list),
             error => {
-                events::kafka::trouble(&self.group, "rebalance", &KafkaError::Rebalance(error.into()));
+                self.tell_trouble("rebalance", &KafkaError::Rebalance(error.into()));
                 self.revoked(consumer, list);
             }
         }
@@ -272,7 +296,7 @@ impl ConsumerContext for Context {
     fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
         if let Err(error) = result {
             // Tried again with what is stored by then.
-            events::kafka::trouble(&self.group, "commit", &error);
+            self.tell_trouble("commit", &error);
             return;
         }
         self.is_heard();
@@ -281,7 +305,7 @@ impl ConsumerContext for Context {
             match (element.error(), element.offset()) {
                 (Ok(()), Offset::Offset(offset)) => desk.committed(element.topic(), element.partition(), offset),
                 (Ok(()), _) => {}
-                (Err(error), _) => events::kafka::trouble(&self.group, "commit", &error),
+                (Err(error), _) => self.tell_trouble("commit", &error),
             }
         }
     }

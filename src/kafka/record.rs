@@ -14,7 +14,10 @@ pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Record {
     let mut record = Record::of(topic).position(message.partition(), message.offset());
     record.key = message.key().map(Bytes::copy_from_slice);
     record.payload = message.payload().map(Bytes::copy_from_slice);
-    record.headers = native::headers(message.headers());
+    match native::headers(message) {
+        Some(headers) => record.headers = headers,
+        None => record.are_headers_unreadable = true,
+    }
     record.recorded_at = message
         .timestamp()
         .to_millis()

@@ -249,6 +249,25 @@ pub(crate) mod kafka {
         warn!(target: "wharf::kafka", group, doing, error = %Shown(&error), "kafka trouble");
     }
 
+    /// As [`trouble`], while brokers are away and that was told.
+    pub(crate) fn quiet_trouble(group: &str, doing: &'static str, error: &impl Display) {
+        counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "kafka", 1);
+        let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
+        debug!(target: "wharf::kafka", group, doing, error = %Shown(&error), "kafka trouble");
+    }
+
+    /// Brokers cannot be reached. Emitted once a minute, with the failures since the last time.
+    pub(crate) fn brokers_away(group: &str, lasts: Duration, held_back: u64, error: &impl Display) {
+        counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", "consume")) }, "kafka", 1);
+        let error = sanitize::text(&error.to_string(), ERROR_CHARS_MAX);
+        let for_secs = lasts.as_secs();
+        warn!(target: "wharf::kafka", group, doing = "consume", for_secs, held_back, error = %Shown(&error), "kafka trouble");
+    }
+
+    pub(crate) fn brokers_back(group: &str, after: Duration) {
+        info!(target: "wharf::kafka", group, after_secs = after.as_secs(), "brokers are back");
+    }
+
     /// A record that is read again after its message was purged would be new. Without `kept_ms`, the topic keeps records for ever.
     pub(crate) fn retention_shorter(group: &str, topic: &str, kept: Option<Duration>, window: Duration) {
         let (kept_ms, window_ms) = (kept.map(as_millis), as_millis(window));

@@ -51,6 +51,7 @@ impl From<&StoredMessage> for Record {
             payload: stored.payload.clone(),
             recorded_at: stored.recorded_at,
             json_error: None,
+            are_headers_unreadable: false,
         }
     }
 }

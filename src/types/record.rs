@@ -33,6 +33,8 @@ pub struct Record {
     pub(crate) recorded_at: Option<SystemTime>,
     /// Why [`Record::json`] could not write the payload.
     pub(crate) json_error: Option<Box<str>>,
+    /// It came with headers that cannot be parsed.
+    pub(crate) are_headers_unreadable: bool,
 }
 
 /// Where in Kafka a record was.

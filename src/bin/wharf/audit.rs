@@ -72,7 +72,7 @@ pub fn document(audit: &Audit) -> Value {
     let partition = |one: &PartitionAudit| {
         json!({
             "topic": one.topic, "partition": one.partition, "ledger": one.next_offset, "committed": one.committed,
-            "low": one.watermarks.map(|(low, _)| low), "high": one.watermarks.map(|(_, high)| high), "lag": one.lag(),
+            "low": one.watermarks.map(|(low, _)| low), "high": one.watermarks.map(|(_, high)| high), "lag": one.lag(), "open_transaction": one.open_transaction,
             "stored": one.stored, "highest_stored": one.highest_stored,
         })
     };
@@ -91,6 +91,9 @@ fn code(finding: &Finding) -> &'static str {
         Finding::LogEndsBefore(_) => "log ends before",
         Finding::NeverRead(_) => "never read",
         Finding::Unanswered(_) => "unanswered",
+        Finding::TopicMadeAnew(_) => "topic made anew",
+        Finding::HangingTransaction(_) => "hanging transaction",
+        Finding::UnknownGroup(_) => "unknown group",
         Finding::Gap(_) => "gap",
         _ => "other",
     }

@@ -1,7 +1,6 @@
 //! `doctor`: why work is not moving, the worst first, with what to do. With a Kafka also what the audit finds.
 
 use serde_json::json;
-use wharf::kafka::Finding;
 use wharf::operate::{Diagnosis, Severity};
 use wharf::store::Backend;
 
@@ -14,34 +13,45 @@ use crate::when;
 pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -> Result<Exit, Failure> {
     let kafka = arguments.kafka()?;
     let diagnosis = session.operator().doctor().await?;
-    let audit = match kafka.filter(|_| diagnosis.facts.is_some()) {
-        Some(kafka) => Some(kafka.audit(&session.store).await?),
-        None => None,
+    // What the database says is shown also when Kafka does not answer.
+    let (audit, silence) = match kafka.filter(|_| diagnosis.facts.is_some()) {
+        None => (None, None),
+        Some(kafka) => match kafka.audit(&session.store).await {
+            Ok(audit) => (Some(audit), None),
+            Err(error) if error.is_transient() => (None, Some(error.to_string())),
+            Err(error) => return Err(error.into()),
+        },
     };
     let findings = audit.as_ref().map(wharf::kafka::Audit::findings).unwrap_or_default();
-    let is_well = diagnosis.is_well() && findings.is_empty();
+    let mut problems: Vec<(String, &str)> = findings
+        .iter()
+        .map(|finding| (finding.to_string(), "wharf audit; see docs/operations.md, where in Kafka"))
+        .collect();
+    problems.extend(silence.clone().map(|error| (error, "look at the brokers, and at what was given to reach them")));
+    let is_well = diagnosis.is_well() && problems.is_empty();
     match session.output.is_json {
         true => {
             let audit = audit.as_ref().map(audit::document);
-            session.output.document(&json!({ "is_well": is_well, "diagnosis": diagnosis, "audit": audit }))?;
+            let document =
+                json!({ "is_well": is_well, "diagnosis": diagnosis, "audit": audit, "kafka_error": silence });
+            session.output.document(&document)?;
         }
-        false => print(session.output, &diagnosis, &findings, is_well)?,
+        false => print(session.output, &diagnosis, &problems, is_well)?,
     }
-    Ok(if is_well { Exit::Well } else { Exit::Problem })
+    Ok(match (is_well, silence) {
+        (true, _) => Exit::Well,
+        (false, None) => Exit::Problem,
+        (false, Some(_)) => Exit::Connection,
+    })
 }
 
-fn print(output: Output, diagnosis: &Diagnosis, findings: &[Finding], is_well: bool) -> std::io::Result<()> {
+fn print(output: Output, diagnosis: &Diagnosis, problems: &[(String, &str)], is_well: bool) -> std::io::Result<()> {
     let symptoms = diagnosis.symptoms.iter().map(|symptom| {
         let tone = if symptom.severity == Severity::Warning { Tone::Warning } else { Tone::Problem };
         vec![cell(symptom.severity).toned(tone), cell(&symptom.what), cell(&symptom.advice)]
     });
-    let of_kafka = findings.iter().map(|finding| {
-        vec![
-            cell("problem").toned(Tone::Problem),
-            cell(finding),
-            cell("wharf audit; see docs/operations.md, where in Kafka"),
-        ]
-    });
+    let of_kafka =
+        problems.iter().map(|(what, advice)| vec![cell("problem").toned(Tone::Problem), cell(what), cell(advice)]);
     let rows: Vec<Vec<Cell>> = symptoms.chain(of_kafka).collect();
     if !rows.is_empty() {
         output.table(&[word("HOW BAD"), text("WHAT"), text("WHAT TO DO")], rows)?;

@@ -59,7 +59,7 @@ impl<B: Backend> Work<B> {
                     context.desk().begin(&place, at);
                 }
                 Err(error) => {
-                    events::kafka::trouble(self.group(), "set the position of a partition", &error);
+                    self.consumer.context().tell_trouble("set the position of a partition", &error);
                     context.desk().ask_again(&place, Instant::now());
                 }
             }

@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 use rdkafka::TopicPartitionList;
 use rdkafka::bindings::{
     rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_broker,
-    rd_kafka_AdminOptions_set_request_timeout, rd_kafka_AdminOptions_t, rd_kafka_DescribeTopics,
-    rd_kafka_DescribeTopics_result_topics, rd_kafka_ListOffsets, rd_kafka_ListOffsets_result_infos,
-    rd_kafka_ListOffsetsResultInfo_topic_partition, rd_kafka_TopicCollection_destroy,
-    rd_kafka_TopicCollection_of_topic_names, rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name,
-    rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id, rd_kafka_Uuid_base64str, rd_kafka_admin_op_t,
-    rd_kafka_error_code, rd_kafka_event_DescribeTopics_result, rd_kafka_event_ListOffsets_result,
-    rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_queue_destroy, rd_kafka_queue_new,
-    rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t,
+    rd_kafka_AdminOptions_set_isolation_level, rd_kafka_AdminOptions_set_request_timeout, rd_kafka_AdminOptions_t,
+    rd_kafka_DescribeTopics, rd_kafka_DescribeTopics_result_topics, rd_kafka_IsolationLevel_t, rd_kafka_ListOffsets,
+    rd_kafka_ListOffsets_result_infos, rd_kafka_ListOffsetsResultInfo_topic_partition,
+    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names, rd_kafka_TopicDescription_error,
+    rd_kafka_TopicDescription_name, rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id,
+    rd_kafka_Uuid_base64str, rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy,
+    rd_kafka_event_DescribeTopics_result, rd_kafka_event_ListOffsets_result, rd_kafka_event_destroy,
+    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
+    rd_kafka_queue_t, rd_kafka_t,
 };
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
@@ -36,6 +37,15 @@ const LATEST: i64 = -1;
 pub(in crate::kafka) struct Watermarks {
     pub(in crate::kafka) low: i64,
     pub(in crate::kafka) high: i64,
+}
+
+/// Where a log ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::kafka) enum LogEnd {
+    /// The high watermark: open transactions count.
+    Written,
+    /// The last stable offset: the log ends before the first open transaction.
+    Committed,
 }
 
 /// What a leader answered. Partitions and topics that it said nothing of are missing.
@@ -56,8 +66,8 @@ pub(in crate::kafka) fn ask<C: ConsumerContext>(
 ) -> Answers {
     let deadline = Instant::now() + wait;
     let topics = topics(places);
-    let low = list_offsets(consumer, places, EARLIEST, wait);
-    let high = list_offsets(consumer, places, LATEST, wait);
+    let low = list_offsets(consumer, places, EARLIEST, LogEnd::Written, wait);
+    let high = list_offsets(consumer, places, LATEST, LogEnd::Written, wait);
     let described = describe(consumer, leader, &topics, wait);
     let (low, high) = (offsets(&low.wait(deadline), places), offsets(&high.wait(deadline), places));
     let joined = places.iter().zip(low.into_iter().zip(high));
@@ -76,6 +86,17 @@ pub(in crate::kafka) fn topic_ids_by<C: ConsumerContext>(
     wait: Duration,
 ) -> HashMap<Arc<str>, Option<String>> {
     topic_ids(&describe(consumer, broker, topics, wait).wait(Instant::now() + wait), topics)
+}
+
+/// Where the logs of partitions end, in their order; all partitions must have the same leader.
+pub(in crate::kafka) fn log_ends<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    places: &[(Arc<str>, i32)],
+    end: LogEnd,
+    wait: Duration,
+) -> Vec<KafkaResult<i64>> {
+    let deadline = Instant::now() + wait;
+    offsets(&list_offsets(consumer, places, LATEST, end, wait).wait(deadline), places)
 }
 
 fn topics(places: &[(Arc<str>, i32)]) -> Vec<Arc<str>> {
@@ -149,18 +170,27 @@ fn list_offsets<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     places: &[(Arc<str>, i32)],
     which: i64,
+    end: LogEnd,
     wait: Duration,
 ) -> Awaited {
     let mut list = TopicPartitionList::with_capacity(places.len());
     for (topic, partition) in places {
         list.add_partition(topic, *partition);
     }
+    let isolation = match end {
+        LogEnd::Written => rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED,
+        LogEnd::Committed => rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
+    };
     // SAFETY: the list has `cnt` elements and lives until the end of this function; librdkafka copies it. rdkafka's own setters know
-    // no such values. Without an isolation level, the log ends behind open transactions.
+    // no such values. The error of the option is null or ours.
     send(consumer, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS, wait, |client, options, queue| unsafe {
         let native = list.ptr();
         for index in 0..usize::try_from((*native).cnt).unwrap_or_default() {
             (*(*native).elems.add(index)).offset = which;
+        }
+        let refused = rd_kafka_AdminOptions_set_isolation_level(options, isolation);
+        if !refused.is_null() {
+            rd_kafka_error_destroy(refused);
         }
         rd_kafka_ListOffsets(client, native, options, queue);
     })

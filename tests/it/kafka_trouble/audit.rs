@@ -2,8 +2,12 @@
 
 use wharf::kafka::{Audit, Finding, Kafka as Source, PartitionAudit};
 
+use std::time::{Duration, SystemTime};
+
 use super::stage::{Stage, end};
 use crate::scene::{Runs, within};
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
 use support::mock_kafka::{MockBrokers, MockKafka};
 
 /// A stage with five records of each of its partitions stored, and nothing running.
@@ -88,8 +92,59 @@ async fn a_topic_that_was_made_anew_is_found() {
     stage.kafka.create_topic(&stage.topic, 1, &[]).await;
     stage.produce(0, 2).await;
     let (finding, _) = only_finding(&stage).await;
-    assert!(matches!(finding, Finding::LogEndsBefore(_)), "{finding:?}");
+    assert!(matches!(finding, Finding::TopicMadeAnew(_)), "{finding:?}");
     assert_eq!(audit(&stage).await.partitions[0].lag(), Some(0));
+
+    // Also when the new one has become longer.
+    stage.produce(0, 10).await;
+    let (finding, _) = only_finding(&stage).await;
+    assert!(matches!(finding, Finding::TopicMadeAnew(_)), "{finding:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_the_ledger_does_not_know_is_found() {
+    let stage = stored(1).await;
+    let mistyped = Source::new(stage.kafka.brokers(), "shopp");
+    let findings = within(mistyped.audit(&stage.scene.store)).await.unwrap().findings();
+    assert_eq!(findings, [Finding::UnknownGroup("shopp".to_owned())]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_behind_an_open_transaction_are_lag_and_a_hanging_one_is_found() {
+    let stage = stored(1).await;
+    let an_hour_ago = SystemTime::now() - Duration::from_secs(3_600);
+    let an_hour_ago = i64::try_from(an_hour_ago.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()).unwrap();
+    let hanging = stage.kafka.transactional_producer(&unique_name("hanging")).await;
+    hanging.begin().await;
+    hanging.produce(&stage.topic, 0, &[TestRecord::new("a").at(an_hour_ago)]).await;
+    stage.produce(0, 2).await;
+
+    let (finding, text) = only_finding(&stage).await;
+
+    let Finding::HangingTransaction(partition) = finding else { panic!("{text}") };
+    assert_eq!((partition.lag(), partition.open_transaction), (Some(3), Some(5)));
+    hanging.abort().await;
+    assert_eq!(audit(&stage).await.findings(), Vec::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_marker_of_a_transaction_at_the_end_is_no_lag() {
+    let stage = Stage::new(1).await;
+    let producer = stage.kafka.transactional_producer(&unique_name("producer")).await;
+    producer.begin().await;
+    producer.produce(&stage.topic, 0, &[TestRecord::new("a"), TestRecord::new("b")]).await;
+    producer.commit().await;
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+    runs.reached(2).await;
+    end(running).await;
+
+    let partition = &audit(&stage).await.partitions[0];
+
+    assert_eq!((partition.next_offset, partition.watermarks), (Some(2), Some((0, 3))));
+    assert_eq!(partition.lag(), Some(0));
+    stage.produce(0, 1).await;
+    assert_eq!(audit(&stage).await.partitions[0].lag(), Some(2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

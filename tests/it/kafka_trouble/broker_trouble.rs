@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rdkafka::types::RDKafkaApiKey::{self, *};
 use rdkafka::types::RDKafkaRespErr::{self, *};
+use tracing::Level;
 use wharf::kafka::Kafka as Source;
 use wharf::{Postgres, Running};
 
@@ -230,4 +231,44 @@ async fn a_cluster_far_away_is_only_slow() {
     on.three_more().await;
     on.three_more().await;
     on.ends_well(running, 6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn brokers_that_are_away_are_warned_of_seldom_and_a_line_says_when_they_are_back() {
+    let on = MockStage::new(1).await;
+    let running = on.start().await;
+    on.three_more().await;
+    on.is_committed(3).await;
+    let events = Events::capture();
+    let is_ours = |event: &Event| event.target == "wharf::kafka" && event.has("group", &on.stage.group);
+    on.mock.take_down(MockBrokers::All);
+
+    events.wait_for_count(40, is_ours).await;
+
+    let warned = events.matching(|event| is_ours(event) && event.level <= Level::WARN);
+    assert!(warned.len() <= 5, "{warned:?}");
+    let away = events.wait_for(|event| is_ours(event) && event.field("for_secs").is_some()).await;
+    assert_eq!(away.message, "kafka trouble");
+    on.mock.bring_up(MockBrokers::All);
+    events.wait_for(|event| is_ours(event) && event.message == "brokers are back").await;
+    on.ends_well(running, 3).await;
+}
+
+// Nothing is read any more, so only the commit itself can tell that the coordinator is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_stored_is_committed_though_the_leader_of_its_partition_is_gone() {
+    let on = MockStage::new(3).await;
+    on.mock.set_coordinator(&on.stage.group, 1);
+    on.mock.set_leader(&on.stage.topic, 0, Some(3));
+    let running = on.start().await;
+    on.mock.fail_requests(OffsetCommit, &[RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE; 100]);
+    on.three_more().await;
+    let events = Events::capture();
+    on.mock.take_down(MockBrokers::One(3));
+    events.wait_for(|event| event.has("group", &on.stage.group) && event.field("for_secs").is_some()).await;
+
+    on.mock.clear_failures(OffsetCommit);
+
+    on.is_committed(3).await;
+    end(running).await;
 }

@@ -6,7 +6,10 @@ use wharf::{Failure, Identity, Message, Raw, handler};
 
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, key, quick, within};
+use support::kafka::Kafka;
+use support::kafka_admin::unique_name;
 use support::kafka_records::{TestHeader, TestRecord};
+use support::mock_kafka::MockKafka;
 
 /// Key, headers as the store encodes them, payload.
 type Bytes = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
@@ -202,4 +205,21 @@ async fn a_record_from_the_end_of_time_is_a_record() {
 
 fn unique_topic() -> String {
     support::kafka_admin::unique_name("topic")
+}
+
+// A real broker refuses such a batch; a broker that keeps what it is given does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_whose_headers_cannot_be_parsed_is_quarantined() {
+    let mock = MockKafka::start(1);
+    let topic = unique_name("topic");
+    mock.create_topic(&topic, 1);
+    let stage = Stage::about(Kafka::at(mock.brokers()), topic).await;
+    let records = [TestRecord::new("a"), TestRecord::new("b").with_missing_headers(3), TestRecord::new("c")];
+    stage.kafka.produce(&stage.topic, 0, &records).await;
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+    runs.reached(2).await;
+    end(running).await;
+    assert_eq!(stage.quarantined().await, ["headers cannot be read"]);
+    assert_eq!(stage.positions().await, ["0/0", "0/2"]);
 }

@@ -14,6 +14,8 @@ pub struct TestRecord {
     pub key: Option<Vec<u8>>,
     pub payload: Option<Vec<u8>>,
     pub headers: Vec<TestHeader>,
+    /// Headers that the record claims to have beside those, and has not: the block cannot be parsed.
+    pub missing_headers: usize,
     /// Milliseconds since 1970. Default: now.
     pub timestamp_ms: Option<i64>,
 }
@@ -53,13 +55,19 @@ impl TestRecord {
     }
 
     #[must_use]
+    pub fn with_missing_headers(mut self, count: usize) -> TestRecord {
+        self.missing_headers = count;
+        self
+    }
+
+    #[must_use]
     pub fn at(mut self, timestamp_ms: i64) -> TestRecord {
         self.timestamp_ms = Some(timestamp_ms);
         self
     }
 
     fn can_be_said_to_librdkafka(&self) -> bool {
-        self.headers.iter().all(|header| std::str::from_utf8(&header.name).is_ok())
+        self.missing_headers == 0 && self.headers.iter().all(|header| std::str::from_utf8(&header.name).is_ok())
     }
 }
 

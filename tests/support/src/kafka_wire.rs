@@ -102,7 +102,7 @@ fn record_content(record: &TestRecord, number: i64, after_first_ms: i64) -> Vec<
     out.extend(varint(number));
     out.extend(nullable(record.key.as_deref()));
     out.extend(nullable(record.payload.as_deref()));
-    out.extend(varint_length(record.headers.len()));
+    out.extend(varint_length(record.headers.len() + record.missing_headers));
     for TestHeader { name, value } in &record.headers {
         out.extend(nullable(Some(name)));
         out.extend(nullable(value.as_deref()));

@@ -24,3 +24,22 @@ async fn the_audit_tells_lag_and_what_is_not_as_it_should_be() {
     assert_eq!(found["findings"][0]["code"], "committed ahead");
     assert!(program.run(&[&["doctor"], &kafka[..]].concat()).await.stdout.contains("somebody else"), "doctor");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mistyped_group_is_a_problem_and_not_an_empty_table() {
+    let stage = Stage::new(1).await;
+    let program = Program::on(&stage.scene);
+    let found = program.json(&["audit", "--brokers", stage.kafka.brokers(), "--group", "shopp"], 1).await;
+    assert_eq!((&found["findings"][0]["code"], &found["is_well"]), (&"unknown group".into(), &false.into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_shows_what_the_database_says_also_when_kafka_does_not_answer() {
+    let scene = crate::scene::Scene::new().await;
+    let program = Program::on(&scene);
+    let nobody = ["doctor", "--brokers", "127.0.0.1:1", "--group", "shop"];
+    let seen = program.json(&nobody, 3).await;
+    assert!(seen["kafka_error"].as_str().unwrap().contains("cannot ask Kafka about group shop"), "{seen}");
+    assert!(seen["diagnosis"]["symptoms"].is_array() && seen["is_well"] == false, "{seen}");
+    assert!(program.run(&nobody).await.stdout.contains("cannot ask Kafka about group shop"));
+}

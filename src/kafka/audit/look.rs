@@ -1,0 +1,163 @@
+//! What an audit asks Kafka: every leader once about its partitions, and where a few offsets are left, what they are. Every call blocks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::Message;
+use rdkafka::{ClientConfig, Offset};
+
+use super::super::desk::Place;
+use super::super::native::leader::{self, LogEnd};
+use super::super::rebalance::{offsets, partitions};
+use super::{Known, PartitionAudit};
+
+/// How long Kafka may take for each answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// A partition with a longer lag has records for sure: no transaction is all markers.
+const FEW: i64 = 100;
+
+/// What Kafka says of these partitions, and of others of their topics.
+pub(super) fn look(config: &ClientConfig, known: Vec<Known>) -> KafkaResult<Vec<PartitionAudit>> {
+    let consumer: BaseConsumer = config.create()?;
+    // The group may read other clusters into the same database.
+    let cluster_id = consumer.client().fetch_cluster_id(ANSWER_WAIT);
+    let is_here = |one: &Known| one.cluster_id.is_empty() || cluster_id.as_ref().is_none_or(|id| *id == one.cluster_id);
+    let known: Vec<Known> = known.into_iter().filter(is_here).collect();
+    let topic_ids: HashMap<Place, String> =
+        known.iter().filter_map(|one| Some((place(&one.audit), one.topic_id.clone()?))).collect();
+    let mut audited: Vec<PartitionAudit> = known.into_iter().map(|one| one.audit).collect();
+    let mut topics: Vec<String> = audited.iter().map(|partition| partition.topic.clone()).collect();
+    topics.dedup();
+    if topics.is_empty() && cluster_id.is_none() {
+        // Nothing to compare; but nobody there is not the same as all well.
+        return Err(KafkaError::MetadataFetch(RDKafkaErrorCode::AllBrokersDown));
+    }
+    let mut by_leader: HashMap<i32, Vec<Place>> = HashMap::new();
+    for topic in topics {
+        let metadata = consumer.fetch_metadata(Some(&topic), ANSWER_WAIT)?;
+        let topic: Arc<str> = topic.into();
+        for partition in metadata.topics().iter().flat_map(|topic| topic.partitions()) {
+            if !audited.iter().any(|known| *known.topic == *topic && known.partition == partition.id()) {
+                audited.push(PartitionAudit::unknown(&topic, partition.id()));
+            }
+            if partition.leader() >= 0 {
+                by_leader.entry(partition.leader()).or_default().push((Arc::clone(&topic), partition.id()));
+            }
+        }
+    }
+    audited.sort_unstable_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
+    for (leader, places) in by_leader {
+        ask(&consumer, leader, &places, &mut audited, &topic_ids);
+    }
+    committed(&consumer, &mut audited)?;
+    drop(consumer);
+    peek_at_ends(config, &mut audited)?;
+    Ok(audited)
+}
+
+fn place(audit: &PartitionAudit) -> Place {
+    (audit.topic.as_str().into(), audit.partition)
+}
+
+fn ask(
+    consumer: &BaseConsumer,
+    leader: i32,
+    places: &[Place],
+    audited: &mut [PartitionAudit],
+    topic_ids: &HashMap<Place, String>,
+) {
+    let answers = leader::ask(consumer, leader, places, ANSWER_WAIT);
+    let stable = leader::log_ends(consumer, places, LogEnd::Committed, ANSWER_WAIT);
+    let stable: HashMap<&Place, i64> =
+        places.iter().zip(stable).filter_map(|(place, end)| Some((place, end.ok()?))).collect();
+    for audit in audited {
+        let place = place(audit);
+        let Some(Ok(watermarks)) = answers.watermarks.get(&place) else { continue };
+        audit.watermarks = Some((watermarks.low, watermarks.high));
+        audit.open_transaction = stable.get(&place).copied().filter(|stable| *stable < watermarks.high);
+        let there = answers.topic_ids.get(&place.0).and_then(Option::as_ref);
+        audit.is_made_anew = there.zip(topic_ids.get(&place)).is_some_and(|(there, read)| there != read);
+    }
+}
+
+fn committed(consumer: &BaseConsumer, audited: &mut [PartitionAudit]) -> KafkaResult<()> {
+    let places: Vec<Place> = audited.iter().map(place).collect();
+    let Some(list) = partitions(&places) else { return Ok(()) };
+    let committed = consumer.committed_offsets(list, ANSWER_WAIT)?;
+    for (partition, element) in audited.iter_mut().zip(committed.elements()) {
+        partition.committed = match element.offset() {
+            Offset::Offset(offset) => Some(offset),
+            _ => None,
+        };
+    }
+    Ok(())
+}
+
+/// Where few offsets are left: whether they are records at all. Where a transaction is open: since when.
+fn peek_at_ends(config: &ClientConfig, audited: &mut [PartitionAudit]) -> KafkaResult<()> {
+    let is_short = |one: &&PartitionAudit| one.lag().is_some_and(|lag| (1..=FEW).contains(&lag));
+    let left: Vec<(Place, i64)> = audited
+        .iter()
+        .filter(is_short)
+        .filter(|one| one.open_transaction.is_none() && !one.is_made_anew)
+        .filter_map(|one| Some((place(one), one.next_offset?.max(one.watermarks?.0))))
+        .collect();
+    let open: Vec<(Place, i64)> = audited.iter().filter_map(|one| Some((place(one), one.open_transaction?))).collect();
+    let left = peek(config, "read_committed", &left)?;
+    let open = peek(config, "read_uncommitted", &open)?;
+    for audit in audited {
+        let place = place(audit);
+        audit.is_read_out = matches!(left.get(&place), Some(Peeked::End));
+        audit.open_since = match open.get(&place) {
+            Some(Peeked::Record(at)) => *at,
+            Some(Peeked::End) | None => None,
+        };
+    }
+    Ok(())
+}
+
+/// What comes next in a partition.
+enum Peeked {
+    /// A record, of this time.
+    Record(Option<SystemTime>),
+    End,
+}
+
+/// Looks what comes next at each of these offsets; what does not come in time is missing. Topic by topic, because the end of a partition is told
+/// without its topic.
+fn peek(config: &ClientConfig, isolation: &str, starts: &[(Place, i64)]) -> KafkaResult<HashMap<Place, Peeked>> {
+    let mut peeked = HashMap::new();
+    let mut topics: Vec<&Arc<str>> = starts.iter().map(|((topic, _), _)| topic).collect();
+    topics.dedup();
+    for topic in topics {
+        let mut config = config.clone();
+        config.set("isolation.level", isolation).set("enable.partition.eof", "true");
+        let consumer: BaseConsumer = config.create()?;
+        let starts: Vec<_> = starts.iter().filter(|((of, _), _)| of == topic).cloned().collect();
+        let list = offsets(&starts).unwrap_or_default();
+        consumer.assign(&list)?;
+        let deadline = Instant::now() + ANSWER_WAIT;
+        let mut missing = starts.len();
+        while missing > 0 && Instant::now() < deadline {
+            let (partition, seen) = match consumer.poll(deadline.saturating_duration_since(Instant::now())) {
+                Some(Ok(message)) => {
+                    let millis = message.timestamp().to_millis().and_then(|millis| u64::try_from(millis).ok());
+                    let at = millis.map(|millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis));
+                    (message.partition(), Peeked::Record(at))
+                }
+                Some(Err(KafkaError::PartitionEOF(partition))) => (partition, Peeked::End),
+                Some(Err(_)) => continue,
+                None => break,
+            };
+            let place = (Arc::clone(topic), partition);
+            if let std::collections::hash_map::Entry::Vacant(vacant) = peeked.entry(place) {
+                vacant.insert(seen);
+                missing -= 1;
+            }
+        }
+    }
+    Ok(peeked)
+}
