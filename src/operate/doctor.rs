@@ -15,6 +15,8 @@ use crate::types::{HandlerStatus, ProcessorStatus};
 const TRANSACTION_SECS_MAX: f64 = 600.0;
 /// Work that has been due for longer although somebody runs the handler is slow.
 const DUE_SECS_MAX: f64 = 300.0;
+/// A handler without a timeout that runs for longer may hang for ever, and keeps a slot.
+const RUN_SECS_MAX: f64 = 600.0;
 /// A running inbox takes up a replay of the quarantine within seconds.
 const REPLAY_SECS_MAX: f64 = 60.0;
 /// Dead rows beyond this, and beyond the live ones, make every statement walk.
@@ -214,6 +216,19 @@ impl Symptoms {
         if report.is_intake_open == Some(false) {
             let advice = "it goes on by itself: the database is slow or away, or the backlog is over its limits";
             self.problem("intake closed", format!("{name} reads nothing from Kafka"), advice);
+        }
+        if let Some(run) = report
+            .longest_run
+            .as_ref()
+            .filter(|run| run.secs > run.timeout_secs.map_or(RUN_SECS_MAX, |timeout| timeout * 2.0))
+        {
+            let message = run.message_id.as_deref().unwrap_or("a message that is gone");
+            let what = format!("{name} has been running {message} of {} for {}", run.handler_key, secs(run.secs));
+            let advice = match run.timeout_secs {
+                Some(_) => "its timeout is over: the handler blocks its thread; restart the process",
+                None => "give the handler a timeout if it hangs; a restart runs the delivery again",
+            };
+            self.warning("long run", what, advice);
         }
         if report.pool_waiting > 0 && report.pool_in_use >= report.pool_size {
             let what =

@@ -241,7 +241,9 @@ impl<B: Backend> Claimer<B> {
                 continue;
             };
             self.engine.tell_claimed(&delivery);
-            match delivery.crashes >= self.engine.limits.solo_from() {
+            let limits = &self.engine.limits;
+            let is_suspect = delivery.crashes >= limits.solo_from() || delivery.troubles >= limits.solo_from_troubles();
+            match is_suspect {
                 true => sorted.suspects.push(delivery),
                 false => sorted.starts.push(Start { claimed: delivery, slot }),
             }

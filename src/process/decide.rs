@@ -16,6 +16,16 @@ pub(crate) enum Answer {
     Panicked(String),
     TimedOut(Duration),
     Stopped(StopReason),
+    /// The store failed under the handler, or before the handler could be asked.
+    StoreFailed(StoreFailure),
+}
+
+/// How the store failed.
+#[derive(Debug)]
+pub(crate) struct StoreFailure {
+    pub(crate) error: String,
+    /// Whether it is held against the delivery: see `trouble.rs`.
+    pub(crate) is_counted: bool,
 }
 
 /// Why a running handler was stopped from outside.
@@ -27,17 +37,19 @@ pub(crate) enum StopReason {
     LeaseEnding,
     /// The inbox is shutting down.
     Shutdown,
-    /// The store was in the way of a transaction.
-    StoreTrouble,
 }
 
-/// How long a delivery waits after trouble of our own: without it, trouble that lasts would be a busy loop.
+/// How long a delivery waits after the first trouble of the store; doubled for each that follows.
 const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
+const TROUBLE_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 /// What is known of the delivery and its handler when the answer comes.
 pub(crate) struct Circumstances<'a> {
     /// Failures charged before this attempt.
     pub(crate) errors: i32,
+    /// Troubles of the store counted before this attempt, in a row.
+    pub(crate) troubles: i32,
+    pub(crate) trouble_limit: u32,
     pub(crate) policy: &'a RetryPolicy,
     /// Drawn from 0..1.
     pub(crate) chance: f64,
@@ -81,9 +93,21 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
         Answer::Panicked(message) => failed(&format!("panicked: {message}"), None),
         Answer::TimedOut(after) => failed(&format!("timed out after {}", humantime::format_duration(after)), None),
         Answer::Stopped(StopReason::LeaseEnding | StopReason::Shutdown) => Outcome::Released,
-        Answer::Stopped(StopReason::StoreTrouble) => Outcome::Snoozed { after: TROUBLE_PAUSE },
+        Answer::StoreFailed(failure) => troubled(&failure, circumstances),
         Answer::Stopped(StopReason::ClaimLost) => return None,
     })
+}
+
+/// No retry is consumed. What is counted ends in poison, so that nothing is tried for ever.
+fn troubled(failure: &StoreFailure, circumstances: &Circumstances<'_>) -> Outcome {
+    let troubles = circumstances.troubles.max(0).saturating_add(i32::from(failure.is_counted));
+    let error = circumstances.clean(&failure.error);
+    if failure.is_counted && troubles.unsigned_abs() >= circumstances.trouble_limit {
+        return Outcome::Poisoned { reason: PoisonReason::StoreTrouble, error: Some(error), charged: false };
+    }
+    let doublings = troubles.unsigned_abs().saturating_sub(1).min(16);
+    let after = (TROUBLE_PAUSE * (1 << doublings)).min(TROUBLE_PAUSE_MAX);
+    Outcome::Troubled { after, troubles, error }
 }
 
 #[cfg(test)]
@@ -92,7 +116,39 @@ mod tests {
     use proptest::prelude::*;
 
     fn decide_with(answer: Answer, errors: i32, policy: &RetryPolicy) -> Option<Outcome> {
-        decide(answer, &Circumstances { errors, policy, chance: 0.5, error_chars_max: 20, redact: None })
+        decide(answer, &circumstances(errors, 0, policy))
+    }
+
+    fn circumstances(errors: i32, troubles: i32, policy: &RetryPolicy) -> Circumstances<'_> {
+        let (trouble_limit, error_chars_max) = (5, 20);
+        Circumstances { errors, troubles, trouble_limit, policy, chance: 0.5, error_chars_max, redact: None }
+    }
+
+    fn after_trouble(troubles: i32, is_counted: bool) -> Outcome {
+        let failure = StoreFailure { error: "gone".to_owned(), is_counted };
+        decide(Answer::StoreFailed(failure), &circumstances(0, troubles, &RetryPolicy::never())).unwrap()
+    }
+
+    #[test]
+    fn counted_trouble_leads_to_growing_pauses_and_then_to_poison() {
+        let pauses: Vec<u64> = (0..4)
+            .map(|troubles| match after_trouble(troubles, true) {
+                Outcome::Troubled { after, troubles: counted, .. } if counted == troubles + 1 => after.as_secs(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 8]);
+        let poisoned =
+            Outcome::Poisoned { reason: PoisonReason::StoreTrouble, error: Some("gone".to_owned()), charged: false };
+        assert_eq!(after_trouble(4, true), poisoned);
+    }
+
+    #[test]
+    fn trouble_that_is_not_counted_never_poisons() {
+        for troubles in [0, 4, i32::MAX] {
+            let outcome = after_trouble(troubles, false);
+            assert!(matches!(outcome, Outcome::Troubled { troubles: kept, .. } if kept == troubles), "{outcome:?}");
+        }
     }
 
     #[test]
@@ -121,8 +177,6 @@ mod tests {
         for reason in [StopReason::LeaseEnding, StopReason::Shutdown] {
             assert_eq!(decide_with(Answer::Stopped(reason), 99, &policy), Some(Outcome::Released));
         }
-        let later = Outcome::Snoozed { after: TROUBLE_PAUSE };
-        assert_eq!(decide_with(Answer::Stopped(StopReason::StoreTrouble), 99, &policy), Some(later));
         assert_eq!(decide_with(Answer::Stopped(StopReason::ClaimLost), 0, &policy), None);
     }
 

@@ -12,6 +12,7 @@ use super::gate::Gate;
 use super::in_flight::InFlight;
 use super::lane::Lane;
 use super::outcomes::Outcomes;
+use super::trouble::Troubles;
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed};
 use crate::store::{Backend, Store};
 use crate::telemetry::{events, events::Subject};
@@ -34,6 +35,8 @@ pub(crate) struct Engine<B: Backend> {
     pub(super) runtime: Handle,
     pub(super) phase: watch::Sender<Phase>,
     pub(super) gate: Gate,
+    /// Whose fault it is when the store fails under a handler.
+    pub(super) troubles: Troubles,
     /// What has ended that must not.
     failure: watch::Sender<Option<String>>,
     /// Whether records are read from Kafka; none without Kafka. A std mutex: nothing awaits while holding it.
@@ -64,6 +67,7 @@ impl<B: Backend> Engine<B> {
             runtime: Handle::current(),
             phase: watch::channel(Phase::Running).0,
             gate: Gate::default(),
+            troubles: Troubles::default(),
             failure: watch::channel(None).0,
             intake: Mutex::default(),
         }
@@ -160,8 +164,14 @@ impl<B: Backend> Engine<B> {
     }
 
     pub(super) fn claim_request(&self, asks: &[Ask], scope: ClaimScope) -> ClaimRequest {
-        let (asks, lease) = (asks.to_vec(), self.limits.lease);
-        ClaimRequest { processor: self.processor, lease, asks, scope, solo_from: self.limits.solo_from() }
+        ClaimRequest {
+            processor: self.processor,
+            lease: self.limits.lease,
+            asks: asks.to_vec(),
+            scope,
+            solo_from: self.limits.solo_from(),
+            solo_from_troubles: self.limits.solo_from_troubles(),
+        }
     }
 
     /// A claim as the subject of an event.

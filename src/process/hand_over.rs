@@ -102,5 +102,5 @@ fn handed_over<B: Backend>(slot: Slot<B>, message_seq: i64, message: &Arc<Stored
     let claim = ClaimId { message_seq, handler_id: slot.lane.ids.current, attempt };
     events::handed_over(Subject { message_id: Some(&message.id), handler: slot.lane.key.as_str(), attempt });
     let message = Some(Arc::clone(message));
-    Start { claimed: Claimed { claim, errors: 0, crashes: 0, due_at: Stamp(0), message }, slot }
+    Start { claimed: Claimed { claim, errors: 0, crashes: 0, troubles: 0, due_at: Stamp(0), message }, slot }
 }

@@ -31,6 +31,7 @@ type List = HashMap<ClaimId, Entry, BuildHasherDefault<Mix>>;
 struct Entry {
     /// For the events about it. Not the message: its payload may be large and is not needed any more.
     message_id: Option<Arc<str>>,
+    started_at: Instant,
     /// When the lock ends at the earliest, by this process's own clock.
     lease_ends: Instant,
     /// Stops the handler.
@@ -55,7 +56,7 @@ impl InFlight {
             // Half as long again: the timeout itself ends every handler that yields.
             let overruns_at = timeout.and_then(|timeout| now.checked_add(timeout.saturating_add(timeout / 2)));
             let message_id = claimed.message.as_ref().map(|message| Arc::clone(&message.id));
-            let entry = Entry { message_id, lease_ends, leash: Arc::clone(&leash), overruns_at };
+            let entry = Entry { message_id, started_at: now, lease_ends, leash: Arc::clone(&leash), overruns_at };
             list.insert(claimed.claim, entry);
             leashes.push(leash);
         }
@@ -134,6 +135,14 @@ impl InFlight {
             (*claim, entry.message_id.clone())
         })
         .collect()
+    }
+
+    /// The claim whose handler has been running longest, its message's id, and for how long.
+    pub(crate) fn longest(&self, now: Instant) -> Option<(ClaimId, Option<Arc<str>>, Duration)> {
+        let list = self.lock();
+        let running = list.iter().filter(|(_, entry)| !entry.leash.has_returned());
+        let (claim, entry) = running.min_by_key(|(_, entry)| entry.started_at)?;
+        Some((*claim, entry.message_id.clone(), now.saturating_duration_since(entry.started_at)))
     }
 
     /// The handler on this leash has returned: nothing left to stop, the claim stays until the outcome is written.

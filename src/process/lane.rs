@@ -66,7 +66,7 @@ impl<B: Backend> Lane<B> {
         match outcome {
             Outcome::Done | Outcome::Discarded { .. } => self.done.fetch_add(1, Ordering::Relaxed),
             Outcome::Retry { .. } | Outcome::Poisoned { .. } => self.failed.fetch_add(1, Ordering::Relaxed),
-            Outcome::Snoozed { .. } | Outcome::Released => return,
+            Outcome::Snoozed { .. } | Outcome::Troubled { .. } | Outcome::Released => return,
         };
     }
 

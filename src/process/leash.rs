@@ -22,7 +22,6 @@ const RETURNED: u8 = 1;
 const CLAIM_LOST: u8 = 2;
 const LEASE_ENDING: u8 = 3;
 const SHUTDOWN: u8 = 4;
-const STORE_TROUBLE: u8 = 5;
 
 impl Leash {
     /// Tells the handler to stop, unless it was told before or has returned.
@@ -31,7 +30,6 @@ impl Leash {
             StopReason::ClaimLost => CLAIM_LOST,
             StopReason::LeaseEnding => LEASE_ENDING,
             StopReason::Shutdown => SHUTDOWN,
-            StopReason::StoreTrouble => STORE_TROUBLE,
         };
         if self.state.compare_exchange(RUNNING, told, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.run.wake();
@@ -44,7 +42,6 @@ impl Leash {
             CLAIM_LOST => Some(StopReason::ClaimLost),
             LEASE_ENDING => Some(StopReason::LeaseEnding),
             SHUTDOWN => Some(StopReason::Shutdown),
-            STORE_TROUBLE => Some(StopReason::StoreTrouble),
             _ => None,
         }
     }

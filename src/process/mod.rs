@@ -21,6 +21,7 @@ mod run;
 mod settle;
 mod solo;
 mod transact;
+mod trouble;
 mod upkeep;
 
 pub(crate) use lane::{Lane, Redact};

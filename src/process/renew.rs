@@ -39,8 +39,9 @@ async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
     let mut claims = engine.in_flight.claims();
     claims.sort_unstable();
     for part in claims.chunks(RENEW_ROWS_MAX) {
-        match engine.store.backend.renew(part, engine.limits.lease).await {
+        match engine.store.backend.renew(engine.processor, part, engine.limits.lease).await {
             Ok(renewal) => {
+                engine.troubles.work_succeeded();
                 engine.in_flight.renewed(&renewal.renewed, renewal.sent_at + engine.limits.lease);
                 for claim in renewal.lost {
                     lost(engine, claim);

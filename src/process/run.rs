@@ -43,7 +43,10 @@ impl<B: Backend> Run<B> {
         drop(slot);
         engine.freed.notify_one();
         match outcome {
-            Some(Settled::Now(outcome)) => events::decided(engine.subject_of(&claimed), &outcome),
+            Some(Settled::Now(outcome)) => {
+                engine.troubles.work_succeeded();
+                events::decided(engine.subject_of(&claimed), &outcome);
+            }
             // Told by the settler, once it is written.
             Some(Settled::Later(outcome)) => held.pass_on(outcome),
             None => events::claim_lost(engine.subject_of(&claimed)),
@@ -90,6 +93,8 @@ async fn outcome<B: Backend>(
     }
     let circumstances = Circumstances {
         errors: claimed.errors,
+        troubles: claimed.troubles,
+        trouble_limit: engine.limits.trouble_limit,
         policy: &lane.retry,
         chance: rand::random(),
         error_chars_max: engine.limits.error_chars_max,

@@ -95,7 +95,7 @@ async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement
         if part.is_empty() {
             continue;
         }
-        match engine.store.backend.settle(&part).await {
+        match engine.store.backend.settle(engine.processor, &part).await {
             Ok(lost) => written(&engine, &part, &lost),
             Err(error) => {
                 // The server refused the batch, perhaps because of a single row: find out which. With the connection gone there is
@@ -132,8 +132,11 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
             continue;
         }
         events::decided(subject, &settlement.outcome);
+        engine.troubles.settled(&settlement.outcome);
         match &settlement.outcome {
-            Outcome::Retry { after, .. } | Outcome::Snoozed { after } => wake_after(engine, *after),
+            Outcome::Retry { after, .. } | Outcome::Snoozed { after } | Outcome::Troubled { after, .. } => {
+                wake_after(engine, *after);
+            }
             Outcome::Released => engine.wake.notify_one(),
             Outcome::Done | Outcome::Discarded { .. } | Outcome::Poisoned { .. } => {}
         }

@@ -1,7 +1,8 @@
 //! Runs alone what must not be part of one more crash, so that one delivery which kills its process takes no innocent with it.
 //!
 //! The first crash of a delivery may well be another's doing or an operator's; it is run again like any other. When its next crash
-//! would poison it, it has to be its own: it runs alone.
+//! would poison it, it has to be its own: it runs alone. So does a delivery under which the store fails again and again: a statement that
+//! crashes its server takes every other session with it.
 //!
 //! Nothing else is claimed, handed over or left running while a suspect has its turn. What is not having its turn is not held: a
 //! claim that is held when the process dies would be charged as well. After a turn, ordinary work gets as much time as it took.
@@ -98,7 +99,7 @@ async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed
 
 /// Writes what became of deliveries that were claimed and did not run.
 async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settlements: &[Settlement]) -> Result<()> {
-    let lost = engine.store.backend.settle(settlements).await?;
+    let lost = engine.store.backend.settle(engine.processor, settlements).await?;
     for (delivery, settlement) in deliveries.iter().zip(settlements) {
         let subject = engine.subject_of(delivery);
         match lost.contains(&settlement.claim) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use super::decide::{Answer, StopReason};
+use super::decide::{Answer, StopReason, StoreFailure};
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
 use super::leash::Leash;
@@ -18,7 +18,7 @@ use crate::store::Backend;
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
 use crate::telemetry::{events, events::Subject};
-use crate::types::{Backoff, StoredMessage};
+use crate::types::{Backoff, Error, StoredMessage};
 
 pub(super) enum TxEnd {
     /// The handler's writes and `done` are durable.
@@ -47,7 +47,9 @@ pub(super) async fn run<B: Backend>(
             let end = match &handled {
                 Answer::Finished(Ok(())) => WorkEnd::Commit,
                 Answer::Finished(Err(_)) => WorkEnd::RollBack,
-                Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) => WorkEnd::Abandon,
+                Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => {
+                    WorkEnd::Abandon
+                }
             };
             // Nobody listens only when the whole run was dropped.
             let _ = answer.send(handled);
@@ -55,7 +57,7 @@ pub(super) async fn run<B: Backend>(
         }
         .boxed()
     });
-    let transacted = engine.store.backend.transact(claim, work).await;
+    let transacted = engine.store.backend.transact(engine.processor, claim, work).await;
     match transacted {
         Transacted::Committed => TxEnd::Committed,
         Transacted::ClaimLost => TxEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
@@ -63,7 +65,7 @@ pub(super) async fn run<B: Backend>(
         // The handler's own word, given before the transaction was rolled back; if it was never asked, the claim is given back.
         Transacted::RolledBack => match answered.await {
             Ok(answer) => TxEnd::Answer(answer),
-            Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::StoreTrouble)),
+            Err(_) => TxEnd::Answer(not_asked(&Error::stopped("the transaction ended before the handler began"))),
         },
         Transacted::Failed(error) => {
             events::store_trouble("transact", &error);
@@ -72,7 +74,11 @@ pub(super) async fn run<B: Backend>(
                 Ok(Answer::Finished(Err(failure))) if failure.wish != Wish::Retry => {
                     TxEnd::Answer(Answer::Finished(Err(failure)))
                 }
-                Ok(_) | Err(_) => TxEnd::Answer(Answer::Stopped(StopReason::StoreTrouble)),
+                Ok(_) => {
+                    let is_counted = engine.troubles.is_counted(claim);
+                    TxEnd::Answer(Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted }))
+                }
+                Err(_) => TxEnd::Answer(not_asked(&error)),
             }
         }
         Transacted::InDoubt => {
@@ -84,6 +90,11 @@ pub(super) async fn run<B: Backend>(
             resolve(engine, claim).await
         }
     }
+}
+
+/// The store failed before the handler was asked: it cannot be the delivery's doing.
+fn not_asked(error: &Error) -> Answer {
+    Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: false })
 }
 
 /// Asks the row until it answers. The claim is renewed meanwhile, so nobody runs the handler again.

@@ -9,7 +9,7 @@ use crate::store::Backend;
 use crate::store::operating::Returned;
 use crate::store::seam::Enrolment;
 use crate::telemetry::events;
-use crate::types::{Limits, ProcessorReport, Rate, jittered};
+use crate::types::{Limits, LongestRun, ProcessorReport, Rate, jittered};
 
 /// How long a processor counts as alive after a sign of life. Shorter than a lease, so that a dead one is known to be dead when its
 /// locks run out; two signs of life within it, so that one may be late.
@@ -63,8 +63,20 @@ fn report<B: Backend>(engine: &Engine<B>, since: Duration) -> String {
         pool_in_use: pool.in_use,
         pool_size: pool.size,
         pool_waiting: pool.waiting,
+        longest_run: longest_run(engine),
     };
     serde_json::to_string(&report).unwrap_or_else(|_| "{}".to_owned())
+}
+
+fn longest_run<B: Backend>(engine: &Engine<B>) -> Option<LongestRun> {
+    let (claim, message_id, running_for) = engine.in_flight.longest(Instant::now())?;
+    let lane = engine.lane_of(claim.handler_id).ok()?;
+    Some(LongestRun {
+        handler_key: lane.key.as_str().to_owned(),
+        message_id: message_id.map(|id| id.to_string()),
+        secs: running_for.as_secs_f64(),
+        timeout_secs: lane.timeout.map(|timeout| timeout.as_secs_f64()),
+    })
 }
 
 /// Notes which handlers are paused; returns whether one goes on that was.
@@ -83,6 +95,7 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: Str
     let processor = Enrolment { name, handler_ids, ttl: alive_for(&engine.limits), report };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
+            engine.troubles.work_succeeded();
             if note_paused(&engine.lanes, &paused) {
                 engine.wake.notify_one();
             }

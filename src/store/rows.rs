@@ -16,7 +16,7 @@ use crate::types::{Headers, Position, Record, StoredMessage};
 rows! {
     /// A claimed delivery and its message. The message's columns are NULL when its row is gone.
     ClaimRow<S> {
-        claim: ClaimId, errors: i32, crashes: i32, due_at: S, id: Option<SharedText>, source: Option<String>,
+        claim: ClaimId, errors: i32, crashes: i32, troubles: i32, due_at: S, id: Option<SharedText>, source: Option<String>,
         topic: Option<String>, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>, key: Option<Vec<u8>>,
         headers: Option<Vec<u8>>, payload: Option<Vec<u8>>,
     }
@@ -59,7 +59,7 @@ pub(super) fn claims<S: DatabaseStamp>(rows: Vec<ClaimRow<S>>) -> Vec<Claimed> {
 }
 
 fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Claimed {
-    let ClaimRow { claim, errors, crashes, due_at, partition, offset, .. } = row;
+    let ClaimRow { claim, errors, crashes, troubles, due_at, partition, offset, .. } = row;
     let message = match (row.id, row.source, row.topic) {
         (Some(SharedText(id)), Some(source), Some(topic)) => {
             if *topic != **last_topic {
@@ -81,7 +81,7 @@ fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Cla
         // The columns are NOT NULL, so there is no message row.
         (_, _, _) => None,
     };
-    Claimed { claim, errors, crashes, due_at: due_at.to_stamp(), message }
+    Claimed { claim, errors, crashes, troubles, due_at: due_at.to_stamp(), message }
 }
 
 pub(super) fn record<S: DatabaseStamp>(row: RecordRow<S>) -> Record {

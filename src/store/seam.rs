@@ -62,18 +62,28 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Takes due deliveries for this processor, at most as many as asked for.
     fn claim(&self, request: &ClaimRequest) -> impl Future<Output = Result<Claims>> + Send;
 
-    /// Writes outcomes, each only while its claim is current. Returns the claims that were lost.
-    fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
+    /// Writes outcomes of this processor, each only while its claim is current. Returns the claims that were lost.
+    fn settle(&self, processor: i32, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
 
     /// Gives back deliveries that this processor inserted as claimed (attempt 1) without ever learning that it had.
     fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32)
     -> impl Future<Output = Result<()>> + Send;
 
-    /// Extends claims that are still current.
-    fn renew(&self, claims: &[ClaimId], lease: Duration) -> impl Future<Output = Result<Renewal>> + Send;
+    /// Extends claims of this processor that are still current. Answers within a quarter of the lease, or fails.
+    fn renew(
+        &self,
+        processor: i32,
+        claims: &[ClaimId],
+        lease: Duration,
+    ) -> impl Future<Output = Result<Renewal>> + Send;
 
-    /// Runs `work` in a transaction and settles the claim as done in the same transaction.
-    fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> impl Future<Output = Transacted> + Send;
+    /// Runs `work` in a transaction and settles the processor's claim as done in the same transaction.
+    fn transact(
+        &self,
+        processor: i32,
+        claim: ClaimId,
+        work: TxWork<Self::Connection>,
+    ) -> impl Future<Output = Transacted> + Send;
 
     /// What a transaction whose COMMIT was never answered came to, once the database can tell.
     fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;
@@ -203,6 +213,8 @@ pub struct ClaimRequest {
     pub scope: ClaimScope,
     /// Deliveries with this many crashes have to run alone.
     pub solo_from: i32,
+    /// Deliveries with this many troubles have to run alone.
+    pub solo_from_troubles: i32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,6 +242,8 @@ pub struct Claimed {
     pub claim: ClaimId,
     pub errors: i32,
     pub crashes: i32,
+    /// Runs in a row that the store made fail.
+    pub troubles: i32,
     pub due_at: Stamp,
     /// `None` when the message row is gone.
     pub(crate) message: Option<Arc<StoredMessage>>,

@@ -20,20 +20,36 @@ pub(super) struct Written<'a> {
     pub(super) delay: Option<Duration>,
     pub(super) is_charged: bool,
     pub(super) keeps_crashes: bool,
+    /// Runs in a row that the store made fail; `None`: as before.
+    pub(super) troubles: Option<i32>,
     pub(super) reason: Option<&'a str>,
     pub(super) error: Option<&'a str>,
 }
 
 impl<'a> From<&'a Outcome> for Written<'a> {
     fn from(outcome: &'a Outcome) -> Self {
-        let open =
-            Written { status: OPEN, delay: None, is_charged: false, keeps_crashes: false, reason: None, error: None };
+        let open = Written {
+            status: OPEN,
+            delay: None,
+            is_charged: false,
+            keeps_crashes: false,
+            troubles: None,
+            reason: None,
+            error: None,
+        };
         match outcome {
             Outcome::Done => Written { status: DONE, ..open },
-            Outcome::Retry { after, error } => {
-                Written { delay: Some((*after).min(DELAY_MAX)), is_charged: true, error: Some(error), ..open }
+            Outcome::Retry { after, error } => Written {
+                delay: Some((*after).min(DELAY_MAX)),
+                is_charged: true,
+                troubles: Some(0),
+                error: Some(error),
+                ..open
+            },
+            Outcome::Snoozed { after } => Written { delay: Some((*after).min(DELAY_MAX)), troubles: Some(0), ..open },
+            Outcome::Troubled { after, troubles, error } => {
+                Written { delay: Some((*after).min(DELAY_MAX)), troubles: Some(*troubles), error: Some(error), ..open }
             }
-            Outcome::Snoozed { after } => Written { delay: Some((*after).min(DELAY_MAX)), ..open },
             Outcome::Discarded { reason } => Written { status: DISCARDED, reason: Some(reason), ..open },
             Outcome::Poisoned { reason, error, charged } => Written {
                 status: POISONED,

@@ -319,6 +319,18 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
             about!(info, "wharf::process", subject, after_ms = as_millis(*after), error, "retried");
         }
         Outcome::Snoozed { after } => about!(debug, "wharf::process", subject, after_ms = as_millis(*after), "snoozed"),
+        Outcome::Troubled { after, troubles, error } => {
+            let error = sanitize::text(error, ERROR_CHARS_MAX);
+            about!(
+                warn,
+                "wharf::process",
+                subject,
+                after_ms = as_millis(*after),
+                troubles = *troubles,
+                error,
+                "troubled"
+            );
+        }
         Outcome::Discarded { reason } => {
             let reason = sanitize::text(reason, ERROR_CHARS_MAX);
             about!(info, "wharf::process", subject, reason, "discarded");

@@ -31,6 +31,11 @@ pub struct Limits {
     /// Process deaths in a row a delivery may be part of before it is poisoned as `crashed`. When one more would poison it, it is
     /// run alone, so that none is poisoned for another's doing. Default: 3. With 1, everything a dying process was running is.
     pub crash_limit: u32,
+    /// Runs in a row that the store itself may make fail (a lost session, a serialization conflict) before the delivery is poisoned as
+    /// `store trouble`. They consume no retry. The pauses between them grow from one second to five minutes, and from half of the limit on
+    /// the delivery runs alone. While other deliveries fail as well and nothing succeeds, nothing is counted: then the database is in
+    /// trouble, not the delivery. Default: 8, which takes two minutes.
+    pub trouble_limit: u32,
     /// How long a delivery may wait for a handler key that no live processor knows before it is poisoned. Default: 1 h, so
     /// that a rolling deploy or a rollback poisons nothing; 0 poisons as soon as it is noticed.
     pub unknown_key_grace: Duration,
@@ -80,6 +85,7 @@ setters!(Limits {
     lease: Duration,
     poll: Duration,
     crash_limit: u32,
+    trouble_limit: u32,
     unknown_key_grace: Duration,
     accept_batch_rows: usize,
     accept_batch_bytes: usize,
@@ -106,6 +112,7 @@ impl Default for Limits {
             lease: Duration::from_secs(30),
             poll: Duration::from_secs(1),
             crash_limit: 3,
+            trouble_limit: 8,
             unknown_key_grace: Duration::from_secs(60 * 60),
             accept_batch_rows: 1_000,
             accept_batch_bytes: 4 << 20,
@@ -145,6 +152,7 @@ impl Limits {
             "lease" => self.lease = duration(name, text)?,
             "poll" => self.poll = duration(name, text)?,
             "crash_limit" => self.crash_limit = number(name, text)?,
+            "trouble_limit" => self.trouble_limit = number(name, text)?,
             "unknown_key_grace" => self.unknown_key_grace = duration(name, text)?,
             "accept_batch_rows" => self.accept_batch_rows = number(name, text)?,
             "accept_batch_bytes" => self.accept_batch_bytes = number(name, text)?,
@@ -172,6 +180,11 @@ impl Limits {
         i32::try_from(self.crash_limit).unwrap_or(i32::MAX).saturating_sub(1).max(1)
     }
 
+    /// Troubles from which on a delivery has to run alone: half of the limit.
+    pub(crate) fn solo_from_troubles(&self) -> i32 {
+        i32::try_from(self.trouble_limit / 2).unwrap_or(i32::MAX).max(1)
+    }
+
     /// Every reason why these limits cannot work.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
@@ -187,6 +200,7 @@ impl Limits {
         );
         refuse(self.poll < Duration::from_millis(1), "poll is at least 1ms");
         refuse(self.crash_limit == 0, "crash_limit is at least 1");
+        refuse(self.trouble_limit == 0, "trouble_limit is at least 1");
         refuse(!(1..=10_000).contains(&self.accept_batch_rows), "accept_batch_rows is 1 to 10000");
         refuse(self.accept_batch_bytes == 0, "accept_batch_bytes is at least 1");
         refuse(self.accept_queue_rows == 0, "accept_queue_rows is at least 1");

@@ -41,8 +41,8 @@ pub use purged::{Purgeable, Purged};
 pub use receipt::Receipt;
 pub use record::{Position, Record};
 pub use rows::{
-    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HistoryEntry, ProcessorReport, ProcessorStatus,
-    QuarantineDetails, QuarantineSummary, Rate,
+    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HistoryEntry, LongestRun, ProcessorReport,
+    ProcessorStatus, QuarantineDetails, QuarantineSummary, Rate,
 };
 
 pub(crate) use backoff::{Backoff, jittered};

@@ -18,6 +18,12 @@ pub(crate) enum Outcome {
     Snoozed {
         after: Duration,
     },
+    /// The store failed under the handler: due again later, no retry is consumed. `troubles` is how often in a row.
+    Troubled {
+        after: Duration,
+        troubles: i32,
+        error: String,
+    },
     /// Finished on purpose without having been handled.
     Discarded {
         reason: String,
@@ -39,6 +45,7 @@ impl Outcome {
             Self::Done => "done",
             Self::Retry { .. } => "retried",
             Self::Snoozed { .. } => "snoozed",
+            Self::Troubled { .. } => "troubled",
             Self::Discarded { .. } => "discarded",
             Self::Poisoned { .. } => "poisoned",
             Self::Released => "released",
@@ -55,6 +62,7 @@ pub(crate) enum PoisonReason {
     Undecodable,
     UnknownKey,
     MessageMissing,
+    StoreTrouble,
 }
 
 impl PoisonReason {
@@ -66,6 +74,7 @@ impl PoisonReason {
             Self::Undecodable => "undecodable",
             Self::UnknownKey => "unknown key",
             Self::MessageMissing => "message missing",
+            Self::StoreTrouble => "store trouble",
         }
     }
 }

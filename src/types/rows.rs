@@ -98,6 +98,23 @@ pub struct ProcessorReport {
     pub pool_size: usize,
     /// Tasks that wait for a connection.
     pub pool_waiting: usize,
+    /// The handler that has been running longest.
+    #[serde(default)]
+    pub longest_run: Option<LongestRun>,
+}
+
+/// See [`ProcessorReport::longest_run`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LongestRun {
+    /// The handler's key.
+    pub handler_key: String,
+    /// The message's id.
+    pub message_id: Option<String>,
+    /// How long it had been running at this sign of life.
+    pub secs: f64,
+    /// Its timeout; none when the handler has none.
+    pub timeout_secs: Option<f64>,
 }
 
 /// How fast a handler goes.

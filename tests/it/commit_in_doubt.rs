@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Postgres, Receipt, Running};
+use wharf::store::PostgresOptions;
+use wharf::{Inbox, Postgres, Receipt, Running, Store};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records};
@@ -107,6 +108,35 @@ async fn the_question_waits_until_the_database_can_answer() {
         }
         stage.assert_one_effect_each(1).await;
         stage.running.shutdown(Duration::from_secs(5)).await.unwrap();
+    }
+}
+
+// Each step of the transaction that is not the handler's own has an end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_never_answers_to_begin_settle_or_commit_is_given_up() {
+    for statement in ["BEGIN ISOLATION", "wharf.run', true) = 'open' THEN", "COMMIT; RESET ALL"] {
+        let scene = Scene::new().await;
+        effect::prepare(&scene).await;
+        let proxy = Proxy::start_for(&scene.database.url()).await;
+        let timeout = Duration::from_millis(1_500);
+        let options = PostgresOptions::default().connect_timeout(timeout).statement_timeout(timeout);
+        let store = Store::<Postgres>::connect_with(&proxy.url(&scene.database.url()), options).await.unwrap();
+        let runs = Runs::new();
+        let inbox = Inbox::builder(store).limits(quick()).subscribe("orders", effect::writing_only(&runs, "stock"));
+        let inbox = inbox.build().unwrap();
+        let running = inbox.start().await.unwrap();
+        let hangs = proxy.on_next_statement(statement, Fault::Hang);
+
+        inbox.accept(record("a")).await.unwrap();
+
+        hangs.fired().await;
+        scene.settled().await;
+        assert_eq!(
+            (effects(&scene).await, scene.count_done_uncharged().await),
+            (vec!["a".to_owned()], 1),
+            "{statement}"
+        );
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Error, Failure, Inbox, InboxBuilder, Postgres, Receipt, RetryPolicy, Store};
+use wharf::{Error, Failure, Inbox, InboxBuilder, Postgres, Receipt, Retention, RetryPolicy, Store};
 
 use crate::effect::{self, effects};
 use crate::scene::{Runs, Scene, quick, record, records, within};
@@ -256,4 +256,63 @@ async fn two_inboxes_in_two_schemas_of_one_database_share_nothing() {
         let done = format!("SELECT count(*) FROM {schema}.inbox_status WHERE state = 'done'");
         assert_eq!(database.query_one_i64(&done).await, messages);
     }
+}
+
+/// Sessions of the database that are not a test's own begin anew, with what is set now.
+async fn set_default_isolation(scene: &Scene, level: &str) {
+    let name = scene.database.name();
+    let others = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
+    let set = format!("ALTER DATABASE {name} SET default_transaction_isolation = '{level}'");
+    scene.database.execute(&set).await;
+    scene.database.execute(&format!("SELECT pg_terminate_backend(pid) {others}")).await;
+    scene.until(&format!("SELECT (count(*) = 0)::int::bigint {others}")).await;
+}
+
+// A pooler passes no start-up settings on: those of the role or the database apply.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_of_another_isolation_behind_a_pooler_are_refused_and_repaired_without_one() {
+    let scene = Scene::new().await;
+    let bouncer = PgBouncer::start(&scene.database.url()).await;
+    set_default_isolation(&scene, "repeatable read").await;
+
+    let refused = within(Store::connect(&bouncer.url(scene.database.name()))).await.expect_err("refused");
+    let direct = within(Store::connect(&scene.database.url())).await;
+
+    let said = refused.to_string();
+    assert!(
+        said.contains("default_transaction_isolation = 'repeatable read'") && said.contains("ALTER ROLE"),
+        "{said}"
+    );
+    assert!(!refused.is_transient());
+    direct.unwrap();
+}
+
+// Under REPEATABLE READ a purge would judge by what it saw when it took its lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_spares_a_message_that_just_got_a_delivery_whatever_the_default_isolation_is() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let bouncer = PgBouncer::start(&scene.database.url()).await;
+    let store = Store::<Postgres>::connect(&bouncer.url(scene.database.name())).await.unwrap();
+    set_default_isolation(&scene, "repeatable read").await;
+    let mut client = scene.database.client().await;
+    let adding = client.transaction().await.unwrap();
+    adding.batch_execute("LOCK TABLE inbox_message IN ACCESS EXCLUSIVE MODE").await.unwrap();
+
+    let purging = tokio::spawn(async move { store.purge(&Retention::after(Duration::ZERO), |_| {}).await });
+    scene
+        .until(
+            "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
+             WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        )
+        .await;
+    let add = "INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+               SELECT message_seq, handler_id + 1, now() FROM inbox_delivery";
+    adding.batch_execute(add).await.unwrap();
+    adding.commit().await.unwrap();
+
+    assert_eq!(within(purging).await.unwrap().unwrap().messages, 0);
+    assert_eq!((scene.count("inbox_message").await, scene.count("inbox_delivery").await), (1, 2));
 }

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use wharf::store::PostgresOptions;
-use wharf::{Failure, Inbox, Message, Postgres, Raw, Registration, RetryPolicy, Store, handler};
+use wharf::{
+    Failure, Inbox, Message, Postgres, Raw, Registration, RetryPolicy, Store, handler, tx_handler, with_state,
+};
 
 use crate::effect;
 use crate::own_server::OwnServer;
@@ -291,4 +293,34 @@ async fn a_look_from_the_beginning_that_the_server_refuses_holds_up_no_other_cla
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!(runs.ids().last().map(String::as_str), Some("ancient"));
     scene.database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+}
+
+// Each time it runs, the server ends every session and recovers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_crashes_the_server_is_poisoned_and_the_server_stays_up() {
+    async fn crash_on_first(runs: Runs, message: Message<Raw>, conn: &mut effect::Connection) -> Result<(), Failure> {
+        runs.note(&message);
+        if message.id() == "m000000" {
+            effect::execute(conn, "COPY (SELECT 1) TO PROGRAM 'kill -9 $PPID'").await?;
+        }
+        Ok(effect::write(conn, message.id()).await?)
+    }
+    let server = OwnServer::start().await;
+    let runs = Runs::new();
+    let crashing = tx_handler(key("stock"), with_state(runs.clone(), crash_on_first));
+    let limits = quick().trouble_limit(3).backoff_max(Duration::from_millis(500));
+    let inbox = Inbox::builder(server.store.clone()).limits(limits).subscribe("orders", crashing).build().unwrap();
+    inbox.accept_all(records(20)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+
+    server.settled().await;
+
+    // More often where deliveries that ran beside it were in trouble as well: then the first one is not counted.
+    assert!(runs.ids().iter().filter(|id| *id == "m000000").count() >= 3);
+    let poisoned =
+        "SELECT count(*) FROM inbox_poisoned WHERE message_id = 'm000000' AND reason = 'store trouble' AND errors = 0";
+    assert_eq!(server.one(poisoned).await, 1);
+    let done = "SELECT count(*) FROM inbox_status WHERE state = 'done' AND errors = 0 AND crashes = 0";
+    assert_eq!((server.one(done).await, server.one("SELECT count(*) FROM effect").await), (19, 19));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
 }

@@ -64,6 +64,9 @@ pub trait Database: Sized {
     /// The table `effect` refers to what is not there, which is found out at COMMIT.
     fn refuse_effects_at_commit(&self) -> impl Future<Output = ()>;
 
+    /// The delivery of the message `bad` cannot be settled as done: the store refuses it.
+    fn refuse_done_of_bad(&self) -> impl Future<Output = ()>;
+
     /// The database user of an action in SQL; empty where there are no users.
     fn database_user(&self) -> &'static str;
 
@@ -179,6 +182,22 @@ impl Database for TestDatabase {
             "CREATE TABLE nobody (id text PRIMARY KEY);
              ALTER TABLE effect ADD FOREIGN KEY (message_id) REFERENCES nobody (id) DEFERRABLE INITIALLY DEFERRED",
         )
+        .await;
+    }
+
+    async fn refuse_done_of_bad(&self) {
+        self.execute(&format!(
+            "CREATE FUNCTION refuse_done() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF EXISTS (SELECT FROM inbox_message WHERE seq = NEW.message_seq AND message_id = 'bad') THEN
+                     RAISE EXCEPTION 'refused by the store';
+                 END IF;
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER refuse_done BEFORE UPDATE ON inbox_delivery FOR EACH ROW WHEN (NEW.status = {})
+             EXECUTE FUNCTION refuse_done()",
+            status::DONE,
+        ))
         .await;
     }
 
@@ -305,6 +324,16 @@ impl Database for SqliteFile {
              DROP TABLE effect;
              CREATE TABLE effect (message_id text REFERENCES nobody (id) DEFERRABLE INITIALLY DEFERRED)",
         )
+        .await;
+    }
+
+    async fn refuse_done_of_bad(&self) {
+        self.execute(&format!(
+            "CREATE TRIGGER refuse_done BEFORE UPDATE ON inbox_delivery
+             WHEN NEW.status = {} AND (SELECT message_id FROM inbox_message WHERE seq = NEW.message_seq) = 'bad'
+             BEGIN SELECT RAISE(ABORT, 'refused by the store'); END",
+            status::DONE,
+        ))
         .await;
     }
 

@@ -9,6 +9,7 @@ use wharf::{Failure, Inbox, Message, Raw, handler};
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, key, quick, record, records, within};
 use crate::worker::{Worker, accept, order};
+use support::proxy::Fault;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 
@@ -106,6 +107,30 @@ async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_char
     scene.settled().await;
     assert_eq!(runs.count(), 2);
     assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
+}
+
+// One connection that hangs must not cost the claims that are renewed through it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_that_hangs_is_tried_again_on_a_fresh_connection_before_the_lease_ends() {
+    let scene = Scene::new().await;
+    let (proxy, store) = scene.store_behind_a_proxy().await;
+    let (runs, gate) = (Runs::new(), watch::Sender::new(false));
+    let limits = quick().lease(Duration::from_secs(12));
+    let inbox = Inbox::builder(store).limits(limits).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let hangs = proxy.on_next_statement("WITH renewed AS", Fault::Hang);
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    let lock = "SELECT (extract(epoch FROM locked_until) * 1000000)::bigint FROM inbox_delivery";
+    let first = scene.database.query_one_i64(lock).await;
+    hangs.fired().await;
+    scene.until(&format!("SELECT (coalesce(({lock}), 0) <> {first})::int::bigint")).await;
+    gate.send_replace(true);
+
+    scene.settled().await;
+    assert_eq!((runs.count(), scene.count_done_at_first().await), (1, 1));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
 // A worker that was stopped past its lease must not overwrite what the new owner of the delivery did.

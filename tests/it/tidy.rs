@@ -83,6 +83,15 @@ fn no_file_is_longer_than_a_sitting() {
     assert!(long.is_empty(), "{long:?}");
 }
 
+// Behind a pooler the default of the role applies, which may be another.
+#[test]
+fn every_transaction_on_postgresql_names_its_level() {
+    let sources = sources(&["src/store/postgres"]);
+    refuse_lines(sources.iter().map(|source| (source.path.as_str(), source.code())), |line| {
+        [".transaction(", "begin_transaction("].iter().any(|call| without_comment(line).contains(call))
+    });
+}
+
 /// A function begins where `fn` stands in its signature and ends at the brace in the same column, as the formatter writes it.
 #[test]
 fn no_function_is_longer_than_a_screen() {

@@ -7,7 +7,7 @@
 -- redelivery after the rename is still a duplicate.
 CREATE TABLE inbox_handler (
     id            smallint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    key           text        NOT NULL,              -- the current name, for people; the mapping is inbox_handler_key
+    key           text COLLATE "C" NOT NULL,         -- the current name, for people; the mapping is inbox_handler_key
     same_as       smallint,                          -- set when two ids became one handler: the id of its current key
     paused_at     timestamptz,                       -- not null: nobody claims its deliveries
     unknown_since timestamptz,                       -- since when deliveries wait and no live processor knows the handler
@@ -15,7 +15,7 @@ CREATE TABLE inbox_handler (
 );
 
 CREATE TABLE inbox_handler_key (
-    key        text     PRIMARY KEY,
+    key        text COLLATE "C" PRIMARY KEY,
     handler_id smallint NOT NULL
 );
 
@@ -27,9 +27,10 @@ CREATE TABLE inbox_message (
     received_at     timestamptz NOT NULL DEFAULT now(),
     recorded_at     timestamptz,                     -- stamped by the producer or the broker
     kafka_partition integer,
-    message_id      text        NOT NULL,
-    source          text        NOT NULL,
-    topic           text        NOT NULL,
+    -- Ids and keys are compared byte by byte: faster, and the same after an upgrade of the system's collations, which can break an index.
+    message_id      text COLLATE "C" NOT NULL,
+    source          text COLLATE "C" NOT NULL,
+    topic           text COLLATE "C" NOT NULL,
     payload_hash    bytea       NOT NULL,            -- first 16 bytes of SHA-256; tells a duplicate from a conflict
     record_key      bytea,
     headers         bytea,                           -- read with inbox_headers(headers)
@@ -55,6 +56,7 @@ CREATE TABLE inbox_delivery (
     attempts     integer     NOT NULL DEFAULT 0,     -- starts. Only ever grows: it is the claim's fencing token
     errors       integer     NOT NULL DEFAULT 0,     -- failures charged against the retry limit
     crashes      integer     NOT NULL DEFAULT 0,     -- process deaths in a row; reset by any outcome
+    troubles     integer     NOT NULL DEFAULT 0,     -- runs in a row that the store itself made fail; written only then. Not indexed
     handler_id   smallint    NOT NULL,
     status       smallint    NOT NULL DEFAULT 0,     -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      smallint    NOT NULL DEFAULT 0,     -- how often a person gave it a fresh set of retries; what was before is in inbox_history
@@ -329,7 +331,7 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.replays, d.due_at, d.locked_until, p.name AS locked_by,
+       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays, d.due_at, d.locked_until, p.name AS locked_by,
        p.alive_until > now() AS owner_is_alive, d.finished_at,
        now() - m.received_at AS age, m.received_at, m.recorded_at, m.kafka_partition, m.kafka_offset, d.last_error,
        inbox_fingerprint(d.last_error) AS fingerprint, d.message_seq, d.handler_id
@@ -512,7 +514,7 @@ BEGIN
     FROM inbox_delivery d WHERE d.ctid = ANY (tids);
     IF inbox_change.action = 'replay' THEN
         UPDATE inbox_delivery d
-        SET status = 0, due_at = now(), finished_at = NULL, errors = 0, crashes = 0, reason = NULL, locked_until = NULL, locked_by = NULL,
+        SET status = 0, due_at = now(), finished_at = NULL, errors = 0, crashes = 0, troubles = 0, reason = NULL, locked_until = NULL, locked_by = NULL,
             replays = least(d.replays + 1, 32767)
         WHERE d.ctid = ANY (tids);
     ELSE

@@ -59,6 +59,7 @@ CREATE TABLE inbox_delivery (
     attempts     INTEGER NOT NULL DEFAULT 0,         -- starts. Only ever grows: it is the claim's fencing token
     errors       INTEGER NOT NULL DEFAULT 0,         -- failures charged against the retry limit
     crashes      INTEGER NOT NULL DEFAULT 0,         -- process deaths in a row; reset by any outcome
+    troubles     INTEGER NOT NULL DEFAULT 0,         -- runs in a row that the store itself made fail; written only then. Not indexed
     status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      INTEGER NOT NULL DEFAULT 0,         -- how often a person gave it a fresh set of retries; what was before is in inbox_history
     reason       TEXT,                               -- why it was poisoned or discarded
@@ -234,7 +235,7 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.replays,
+       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays,
        strftime('%Y-%m-%d %H:%M:%f', d.due_at / 1e6, 'unixepoch') AS due_at,
        strftime('%Y-%m-%d %H:%M:%f', d.locked_until / 1e6, 'unixepoch') AS locked_until, p.name AS locked_by,
        p.alive_until > now.at AS owner_is_alive,
@@ -368,7 +369,7 @@ BEGIN
     WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
       AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND d.status IN (3, 4);
     UPDATE inbox_delivery
-    SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
+    SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, troubles = 0, reason = NULL,
         locked_until = NULL, locked_by = NULL, replays = replays + 1
     WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
                                         WHERE audit_id = (SELECT max(id) FROM inbox_audit)

@@ -4,7 +4,8 @@ use std::time::UNIX_EPOCH;
 
 use super::*;
 use crate::types::{
-    Connections, DeadClaims, GroupFacts, IngestFacts, OldestTransaction, PartitionFacts, ProcessorReport, TableFacts,
+    Connections, DeadClaims, GroupFacts, IngestFacts, LongestRun, OldestTransaction, PartitionFacts, ProcessorReport,
+    TableFacts,
 };
 
 const SCHEMA: SchemaVersion = SchemaVersion { found: Some(1), known: 1 };
@@ -162,6 +163,18 @@ fn what_a_process_says_of_itself_is_judged_while_it_is_alive() {
     let complaining = ProcessorStatus { report: Some(report), ..processor() };
     assert_eq!(codes_of_handler(handler(), std::slice::from_ref(&complaining)), ["intake closed", "pool exhausted"]);
     assert_eq!(codes_of_handler(handler(), &[ProcessorStatus { is_alive: false, ..complaining }]), [""; 0]);
+}
+
+#[test]
+fn a_run_that_takes_very_long_is_named() {
+    let codes = |secs, timeout_secs| {
+        let run = LongestRun { handler_key: "stock".to_owned(), message_id: Some("a".to_owned()), secs, timeout_secs };
+        let report = ProcessorReport { longest_run: Some(run), ..ProcessorReport::default() };
+        codes_of_handler(handler(), &[ProcessorStatus { report: Some(report), ..processor() }])
+    };
+    assert_eq!(codes(601.0, None), ["long run"]);
+    assert_eq!(codes(599.0, None), [""; 0]);
+    assert_eq!((codes(61.0, Some(30.0)), codes(601.0, Some(900.0))), (vec!["long run"], vec![]));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
-use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::ledger::{self, Moved};
@@ -169,7 +169,8 @@ pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) ->
 
 /// A batch without a message: nothing in it was wanted, or all of it is quarantined.
 async fn insert_quarantined(conn: &mut AsyncPgConnection, batch: &AcceptBatch, progress: &mut Progress) -> Result<()> {
-    let written = conn.transaction(async |conn| {
+    let mut transaction = conn.build_transaction().read_committed();
+    let written = transaction.run(async |conn| {
         if !batch.quarantined.is_empty() {
             quarantine::insert(&batch.quarantined).execute(conn).await?;
         }
@@ -192,12 +193,14 @@ async fn insert_new(
     let inserted: InsertedRow = if quarantined.is_empty() {
         insert(batch, open).load(conn).await.and_then(only_row).map_err(cannot())?
     } else {
-        conn.transaction(async |conn| {
-            quarantine::insert(quarantined).execute(conn).await?;
-            insert(batch, open).load(conn).await.and_then(only_row)
-        })
-        .await
-        .map_err(cannot())?
+        conn.build_transaction()
+            .read_committed()
+            .run(async |conn| {
+                quarantine::insert(quarantined).execute(conn).await?;
+                insert(batch, open).load(conn).await.and_then(only_row)
+            })
+            .await
+            .map_err(cannot())?
     };
     progress.moved.extend(inserted.moved_topics.into_iter().zip(inserted.moved_partitions));
     debug_assert_eq!(inserted.seqs.len(), open.len(), "one seq is set aside for each message");
@@ -219,7 +222,9 @@ async fn add_to_known(
 ) -> Result<()> {
     let messages: Vec<&NewMessage> = known.iter().map(|&index| &batch.messages[index]).collect();
     let found = conn
-        .transaction(async |conn| {
+        .build_transaction()
+        .read_committed()
+        .run(async |conn| {
             let found = stored(&messages, lock_known(&messages).load(conn).await?)?;
             let remembered = remembered(conn, &messages, &found).await?;
             let (same, conflicting) = split_conflicts(&messages, &found);

@@ -2,7 +2,8 @@
 //!
 //! The URL is libpq's, with `sslmode` meaning what it means there: `require` encrypts, `verify-ca` and `verify-full` also check
 //! the certificate and the host. Nothing here puts a password into an error or a `Debug`. Settings travel in the start-up packet,
-//! never as session state; a pooler that refuses them gets a plain connection.
+//! never as session state; a pooler that refuses them gets a plain connection. Behind a pooler the settings of the role apply, so
+//! connecting verifies those that the engine rests on.
 
 use std::error::Error as StdError;
 use std::path::PathBuf;
@@ -13,19 +14,49 @@ use deadpool::managed::{PoolError, QueueMode, TimeoutType};
 use diesel::{ConnectionError, ConnectionResult};
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod};
-use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::errors::database;
+use super::statement::{only_row, rows, statements};
 use super::tls::{self, Verification};
 use crate::types::{Error, Kind, Result, setters};
 
 /// Engine settings that are not session state. JIT would compile a claim for longer than it runs; the isolation level is the one
 /// the statements are written for; a transaction left open by a fault must not hold its locks for ever.
 const STARTUP_SETTINGS: &str = "-c jit=off -c default_transaction_isolation=read\\ committed \
-                                -c idle_in_transaction_session_timeout=5min";
+                                -c standard_conforming_strings=on -c idle_in_transaction_session_timeout=5min";
+
+rows! {
+    SessionRow { isolation: String, standard_strings: String }
+}
+
+statements! {
+    Session("SELECT current_setting('default_transaction_isolation'), current_setting('standard_conforming_strings')")
+    -> SessionRow {}
+}
+
+/// Refuses a session whose settings the engine cannot work with. What is not looked at here does not matter: every transaction of
+/// several statements names its level itself, what is acknowledged is committed with `synchronous_commit`, and a database that is
+/// read-only refuses writes by itself and can still be looked at.
+pub(super) async fn verify(conn: &mut AsyncPgConnection) -> Result<()> {
+    let session = Session {}.load::<SessionRow>(conn).await.and_then(only_row);
+    let SessionRow { isolation, standard_strings } = session.map_err(database("cannot read the session's settings"))?;
+    let wanted = [
+        ("default_transaction_isolation", isolation, "read committed"),
+        ("standard_conforming_strings", standard_strings, "on"),
+    ];
+    match wanted.into_iter().find(|(_, found, wanted)| found != wanted) {
+        None => Ok(()),
+        Some((name, found, wanted)) => Err(Error::configuration(format!(
+            "cannot work in sessions with {name} = '{found}': behind a pooler, run ALTER ROLE ... SET {name} = '{wanted}' for the role \
+             that connects; otherwise take it out of the URL's options"
+        ))),
+    }
+}
 
 /// How the store connects, beyond what the URL says.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
-use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::statement::{rows, statements};
@@ -168,7 +168,8 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings
         from_offsets: gaps.iter().map(|(_, from)| *from).collect(),
         to_offsets: gaps.iter().map(|(opening, _)| opening.at).collect(),
     };
-    let written = conn.transaction(async |conn| {
+    let mut transaction = conn.build_transaction().read_committed();
+    let written = transaction.run(async |conn| {
         open.execute(conn).await?;
         if note.topics.is_empty() { Ok(0) } else { note.execute(conn).await }
     });

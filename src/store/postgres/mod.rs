@@ -44,7 +44,7 @@ use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 use connect::Connector;
-use transact::Cancelling;
+use transact::{Cancelling, Owner};
 
 /// PostgreSQL 14 or newer.
 pub struct Postgres {
@@ -72,7 +72,8 @@ impl Store<Postgres> {
     /// Connects with options of your own.
     ///
     /// # Errors
-    /// When the URL or an option cannot be used or the database does not answer.
+    /// When the URL or an option cannot be used, the database does not answer, or a setting of the session, behind a pooler that of the
+    /// role, is one that the engine cannot work with.
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self> {
         if options.pool_size == 0 {
             return Err(Error::configuration("pool_size is at least 1"));
@@ -91,7 +92,7 @@ impl Store<Postgres> {
             patience: options.statement_timeout + options.connect_timeout,
             reactor,
         };
-        drop(backend.conn().await?);
+        connect::verify(&mut *backend.conn().await?).await?;
         Ok(Self::new(backend))
     }
 }
@@ -111,14 +112,20 @@ macro_rules! act {
     ($self:ident, $conn:ident => $act:expr) => {
         $crate::store::postgres::act!($self, &$self.pool, $conn => $act)
     };
-    ($self:ident, $pool:expr, $conn:ident => $act:expr) => {{
-        let mut $conn = $crate::store::postgres::connect::get($pool, &$self.target).await?;
-        let acted = tokio::time::timeout($self.patience, $act).await;
+    ($self:ident, $pool:expr, $conn:ident => $act:expr) => {
+        $crate::store::postgres::act!($self, $pool, within $self.patience, $conn => $act)
+    };
+    ($self:ident, $pool:expr, within $patience:expr, $conn:ident => $act:expr) => {{
+        let deadline = tokio::time::Instant::now() + $patience;
+        let got = $crate::store::postgres::connect::get($pool, &$self.target);
+        let got = tokio::time::timeout_at(deadline, got).await;
+        let mut $conn = got.unwrap_or_else(|_| Err($self.no_answer($patience)))?;
+        let acted = tokio::time::timeout_at(deadline, $act).await;
         match acted {
             Ok(result) => result,
             Err(_) => {
                 drop(diesel_async::pooled_connection::deadpool::Object::take($conn));
-                Err($self.no_answer())
+                Err($self.no_answer($patience))
             }
         }
     }};
@@ -126,8 +133,8 @@ macro_rules! act {
 use act;
 
 impl Postgres {
-    fn no_answer(&self) -> Error {
-        let patience = humantime::format_duration(self.patience);
+    fn no_answer(&self, patience: Duration) -> Error {
+        let patience = humantime::format_duration(patience);
         Error::new(Kind::Connection, format!("no answer from {} within {patience}", self.target))
     }
 
@@ -181,23 +188,26 @@ impl Seam for Postgres {
         act!(self, conn => process::claim(&mut conn, request))
     }
 
-    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
-        act!(self, judged conn => process::settle(&mut conn, settlements))
+    async fn settle(&self, processor: i32, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+        act!(self, judged conn => process::settle(&mut conn, processor, settlements))
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {
         act!(self, conn => process::release_handed_over(&mut conn, deliveries, processor))
     }
 
-    async fn renew(&self, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
-        act!(self, &self.renewal, conn => process::renew(&mut conn, claims, lease))
+    async fn renew(&self, processor: i32, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
+        // A connection that does not answer is closed early enough to try a fresh one before the lease ends.
+        let patience = self.patience.min(lease / 4);
+        act!(self, &self.renewal, within patience, conn => process::renew(&mut conn, processor, claims, lease))
     }
 
-    async fn transact(&self, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
+    async fn transact(&self, processor: i32, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
         match self.conn().await {
             Ok(conn) => {
                 let cancelling = Cancelling { tls: self.connector.tls(), reactor: self.reactor.handle().clone() };
-                transact::transact(conn, cancelling, claim, work).await
+                let owner = Owner { processor, claim };
+                transact::transact(conn, cancelling, self.patience, owner, work).await
             }
             Err(error) => Transacted::Failed(error),
         }

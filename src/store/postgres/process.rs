@@ -1,6 +1,7 @@
 //! Claim, settle, renew: the statements of the processor, each bounded by its batch and fenced by the attempt.
 //!
-//! A claim costs what its batch costs, whatever lies beside it. A settlement without the current attempt changes nothing. No
+//! A claim costs what its batch costs, whatever lies beside it. A settlement without the current attempt changes nothing. The fence also
+//! names the processor: a replica that is promoted without the last claims gives their attempts to others. No
 //! statement here waits for a row that somebody else has locked for longer than two seconds.
 
 use std::collections::HashSet;
@@ -42,19 +43,19 @@ statements! {
                     WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
                       AND d.due_at >= ask.bottom AND d.due_at <= now()
                       AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
-                               ELSE d.locked_until IS NULL AND d.crashes < :solo_from END
+                               ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
                       AND d.attempts < 2147483647
                     ORDER BY d.due_at, d.message_seq
                     LIMIT ask.wanted
                     FOR NO KEY UPDATE SKIP LOCKED) due))
-            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.due_at)
-        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.due_at,
+            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at)
+        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles, c.due_at,
                m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers, m.payload
         FROM claimed c
         LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
     -> ClaimRow<PgTimestamp> {
         lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
-        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32,
+        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
     }
 
     /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner
@@ -64,9 +65,10 @@ statements! {
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
         FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt) s
         WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
-          AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
+          AND CASE WHEN d.attempts = s.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                   THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL")
-    { message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
+    { processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
 
     /// Everything that is not simply done.
     SettleOther<'a>("
@@ -76,17 +78,19 @@ statements! {
             status = s.status,
             errors = d.errors + CASE WHEN d.errors = 2147483647 THEN 0 ELSE s.charge END,
             crashes = CASE WHEN s.keep_crashes THEN d.crashes ELSE 0 END,
+            troubles = coalesce(s.troubles, d.troubles),
             locked_until = NULL, locked_by = NULL,
             reason = s.reason,
             last_error = coalesce(s.error, d.last_error)
         FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt,
                      unnest(:statuses) AS status, unnest(:delays_ms) AS delay_ms, unnest(:charges) AS charge,
-                     unnest(:keep_crashes) AS keep_crashes, unnest(:reasons) AS reason, unnest(:errors) AS error) s
+                     unnest(:keep_crashes) AS keep_crashes, unnest(:troubles) AS troubles, unnest(:reasons) AS reason, unnest(:errors) AS error) s
         WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
-          AND CASE WHEN d.attempts = s.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL THEN true ELSE false END
+          AND CASE WHEN d.attempts = s.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                   THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
-        message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16>,
-        delays_ms: Vec<Option<i64>>, charges: Vec<i32>, keep_crashes: Vec<bool>, reasons: Vec<Option<&'a str>>,
+        processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16>,
+        delays_ms: Vec<Option<i64>>, charges: Vec<i32>, keep_crashes: Vec<bool>, troubles: Vec<Option<i32>>, reasons: Vec<Option<&'a str>>,
         errors: Vec<Option<&'a str>>,
     }
 
@@ -110,7 +114,7 @@ statements! {
                 CROSS JOIN LATERAL (
                     SELECT d.ctid AS tid FROM inbox_delivery d
                     WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id
-                      AND CASE WHEN d.attempts = r.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                      AND CASE WHEN d.attempts = r.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
                                THEN true ELSE false END
                     LIMIT 1
                     FOR NO KEY UPDATE SKIP LOCKED) held))
@@ -119,11 +123,11 @@ statements! {
         UNION ALL
         SELECT r.message_seq, r.handler_id, r.attempt, false
         FROM unnest(:message_seqs, :handler_ids, :attempts) AS r (message_seq, handler_id, attempt)
-        WHERE (SELECT CASE WHEN d.attempts = r.attempt AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+        WHERE (SELECT CASE WHEN d.attempts = r.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
                            THEN true ELSE false END
                FROM inbox_delivery d
                WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id) IS NOT TRUE")
-    -> RenewRow { lease_ms: i64, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
+    -> RenewRow { lease_ms: i64, processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
 
     /// Fenced by the processor as well: attempt 1 may by now be another's.
     ReleaseHandedOver("
@@ -153,6 +157,7 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) 
         depths_ms,
         with_suspects: request.scope.has_suspects(),
         solo_from: request.solo_from,
+        solo_from_troubles: request.solo_from_troubles,
     }
     .load::<ClaimRow<PgTimestamp>>(conn)
     .await
@@ -160,7 +165,11 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) 
     Ok(Claims { sent_at, deliveries: claims(rows) })
 }
 
-pub(super) async fn settle(conn: &mut AsyncPgConnection, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+pub(super) async fn settle(
+    conn: &mut AsyncPgConnection,
+    processor: i32,
+    settlements: &[Settlement],
+) -> Result<Vec<ClaimId>> {
     let mut sorted: Vec<&Settlement> = settlements.iter().collect();
     // The same order everywhere, so that two settlers never wait for each other in a circle.
     sorted.sort_unstable_by_key(|settlement| settlement.claim);
@@ -170,10 +179,11 @@ pub(super) async fn settle(conn: &mut AsyncPgConnection, settlements: &[Settleme
     let mut settled = 0;
     if !done.is_empty() {
         let (message_seqs, handler_ids, attempts) = columns(done.iter().map(|settlement| settlement.claim));
-        settled += SettleDone { message_seqs, handler_ids, attempts }.execute(conn).await.map_err(cannot())?;
+        let settle = SettleDone { processor, message_seqs, handler_ids, attempts };
+        settled += settle.execute(conn).await.map_err(cannot())?;
     }
     if !other.is_empty() {
-        settled += settle_other(&other).execute(conn).await.map_err(cannot())?;
+        settled += settle_other(processor, &other).execute(conn).await.map_err(cannot())?;
     }
     if settled == settlements.len() {
         return Ok(Vec::new());
@@ -197,10 +207,15 @@ pub(super) async fn release_handed_over(
     Ok(())
 }
 
-pub(super) async fn renew(conn: &mut AsyncPgConnection, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
+pub(super) async fn renew(
+    conn: &mut AsyncPgConnection,
+    processor: i32,
+    claims: &[ClaimId],
+    lease: Duration,
+) -> Result<Renewal> {
     let sent_at = Instant::now();
     let (message_seqs, handler_ids, attempts) = columns(claims.iter().copied());
-    let rows = Renew { lease_ms: millis(lease), message_seqs, handler_ids, attempts }
+    let rows = Renew { lease_ms: millis(lease), processor, message_seqs, handler_ids, attempts }
         .load::<RenewRow>(conn)
         .await
         .map_err(database(format!("cannot renew {} claims", claims.len())))?;
@@ -215,10 +230,11 @@ pub(super) async fn renew(conn: &mut AsyncPgConnection, claims: &[ClaimId], leas
     Ok(renewal)
 }
 
-fn settle_other<'a>(settlements: &[&'a Settlement]) -> SettleOther<'a> {
+fn settle_other<'a>(processor: i32, settlements: &[&'a Settlement]) -> SettleOther<'a> {
     let (message_seqs, handler_ids, attempts) = columns(settlements.iter().map(|settlement| settlement.claim));
     let written: Vec<Written<'_>> = settlements.iter().map(|settlement| Written::from(&settlement.outcome)).collect();
     SettleOther {
+        processor,
         message_seqs,
         handler_ids,
         attempts,
@@ -226,6 +242,7 @@ fn settle_other<'a>(settlements: &[&'a Settlement]) -> SettleOther<'a> {
         delays_ms: written.iter().map(|w| w.delay.map(millis)).collect(),
         charges: written.iter().map(|w| i32::from(w.is_charged)).collect(),
         keep_crashes: written.iter().map(|w| w.keeps_crashes).collect(),
+        troubles: written.iter().map(|w| w.troubles).collect(),
         reasons: written.iter().map(|w| w.reason).collect(),
         errors: written.iter().map(|w| w.error).collect(),
     }

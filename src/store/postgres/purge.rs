@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use diesel::QueryResult;
 use diesel::result::Error as DieselError;
-use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::process::millis;
@@ -62,7 +62,8 @@ pub(super) async fn step(
     patience: Duration,
 ) -> Result<Stepped> {
     let settle_ms = millis(STEP_MAX + patience);
-    let stepped = conn.transaction(async |conn| {
+    let mut transaction = conn.build_transaction().read_committed();
+    let stepped = transaction.run(async |conn| {
         if !take_lease(conn, holder).await? {
             return Ok(Stepped::LockedOut);
         }
@@ -262,7 +263,8 @@ pub(super) async fn count_purgeable(
 ) -> Result<Counted> {
     let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let counting = Count { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms };
-    let counted = conn.transaction(async |conn| {
+    let mut transaction = conn.build_transaction().read_committed();
+    let counted = transaction.run(async |conn| {
         ByIndex {}.load::<String>(conn).await?;
         counting.load(conn).await.and_then(only_row)
     });

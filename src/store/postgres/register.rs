@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::{Trouble, database};
 use super::statement::statements;
@@ -45,7 +45,9 @@ statements! {
 
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
     let registered = conn
-        .transaction(async |conn| {
+        .build_transaction()
+        .read_committed()
+        .run(async |conn| {
             Lock {}.load::<bool>(conn).await?;
             let known = known_keys(conn, wanted).await?;
             aliases::refuse_shared_ids(wanted, &known)?;

@@ -32,18 +32,21 @@ statements! {
                d.crashes + CASE WHEN d.locked_until IS NULL OR d.crashes = 2147483647 OR d.locked_by = :processor THEN 0
                                 WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
                                 ELSE 1 END,
-               d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
+               d.troubles, d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
                m.payload
         FROM inbox_delivery d INDEXED BY inbox_delivery_due
         LEFT JOIN inbox_message m ON m.seq = d.message_seq
         WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at >= :floor AND d.due_at <= :now
           AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= :now
-                   ELSE d.locked_until IS NULL AND d.crashes < :solo_from END
+                   ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
           AND d.attempts < 2147483647
           AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = :handler_id)
         ORDER BY d.due_at, d.message_seq
         LIMIT :limit")
-    -> ClaimRow<i64> { processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, limit: i32 }
+    -> ClaimRow<i64> {
+        processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
+        limit: i32,
+    }
 
     Lock("
         UPDATE inbox_delivery SET locked_until = :locked_until, locked_by = :processor, attempts = :attempt, crashes = :crashes
@@ -60,9 +63,9 @@ statements! {
     SettleOther<'a>(concat!("
         UPDATE inbox_delivery
         SET due_at = coalesce(:due_at, due_at), finished_at = :finished_at, status = :status, errors = min(errors + :charge, 2147483647),
-            crashes = CASE WHEN :keeps_crashes THEN crashes ELSE 0 END, locked_until = NULL, locked_by = NULL, reason = :reason,
+            crashes = CASE WHEN :keeps_crashes THEN crashes ELSE 0 END, troubles = coalesce(:troubles, troubles), locked_until = NULL, locked_by = NULL, reason = :reason,
             last_error = coalesce(:error, last_error)", fence!())) {
-        due_at: Option<i64>, finished_at: Option<i64>, status: i16, charge: i32, keeps_crashes: bool,
+        due_at: Option<i64>, finished_at: Option<i64>, status: i16, charge: i32, keeps_crashes: bool, troubles: Option<i32>,
         reason: Option<&'a str>, error: Option<&'a str>, message_seq: i64, handler_id: i16, attempt: i32,
     }
 
@@ -100,6 +103,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             },
             with_suspects: request.scope.has_suspects(),
             solo_from: request.solo_from,
+            solo_from_troubles: request.solo_from_troubles,
             limit: ask.limit,
         };
         let due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);
@@ -167,6 +171,7 @@ fn settle_other<'a>(claim: ClaimId, written: &Written<'a>, now: i64) -> SettleOt
         status: written.status,
         charge: i32::from(written.is_charged),
         keeps_crashes: written.keeps_crashes,
+        troubles: written.troubles,
         reason: written.reason,
         error: written.error,
         message_seq: claim.message_seq,

@@ -33,6 +33,7 @@ macro_rules! every_store {
             retention "../retention.rs"
             retention_identities "../retention_identities.rs"
             retention_kept "../retention_kept.rs"
+            store_trouble "../store_trouble.rs"
             transactional "../transactional.rs"
         }
     };

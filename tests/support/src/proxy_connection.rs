@@ -101,6 +101,12 @@ async fn pump(
                 let _ = to.write_all(&messages).await;
                 return Err(End::Struck(fault));
             }
+            Step::Hang(messages, fault) => {
+                let _ = to.write_all(&messages).await;
+                fault.fire();
+                while from.read(&mut chunk).await? > 0 {}
+                return Err(End::Reset);
+            }
         }
     }
 }

@@ -15,6 +15,8 @@ pub enum Fault {
     LoseRequest,
     /// The server executes it and answers; the client sees its connection reset instead of the answer.
     LoseReply,
+    /// The server never sees it, and the client hears nothing more on this connection until it closes it. Others go on.
+    Hang,
 }
 
 /// Which statement is struck.

@@ -50,6 +50,8 @@ pub(crate) enum Step {
     Forward(Vec<u8>),
     /// Pass these on, then reset both sides: the fault has done its work.
     Reset(Vec<u8>, Armed),
+    /// Pass these on, then nothing until this side closes.
+    Hang(Vec<u8>, Armed),
 }
 
 impl Conversation {
@@ -63,6 +65,7 @@ impl Conversation {
             {
                 match armed.fault() {
                     Fault::LoseRequest => return Step::Reset(forward, armed),
+                    Fault::Hang => return Step::Hang(forward, armed),
                     Fault::LoseReply => self.losing = Some(LostReply { answer: self.requests + 1, fault: armed }),
                 }
             }

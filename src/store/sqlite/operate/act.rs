@@ -46,7 +46,7 @@ statements! {
     /// The attempt number goes on, so that a claim from before the replay stays invalid.
     ReplayOne("
         UPDATE inbox_delivery
-        SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, reason = NULL,
+        SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, troubles = 0, reason = NULL,
             locked_until = NULL, locked_by = NULL, replays = replays + 1
         WHERE message_seq = :message_seq AND handler_id = :handler_id") { message_seq: i64, handler_id: i16 }
 

@@ -72,6 +72,10 @@ async fn whatever_is_acknowledged_is_committed_durably() {
 // No delivery is claimed by two processors.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
+    // Behind a pooler such sessions are refused: see `connections::`.
+    if std::env::var_os("WHARF_TEST_THROUGH_PGBOUNCER").is_some() {
+        return;
+    }
     for level in ["repeatable read", "serializable"] {
         let scene = Scene::new().await;
         let name = scene.database.name().to_owned();

@@ -1,10 +1,13 @@
 //! Transactional handlers beside other sessions, and what PostgreSQL makes of an error in a transaction: all of it is lost, where SQLite
 //! undoes the statement alone.
 
-use wharf::{Failure, Message, Raw, tx_handler};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use wharf::{Failure, Message, Raw, tx_handler, with_state};
 
 use super::effect::{self, Connection, effects};
-use super::scene::{Runs, key, records};
+use super::scene::{Runs, key, quick, records};
 use super::transactional::{once_more, outcome_of, scene};
 
 // A worker whose claim is no longer valid must not commit what its handler wrote.
@@ -40,21 +43,118 @@ async fn an_sql_error_that_the_handler_swallows_is_a_failure() {
     assert!(effects(&scene).await.is_empty());
 }
 
+// What comes after the end would commit alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_ends_its_own_transaction_has_failed() {
+    async fn committing(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "COMMIT").await?;
+        Ok(effect::write(conn, message.id()).await?)
+    }
+    async fn rolling_back(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::write(conn, message.id()).await?;
+        Ok(effect::execute(conn, "ROLLBACK").await?)
+    }
+    async fn beginning_anew(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "ROLLBACK").await?;
+        effect::execute(conn, "BEGIN").await?;
+        Ok(effect::write(conn, message.id()).await?)
+    }
+    let handlers = [
+        tx_handler(key("stock"), committing),
+        tx_handler(key("stock"), rolling_back),
+        tx_handler(key("stock"), beginning_anew),
+    ];
+    for (handler, effects_left) in handlers.into_iter().zip([2, 0, 0]) {
+        let scene = scene().await;
+        assert_eq!(outcome_of(&scene, handler.retry(once_more())).await, "poisoned|retries exhausted|2");
+        assert_eq!(effects(&scene).await.len(), effects_left);
+        let errors = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await;
+        assert!(errors[0].contains("transaction had ended"), "{errors:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_handler_left_in_the_session_does_not_reach_the_next() {
-    async fn setting(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
-        effect::execute(conn, "SET LOCAL lock_timeout = '7s'").await?;
-        effect::write(conn, message.id()).await?;
-        Ok(())
+    async fn setting(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        let seen = "INSERT INTO effect SELECT concat_ws(' ', current_setting('work_mem'), current_setting('TimeZone'), current_user)";
+        effect::execute(conn, seen).await?;
+        for set in ["SET work_mem = '7MB'", "SET TIME ZONE 'Asia/Tokyo'", "SET ROLE pg_monitor"] {
+            effect::execute(conn, set).await?;
+        }
+        // The outcome is written by whom the session belongs to.
+        Ok(effect::execute(conn, "SET LOCAL ROLE NONE").await?)
     }
     let scene = scene().await;
-    let inbox = scene.inbox().subscribe("orders", tx_handler(key("stock"), setting)).build().unwrap();
+    let inbox = scene.inbox().subscribe("orders", tx_handler(key("stock"), setting).concurrency(1)).build().unwrap();
     inbox.accept_all(records(30)).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 30);
-    assert_eq!(effects(&scene).await.len(), 30);
+
+    let mut seen = effects(&scene).await;
+    assert_eq!(seen.len(), 30);
+    seen.dedup();
+    assert_eq!(
+        seen,
+        [scene
+            .database
+            .query_texts("SELECT concat_ws(' ', current_setting('work_mem'), 'UTC', current_user)")
+            .await
+            .concat()]
+    );
     let open = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND state LIKE 'idle in transaction%'",
         scene.database.name()
     );
     assert_eq!(scene.database.query_one_i64(&open).await, 0);
+}
+
+// A handler that is serializable and outlives a renewal of its claim can never be settled.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serializable_handler_that_outlives_a_renewal_is_poisoned_in_the_end() {
+    async fn overtaken(url: String, _: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE").await?;
+        effect::execute(conn, "SELECT FROM inbox_delivery").await?;
+        let renewing = support::postgres::connect(&url).await;
+        let renew = "UPDATE inbox_delivery SET locked_until = locked_until + interval '1 ms'";
+        Ok(renewing.batch_execute(renew).await?)
+    }
+    let scene = scene().await;
+    let overtaken = tx_handler(key("stock"), with_state(scene.database.url(), overtaken));
+    let limits = quick().trouble_limit(2);
+    let inbox = scene.inbox().limits(limits).subscribe("orders", overtaken).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(1)).await.unwrap();
+    scene.settled().await;
+    let outcome = "SELECT concat_ws('|', state, reason, errors, crashes) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(outcome).await, ["poisoned|store trouble|0|0"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// A replica that was promoted without the last claims gives their attempts to others.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_another_processor_has_changes_nothing() {
+    let scene = scene().await;
+    let (plain, written, gate) = (Runs::new(), Runs::new(), watch::Sender::new(false));
+    let opened = gate.clone();
+    let writing = effect::writing(&written, "writing", move |_| {
+        let mut opened = opened.subscribe();
+        Box::pin(async move {
+            let _ = opened.wait_for(|is_open| *is_open).await;
+            Ok(())
+        })
+    });
+    let inbox = scene.inbox().subscribe("orders", plain.gated("plain", &gate)).subscribe("orders", writing);
+    let inbox = inbox.build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(1)).await.unwrap();
+    plain.reached(1).await;
+    written.reached(1).await;
+    // The same attempt, of another processor that runs it now.
+    scene.database.execute("UPDATE inbox_delivery SET locked_by = 99, locked_until = now() + interval '1 hour'").await;
+    let delivery = "SELECT d::text FROM inbox_delivery d ORDER BY 1";
+    let before = scene.database.query_texts(delivery).await;
+    gate.send_replace(true);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    assert_eq!(scene.database.query_texts(delivery).await, before);
+    assert!(effects(&scene).await.is_empty());
 }

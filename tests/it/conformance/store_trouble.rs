@@ -1,0 +1,49 @@
+//! A delivery that the store itself makes fail every time consumes no retry, and is not tried for ever.
+
+use std::time::Duration;
+
+use super::effect::{self, effects};
+use super::scene::{Database, Runs, Scene, quick, record};
+
+const OUTCOMES: &str = "SELECT concat_ws('|', message_id, state, reason, errors, crashes) FROM inbox_status ORDER BY 1";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_the_store_always_makes_fail_is_poisoned_and_its_neighbours_are_done() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    scene.database.refuse_done_of_bad().await;
+    let limits = quick().trouble_limit(3);
+    let runs = Runs::new();
+    let inbox =
+        scene.inbox().limits(limits).subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+
+    inbox.accept_all(["bad", "x", "y"].map(record)).await.unwrap();
+    scene.settled().await;
+
+    let expected = ["bad|poisoned|store trouble|0|0", "x|done|0|0", "y|done|0|0"];
+    assert_eq!(scene.database.query_texts(OUTCOMES).await, expected);
+    assert_eq!((runs.count(), effects(&scene).await), (5, vec!["x".to_owned(), "y".to_owned()]));
+    let errors = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await;
+    assert!(errors[0].contains("refused by the store"), "{errors:?}");
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_forgets_the_troubles() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    scene.database.refuse_done_of_bad().await;
+    let limits = quick().trouble_limit(1);
+    let runs = Runs::new();
+    let inbox =
+        scene.inbox().limits(limits).subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
+    inbox.accept(record("bad")).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    assert_eq!(scene.database.query_texts(OUTCOMES).await, ["bad|poisoned|store trouble|0|0"]);
+    scene.database.execute("UPDATE inbox_delivery SET troubles = 5").await;
+
+    assert_eq!(scene.database.replay("bad", "stock", None).await, 1);
+
+    assert_eq!(scene.count("inbox_delivery WHERE troubles = 0").await, 1);
+}
