@@ -3,7 +3,7 @@
 //! A step finds candidates without locking anything, locks those messages, and decides under the lock which deliveries are missing. Accept
 //! locks the same rows before it adds deliveries, so a handler with two ids never gets two deliveries of one message.
 
-use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::process::millis;
@@ -73,7 +73,8 @@ pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep) 
     if seqs.is_empty() {
         return Ok(Backfilled { made: 0, next_seq });
     }
-    let made = conn.transaction(async |conn| {
+    let mut transaction = conn.build_transaction().read_committed();
+    let made = transaction.run(async |conn| {
         let seqs = Lock { seqs: &seqs }.load::<i64>(conn).await?;
         Make { handler_key: &step.handler_key, seqs: &seqs }.execute(conn).await
     });
