@@ -31,6 +31,7 @@ mod operator_race;
 mod own_server;
 mod panics;
 mod plans;
+mod public_api;
 mod quickstart;
 mod roles;
 mod scene;
