@@ -114,15 +114,15 @@ impl Kafka {
 }
 
 /// A partition, as the ledger knows it.
-struct Known {
+struct KnownPartition {
     audit: PartitionAudit,
     topic_id: Option<String>,
     cluster_id: String,
 }
 
-fn known((state, row): (LedgerState, Option<LedgerRow>)) -> Known {
+fn known((state, row): (LedgerState, Option<LedgerRow>)) -> KnownPartition {
     let cluster_id = state.cluster_id.clone();
-    Known { audit: PartitionAudit::from(state), topic_id: row.and_then(|row| row.topic_id), cluster_id }
+    KnownPartition { audit: PartitionAudit::from(state), topic_id: row.and_then(|row| row.topic_id), cluster_id }
 }
 
 /// One group may read several clusters into the same database.

@@ -20,7 +20,7 @@ mod watch;
 pub(super) use watch::Watched;
 
 /// A topic and a partition of it.
-pub(super) type Place = (Arc<str>, i32);
+pub(super) type TopicPartition = (Arc<str>, i32);
 
 /// Batches that may be written at a time, of different partitions.
 pub(super) const LANES: usize = 2;
@@ -34,13 +34,13 @@ pub(super) struct Desk {
     reader: Option<Arc<Reader>>,
     topics: HashMap<Arc<str>, HashMap<i32, Owned>>,
     generation: u64,
-    lanes: [Lane; LANES],
+    lanes: [WriteLane; LANES],
     waiting_rows: usize,
     waiting_bytes: usize,
 }
 
 #[derive(Default)]
-struct Lane {
+struct WriteLane {
     waiting: VecDeque<Waiting>,
     /// Where the batch under way ends.
     writing: Option<Vec<End>>,
@@ -49,7 +49,7 @@ struct Lane {
 /// A partition whose position is to be found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
-    pub(super) place: Place,
+    pub(super) place: TopicPartition,
     pub(super) generation: u64,
     /// It is in the ledger, as far as we know.
     pub(super) has_ledger: bool,
@@ -86,7 +86,7 @@ impl Desk {
     }
 
     /// Takes over partitions, paused.
-    pub(super) fn assign(&mut self, places: &[Place], now: Instant) {
+    pub(super) fn assign(&mut self, places: &[TopicPartition], now: Instant) {
         self.generation += 1;
         let mut loads = [0_usize; LANES];
         self.all().for_each(|(_, owned)| loads[owned.lane] += 1);
@@ -113,7 +113,7 @@ impl Desk {
     }
 
     /// Forgets partitions. A batch of theirs that is under way goes on, and changes nothing here any more.
-    pub(super) fn revoke(&mut self, places: &[Place]) {
+    pub(super) fn revoke(&mut self, places: &[TopicPartition]) {
         self.drop_waiting(places);
         for (topic, partition) in places {
             if let Some(partitions) = self.topics.get_mut(topic) {
@@ -123,8 +123,8 @@ impl Desk {
     }
 
     /// Forgets what waits of these partitions. What is being written goes on.
-    pub(super) fn drop_waiting(&mut self, places: &[Place]) {
-        let places: HashSet<&Place> = places.iter().collect();
+    pub(super) fn drop_waiting(&mut self, places: &[TopicPartition]) {
+        let places: HashSet<&TopicPartition> = places.iter().collect();
         for lane in &mut self.lanes {
             lane.waiting.retain(|waiting| !places.contains(&waiting.place));
         }
@@ -132,18 +132,18 @@ impl Desk {
         self.waiting_bytes = self.lanes.iter().flat_map(|lane| &lane.waiting).map(|waiting| waiting.size_bytes).sum();
     }
 
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<TopicPartition> {
         self.all().map(|(place, _)| place).collect()
     }
 
-    pub(super) fn is_writing_any_of(&self, places: &[Place]) -> bool {
-        let places: HashSet<&Place> = places.iter().collect();
+    pub(super) fn is_writing_any_of(&self, places: &[TopicPartition]) -> bool {
+        let places: HashSet<&TopicPartition> = places.iter().collect();
         self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten()).any(|end| places.contains(&end.place))
     }
 
     /// Partitions whose position is to be found now. Not while records of them are on their way: the ledger would still move.
     pub(super) fn ask(&mut self, now: Instant) -> Vec<Asked> {
-        let is_due = |(_, owned): (Place, &Owned)| match owned.standing {
+        let is_due = |(_, owned): (TopicPartition, &Owned)| match owned.standing {
             Standing::New { ask_at } | Standing::Stopped { ask_at } => ask_at <= now,
             Standing::Asked | Standing::Reading => false,
         };
@@ -167,7 +167,7 @@ impl Desk {
     }
 
     /// Partitions of which records wait or are being written.
-    fn busy(&self) -> HashSet<Place> {
+    fn busy(&self) -> HashSet<TopicPartition> {
         let waiting = self.lanes.iter().flat_map(|lane| lane.waiting.iter().map(|waiting| &waiting.place));
         let writing = self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten().map(|end| &end.place));
         waiting.chain(writing).cloned().collect()
@@ -185,7 +185,7 @@ impl Desk {
     }
 
     /// The partition has been set to an offset: it is read from here on. Everything before is stored.
-    pub(super) fn begin(&mut self, (topic, partition): &Place, at: At) {
+    pub(super) fn begin(&mut self, (topic, partition): &TopicPartition, at: At) {
         if let Some(owned) = self.get_mut(topic, *partition) {
             owned.standing = Standing::Reading;
             owned.next_offset = at.offset;
@@ -197,14 +197,14 @@ impl Desk {
     }
 
     /// The position could not be found for now.
-    pub(super) fn ask_again(&mut self, (topic, partition): &Place, now: Instant) {
+    pub(super) fn ask_again(&mut self, (topic, partition): &TopicPartition, now: Instant) {
         if let Some(owned) = self.get_mut(topic, *partition) {
             owned.standing = Standing::New { ask_at: now + ASK_AGAIN };
         }
     }
 
     /// The partition is stopped. It is looked again now and then whether a person has put that right. Returns whether this reason is new.
-    pub(super) fn stop(&mut self, (topic, partition): &Place, why: &str, now: Instant) -> bool {
+    pub(super) fn stop(&mut self, (topic, partition): &TopicPartition, why: &str, now: Instant) -> bool {
         let Some(owned) = self.get_mut(topic, *partition) else { return false };
         owned.standing = Standing::Stopped { ask_at: now + LOOK_AGAIN };
         owned.cut = None;
@@ -272,7 +272,7 @@ impl Desk {
             return None;
         }
         let reader = Arc::clone(self.reader.as_ref()?);
-        let mut ends: HashMap<Place, At> = HashMap::new();
+        let mut ends: HashMap<TopicPartition, At> = HashMap::new();
         let mut rows = Vec::new();
         let mut size_bytes = 0;
         let waiting = &mut self.lanes[lane].waiting;
@@ -311,7 +311,7 @@ impl Desk {
 
     /// The lane's batch is stored. Its offsets may be committed where the partition is still the same assignment; returns the partitions
     /// whose ledger was not where it should have been. What waits of those is dropped, and they find their position anew.
-    pub(super) fn written(&mut self, lane: usize, moves: &[LedgerMove], now: Instant) -> Vec<Place> {
+    pub(super) fn written(&mut self, lane: usize, moves: &[LedgerMove], now: Instant) -> Vec<TopicPartition> {
         let mut behind = Vec::new();
         for (end, step) in self.lanes[lane].writing.take().into_iter().flatten().zip(moves) {
             let Some(owned) = self.get_mut(&end.place.0, end.place.1) else { continue };
@@ -333,7 +333,7 @@ impl Desk {
     }
 
     /// The partition whose next offset this is, if it is the only one.
-    pub(super) fn only_one_at(&self, offset: i64) -> Option<Place> {
+    pub(super) fn only_one_at(&self, offset: i64) -> Option<TopicPartition> {
         let mut there =
             self.all().filter(|(_, owned)| owned.standing == Standing::Reading && owned.next_offset == offset);
         let first = there.next()?.0;
@@ -341,7 +341,7 @@ impl Desk {
     }
 
     /// What is stored and not committed.
-    pub(super) fn to_commit(&self) -> Vec<(Place, i64)> {
+    pub(super) fn to_commit(&self) -> Vec<(TopicPartition, i64)> {
         self.all()
             .filter(|(_, owned)| owned.stored != owned.committed)
             .filter_map(|(place, owned)| Some((place, owned.stored?)))
@@ -356,7 +356,7 @@ impl Desk {
 
     /// Partitions to pause and to resume, and notes them as such: only what is being read goes on, and only while there is room.
     /// What is resumed comes with the position that is expected next of it.
-    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<Place>, Vec<(Place, At)>) {
+    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<TopicPartition>, Vec<(TopicPartition, At)>) {
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for (topic, partitions) in &mut self.topics {
             for (&partition, owned) in partitions {
@@ -382,7 +382,7 @@ impl Desk {
         self.topics.get_mut(topic)?.get_mut(&partition)
     }
 
-    fn all(&self) -> impl Iterator<Item = (Place, &Owned)> {
+    fn all(&self) -> impl Iterator<Item = (TopicPartition, &Owned)> {
         self.topics.iter().flat_map(|(topic, partitions)| {
             partitions.iter().map(move |(&partition, owned)| ((Arc::clone(topic), partition), owned))
         })

@@ -15,11 +15,11 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
-use super::desk::{Asked, Place};
+use super::desk::{Asked, TopicPartition};
 use super::for_ever::for_ever;
 use super::native;
 use super::native::leader::{self, Answers};
-use super::position::{self, At, Committed, Known, Start, Topic};
+use super::position::{self, At, Begin, Committed, Known, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, Told, partitions};
 use crate::accept::Intake;
 use crate::store::Backend;
@@ -31,9 +31,9 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 /// Where a partition begins; `None` when Kafka did not say.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct Located {
     pub(super) asked: Asked,
-    pub(super) start: Option<Start>,
+    pub(super) start: Option<Begin>,
 }
 
 /// A partition, with what the ledger says of it.
@@ -44,7 +44,7 @@ struct Sought {
 
 /// With what it was found by.
 struct Looked {
-    found: Found,
+    found: Located,
     ledger: Option<LedgerRow>,
     topic_id: Option<String>,
 }
@@ -60,17 +60,17 @@ pub(super) async fn find<B: Backend>(
     let asking = consumer.clone();
     let Some(reader) = joined(spawn_blocking(move || reader(&asking)).await) else { return };
     let Some(reader) = reader else {
-        let unanswered = asked.into_iter().map(|asked| Found { asked, start: None }).collect();
-        return drop(tell.send(Told::Found(unanswered)));
+        let unanswered = asked.into_iter().map(|asked| Located { asked, start: None }).collect();
+        return drop(tell.send(Told::Located(unanswered)));
     };
     let (stopped, sought) = with_ledger(&intake, &reader, asked).await;
     open(&intake, &reader, &stopped).await;
-    drop(tell.send(Told::Found(stopped.into_iter().map(|looked| looked.found).collect())));
+    drop(tell.send(Told::Located(stopped.into_iter().map(|looked| looked.found).collect())));
     let asking = consumer.clone();
     let Some(Led { by_leader, leaderless }) = joined(spawn_blocking(move || led(&asking, sought)).await) else {
         return;
     };
-    drop(tell.send(Told::Found(leaderless)));
+    drop(tell.send(Told::Located(leaderless)));
     let mut looking = JoinSet::new();
     for (leader, sought) in by_leader {
         let (intake, reader, consumer) = (Arc::clone(&intake), Arc::clone(&reader), consumer.clone());
@@ -78,7 +78,7 @@ pub(super) async fn find<B: Backend>(
         looking.spawn(async move {
             let Some(looked) = joined(spawn_blocking(move || look(&consumer, leader, sought)).await) else { return };
             open(&intake, &reader, &looked).await;
-            drop(tell.send(Told::Found(looked.into_iter().map(|looked| looked.found).collect())));
+            drop(tell.send(Told::Located(looked.into_iter().map(|looked| looked.found).collect())));
         });
     }
     while let Some(looked) = looking.join_next().await {
@@ -111,7 +111,9 @@ async fn with_ledger<B: Backend>(intake: &Intake<B>, reader: &Reader, asked: Vec
     let (mut stopped, mut sought) = (Vec::new(), Vec::new());
     for (asked, ledger) in asked.into_iter().zip(ledger) {
         match ledger.as_ref().and_then(|ledger| position::stopped(ledger, asked.cut)) {
-            Some(start) => stopped.push(Looked { found: Found { asked, start: Some(start) }, ledger, topic_id: None }),
+            Some(start) => {
+                stopped.push(Looked { found: Located { asked, start: Some(start) }, ledger, topic_id: None });
+            }
             None => sought.push(Sought { asked, ledger }),
         }
     }
@@ -138,7 +140,7 @@ async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, looked: &[Looked]
 #[derive(Default)]
 struct Led {
     by_leader: HashMap<i32, Vec<Sought>>,
-    leaderless: Vec<Found>,
+    leaderless: Vec<Located>,
 }
 
 /// Blocks: asks once for each topic.
@@ -159,7 +161,7 @@ fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<Sought>) -> Led {
             Err(error) => error.clone(),
         };
         troubles.push((one.asked.place.clone(), error));
-        led.leaderless.push(Found { asked: one.asked, start: None });
+        led.leaderless.push(Located { asked: one.asked, start: None });
     }
     tell_trouble(&consumer, &troubles);
     led
@@ -184,7 +186,7 @@ fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>
         // Nobody waits for it any more.
         Some(_) | None => return Vec::new(),
     };
-    let places: Vec<Place> = sought.iter().map(|one| one.asked.place.clone()).collect();
+    let places: Vec<TopicPartition> = sought.iter().map(|one| one.asked.place.clone()).collect();
     let mut answers = leader::ask(&consumer, leader, &places, ANSWER_WAIT);
     let committed = committed(&consumer, &sought);
     let mut troubles = Vec::new();
@@ -198,14 +200,14 @@ fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>
         let topic_id = answers.topic_ids.get(&one.asked.place.0).cloned().flatten();
         let Sought { asked, ledger } = one;
         let start = start.map_err(|error| troubles.push((asked.place.clone(), error))).ok();
-        looked.push(Looked { found: Found { asked, start }, ledger, topic_id });
+        looked.push(Looked { found: Located { asked, start }, ledger, topic_id });
     }
     tell_trouble(&consumer, &troubles);
     looked
 }
 
 /// One event for all: a broker that is away leads many partitions.
-fn tell_trouble(consumer: &BaseConsumer<Context>, troubles: &[(Place, KafkaError)]) {
+fn tell_trouble(consumer: &BaseConsumer<Context>, troubles: &[(TopicPartition, KafkaError)]) {
     let Some((((topic, partition), error), others)) = troubles.split_first() else { return };
     if !consumer.context().is_closing() {
         let error = format!("{error} ({topic}[{partition}] and {} other partitions)", others.len());
@@ -249,12 +251,12 @@ fn warn_of_group(group: &str, asked: &Asked, known: &Known) {
 }
 
 /// What the group has committed.
-type Offsets = HashMap<Place, KafkaResult<Committed>>;
+type Offsets = HashMap<TopicPartition, KafkaResult<Committed>>;
 
 /// Of partitions that this process has not read yet, in one request.
 fn committed(consumer: &BaseConsumer<Context>, sought: &[Sought]) -> Offsets {
     let is_wanted = |one: &&Sought| !one.asked.has_ledger;
-    let places: Vec<Place> = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
+    let places: Vec<TopicPartition> = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
     let Some(list) = partitions(&places) else { return Offsets::new() };
     let list = match consumer.committed_offsets(list, ANSWER_WAIT) {
         Ok(list) => list,
@@ -277,22 +279,22 @@ fn opening(looked: &Looked) -> Option<Opening> {
     let Looked { found, ledger, topic_id } = looked;
     let (topic, partition) = &found.asked.place;
     let (at, gap_from) = match (found.start.as_ref()?, ledger) {
-        (Start::Nowhere(_) | Start::Stopped { .. }, _) => return None,
+        (Begin::Nowhere(_) | Begin::Stopped { .. }, _) => return None,
         // A ledger that does not know its topic's id yet learns it.
-        (Start::At(at), Some(row))
+        (Begin::At(at), Some(row))
             if row.next_offset == at.offset && (row.topic_id.is_some() || topic_id.is_none()) =>
         {
             return None;
         }
-        (Start::At(at), Some(_) | None) => (at.offset, None),
-        (Start::AfterGap { from, to }, _) => (*to, Some(*from)),
+        (Begin::At(at), Some(_) | None) => (at.offset, None),
+        (Begin::AfterGap { from, to }, _) => (*to, Some(*from)),
     };
     Some(Opening { topic: Arc::clone(topic), topic_id: topic_id.clone(), partition: *partition, at, gap_from })
 }
 
 /// What has to be written before the partition is reported as stopped.
 fn stopping(looked: &Looked) -> Option<Stopping> {
-    let Some(Start::Nowhere(stop)) = &looked.found.start else { return None };
+    let Some(Begin::Nowhere(stop)) = &looked.found.start else { return None };
     let (topic, partition) = looked.found.asked.place.clone();
     Some(Stopping { topic, partition, next_offset: stop.ledger().offset, why: stop.to_string() })
 }

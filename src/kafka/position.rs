@@ -47,7 +47,7 @@ pub(super) enum Committed {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum Begin {
     At(At),
     /// Records from `from` up to `to` are gone; go on at `to`.
     AfterGap {
@@ -111,32 +111,32 @@ impl fmt::Display for At {
     }
 }
 
-pub(super) fn start(known: Known) -> Start {
+pub(super) fn start(known: Known) -> Begin {
     let Known { ledger, topic, committed, low, high } = known;
     match (ledger, committed) {
-        (Some(At { offset: BEGINNING, .. }), _) => Start::At(without_epoch(low)),
-        (Some(ledger), _) if topic == Topic::MadeAnew => Start::Nowhere(Stop::MadeAnew { ledger, high }),
-        (Some(ledger), _) if ledger.offset > high => Start::Nowhere(Stop::EndsBefore { ledger, high }),
+        (Some(At { offset: BEGINNING, .. }), _) => Begin::At(without_epoch(low)),
+        (Some(ledger), _) if topic == Topic::MadeAnew => Begin::Nowhere(Stop::MadeAnew { ledger, high }),
+        (Some(ledger), _) if ledger.offset > high => Begin::Nowhere(Stop::EndsBefore { ledger, high }),
         (Some(At { offset: next, .. }), _) | (None, Committed::ByAnother(next)) if next < low => {
-            Start::AfterGap { from: next, to: low }
+            Begin::AfterGap { from: next, to: low }
         }
         // Set with its epoch: Kafka compares it, and a log that was truncated in between answers with a record before the ledger.
-        (Some(next), _) => Start::At(next),
-        (None, Committed::ByAnother(next)) => Start::At(without_epoch(next.min(high))),
+        (Some(next), _) => Begin::At(next),
+        (None, Committed::ByAnother(next)) => Begin::At(without_epoch(next.min(high))),
         // Everything Kafka has, again: what is stored already is a duplicate.
-        (None, Committed::ByUs | Committed::Nothing) => Start::At(without_epoch(low)),
+        (None, Committed::ByUs | Committed::Nothing) => Begin::At(without_epoch(low)),
     }
 }
 
 /// What the ledger and the record that was out of place decide without asking Kafka.
-pub(super) fn stopped(ledger: &LedgerRow, cut: Option<At>) -> Option<Start> {
+pub(super) fn stopped(ledger: &LedgerRow, cut: Option<At>) -> Option<Begin> {
     if let Some(why) = &ledger.stopped {
-        return Some(Start::Stopped { ledger: ledger.next_offset, why: why.clone() });
+        return Some(Begin::Stopped { ledger: ledger.next_offset, why: why.clone() });
     }
     let at = At { offset: ledger.next_offset, epoch: ledger.leader_epoch };
     // A person may have moved the ledger meanwhile.
     let record = cut.filter(|cut| cut.offset < at.offset)?;
-    Some(Start::Nowhere(Stop::Truncated { ledger: at, record }))
+    Some(Begin::Nowhere(Stop::Truncated { ledger: at, record }))
 }
 
 /// Whether a record that comes before the one that was expected proves that the log was truncated. Epochs only grow within a log.

@@ -16,8 +16,8 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
 
-use super::desk::{Batch, Desk, Place};
-use super::find::Found;
+use super::desk::{Batch, Desk, TopicPartition};
+use super::find::Located;
 use super::outage::{Outage, Say};
 use crate::store::ledger::{LedgerMove, Reader};
 use crate::telemetry::events;
@@ -33,7 +33,7 @@ pub(super) const COMMITTED_BY_US: &str = "wharf";
 pub(super) enum Told {
     /// A batch has ended, and the desk knows.
     Written,
-    Found(Vec<Found>),
+    Located(Vec<Located>),
     /// Whether the backlog is over its limits.
     Backlog {
         is_over: bool,
@@ -46,7 +46,7 @@ pub(super) struct Context {
     reader: OnceLock<Arc<Reader>>,
     desk: Mutex<Desk>,
     told: Mutex<Receiver<Told>>,
-    found: Mutex<Vec<Found>>,
+    found: Mutex<Vec<Located>>,
     is_backlogged: AtomicBool,
     /// The consumer is being closed: what is stored is committed already.
     is_closing: AtomicBool,
@@ -94,7 +94,7 @@ impl Context {
     }
 
     /// Positions that were found and not yet taken up.
-    pub(super) fn take_found(&self) -> Vec<Found> {
+    pub(super) fn take_found(&self) -> Vec<Located> {
         std::mem::take(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -167,7 +167,7 @@ impl Context {
         loop {
             match next {
                 Told::Written => {}
-                Told::Found(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
+                Told::Located(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
                 Told::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
             }
             match told.try_recv() {
@@ -178,7 +178,7 @@ impl Context {
     }
 
     /// Waits until no batch of these partitions is under way, or the time is up.
-    pub(super) fn wait_written(&self, places: &[Place], deadline: Instant) {
+    pub(super) fn wait_written(&self, places: &[TopicPartition], deadline: Instant) {
         while self.desk().is_writing_any_of(places) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -214,7 +214,7 @@ impl Context {
         if !consumer.assignment_lost() && !self.is_closing() {
             self.wait_written(&places, Instant::now() + REVOKE_WAIT);
             let stored = self.desk().to_commit();
-            let going: HashSet<&Place> = places.iter().collect();
+            let going: HashSet<&TopicPartition> = places.iter().collect();
             let stored: Vec<_> = stored.into_iter().filter(|(place, _)| going.contains(place)).collect();
             if let Some(list) = offsets(&stored)
                 && let Err(error) = consumer.commit(&list, CommitMode::Sync)
@@ -323,12 +323,12 @@ fn offset_in(reason: &str) -> Option<i64> {
     words.1.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-fn places(list: &TopicPartitionList) -> Vec<Place> {
+fn places(list: &TopicPartitionList) -> Vec<TopicPartition> {
     list.elements().iter().map(|element| (Arc::from(element.topic()), element.partition())).collect()
 }
 
 /// The partitions alone; `None` when there are none.
-pub(super) fn partitions(places: &[Place]) -> Option<TopicPartitionList> {
+pub(super) fn partitions(places: &[TopicPartition]) -> Option<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(places.len());
     for (topic, partition) in places {
         list.add_partition(topic, *partition);
@@ -337,7 +337,7 @@ pub(super) fn partitions(places: &[Place]) -> Option<TopicPartitionList> {
 }
 
 /// Offsets to commit; `None` when there are none.
-pub(super) fn offsets(stored: &[(Place, i64)]) -> Option<TopicPartitionList> {
+pub(super) fn offsets(stored: &[(TopicPartition, i64)]) -> Option<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(stored.len());
     for ((topic, partition), offset) in stored {
         let mut element = list.add_partition(topic, *partition);

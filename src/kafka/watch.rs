@@ -12,7 +12,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
 use tokio::task::spawn_blocking;
 
-use super::desk::{Place, Watched};
+use super::desk::{TopicPartition, Watched};
 use super::native::{self, leader};
 use super::rebalance::Context;
 use crate::accept::Intake;
@@ -31,7 +31,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 const END_WAIT: Duration = Duration::from_secs(1);
 
 /// What was written last of each partition: its standing, and why.
-type Told = HashMap<Place, (&'static str, Option<Box<str>>)>;
+type Told = HashMap<TopicPartition, (&'static str, Option<Box<str>>)>;
 
 struct Watch<B: Backend> {
     intake: Arc<Intake<B>>,
@@ -131,7 +131,7 @@ impl<B: Backend> Watch<B> {
         // The consumer must not be dropped on the store's thread.
         let looking = spawn_blocking(move || {
             let consumer = consumer.upgrade();
-            let lag = |((topic, partition), stored): (Place, Option<i64>)| {
+            let lag = |((topic, partition), stored): (TopicPartition, Option<i64>)| {
                 let (_, high) = native::watermarks(consumer.as_ref()?, &topic, partition)?;
                 Some((high - stored?).max(0))
             };

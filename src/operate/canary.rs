@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::operator::Operator;
 use crate::store::Backend;
-use crate::store::operating::Standing;
+use crate::store::operating::ReplayState;
 use crate::types::{DeliveryFilter, State};
 use crate::types::{Error, Result, setters};
 
@@ -126,7 +126,7 @@ impl<B: Backend> Operator<B> {
 }
 
 impl CanaryProgress {
-    fn and(mut self, step: &[Standing]) -> Self {
+    fn and(mut self, step: &[ReplayState]) -> Self {
         for row in step {
             self.replayed += 1;
             match row.state {

@@ -81,7 +81,7 @@ pub trait Operating: Send + Sync + Sized + 'static {
     fn backfill(&self, step: BackfillStep) -> impl Future<Output = Result<Backfilled>> + Send;
 
     /// Where these deliveries stand; those that are gone are left out.
-    fn standings(&self, rows: &[(i64, i16)]) -> impl Future<Output = Result<Vec<Standing>>> + Send;
+    fn standings(&self, rows: &[(i64, i16)]) -> impl Future<Output = Result<Vec<ReplayState>>> + Send;
 
     /// Writes down an act that was done in steps.
     fn audit(&self, audit: Audit, signed: Signed) -> impl Future<Output = Result<()>> + Send;
@@ -211,7 +211,7 @@ pub struct Backfilled {
 
 /// Where a delivery stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
-pub struct Standing {
+pub struct ReplayState {
     pub message_seq: i64,
     pub handler_id: i16,
     pub state: State,

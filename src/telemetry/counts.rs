@@ -30,13 +30,13 @@ mod with_metrics {
     use super::Count;
 
     #[derive(Default)]
-    struct Known {
+    struct Handles {
         counters: HashMap<Count, HashMap<Box<str>, Counter>>,
         runs: HashMap<Box<str>, Histogram>,
     }
 
     thread_local! {
-        static KNOWN: RefCell<Known> = RefCell::default();
+        static KNOWN: RefCell<Handles> = RefCell::default();
     }
 
     pub(crate) fn add(count: Count, of: &str, number: u64) {
@@ -45,7 +45,7 @@ mod with_metrics {
 
     /// As [`add`], for what happens all the time.
     pub(crate) fn add_often(count: Count, of: &str) {
-        let add_one = |known: &mut Known| {
+        let add_one = |known: &mut Handles| {
             let counters = known.counters.entry(count).or_default();
             known_or(counters, of, || counter(count, of)).increment(1);
         };
@@ -65,7 +65,7 @@ mod with_metrics {
         }
     }
 
-    fn with_known(counting: impl FnOnce(&mut Known)) {
+    fn with_known(counting: impl FnOnce(&mut Handles)) {
         // A thread that is ending has no table any more; and a recorder is the user's code, which may lead back here.
         let _ = KNOWN.try_with(|known| known.try_borrow_mut().map(|mut known| counting(&mut known)));
     }

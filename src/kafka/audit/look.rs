@@ -9,10 +9,10 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::Message;
 use rdkafka::{ClientConfig, Offset};
 
-use super::super::desk::Place;
+use super::super::desk::TopicPartition;
 use super::super::native::leader::{self, LogEnd};
 use super::super::rebalance::{offsets, partitions};
-use super::{Known, PartitionAudit};
+use super::{KnownPartition, PartitionAudit};
 
 /// How long Kafka may take for each answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -20,13 +20,14 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 const FEW: i64 = 100;
 
 /// What Kafka says of these partitions, and of others of their topics.
-pub(super) fn look(config: &ClientConfig, known: Vec<Known>) -> KafkaResult<Vec<PartitionAudit>> {
+pub(super) fn look(config: &ClientConfig, known: Vec<KnownPartition>) -> KafkaResult<Vec<PartitionAudit>> {
     let consumer: BaseConsumer = config.create()?;
     // The group may read other clusters into the same database.
     let cluster_id = consumer.client().fetch_cluster_id(ANSWER_WAIT);
-    let is_here = |one: &Known| one.cluster_id.is_empty() || cluster_id.as_ref().is_none_or(|id| *id == one.cluster_id);
-    let known: Vec<Known> = known.into_iter().filter(is_here).collect();
-    let topic_ids: HashMap<Place, String> =
+    let is_here =
+        |one: &KnownPartition| one.cluster_id.is_empty() || cluster_id.as_ref().is_none_or(|id| *id == one.cluster_id);
+    let known: Vec<KnownPartition> = known.into_iter().filter(is_here).collect();
+    let topic_ids: HashMap<TopicPartition, String> =
         known.iter().filter_map(|one| Some((place(&one.audit), one.topic_id.clone()?))).collect();
     let mut audited: Vec<PartitionAudit> = known.into_iter().map(|one| one.audit).collect();
     let mut topics: Vec<String> = audited.iter().map(|partition| partition.topic.clone()).collect();
@@ -35,7 +36,7 @@ pub(super) fn look(config: &ClientConfig, known: Vec<Known>) -> KafkaResult<Vec<
         // Nothing to compare; but nobody there is not the same as all well.
         return Err(KafkaError::MetadataFetch(RDKafkaErrorCode::AllBrokersDown));
     }
-    let mut by_leader: HashMap<i32, Vec<Place>> = HashMap::new();
+    let mut by_leader: HashMap<i32, Vec<TopicPartition>> = HashMap::new();
     for topic in topics {
         let metadata = consumer.fetch_metadata(Some(&topic), ANSWER_WAIT)?;
         let topic: Arc<str> = topic.into();
@@ -58,20 +59,20 @@ pub(super) fn look(config: &ClientConfig, known: Vec<Known>) -> KafkaResult<Vec<
     Ok(audited)
 }
 
-fn place(audit: &PartitionAudit) -> Place {
+fn place(audit: &PartitionAudit) -> TopicPartition {
     (audit.topic.as_str().into(), audit.partition)
 }
 
 fn ask(
     consumer: &BaseConsumer,
     leader: i32,
-    places: &[Place],
+    places: &[TopicPartition],
     audited: &mut [PartitionAudit],
-    topic_ids: &HashMap<Place, String>,
+    topic_ids: &HashMap<TopicPartition, String>,
 ) {
     let answers = leader::ask(consumer, leader, places, ANSWER_WAIT);
     let stable = leader::log_ends(consumer, places, LogEnd::Committed, ANSWER_WAIT);
-    let stable: HashMap<&Place, i64> =
+    let stable: HashMap<&TopicPartition, i64> =
         places.iter().zip(stable).filter_map(|(place, end)| Some((place, end.ok()?))).collect();
     for audit in audited {
         let place = place(audit);
@@ -84,7 +85,7 @@ fn ask(
 }
 
 fn committed(consumer: &BaseConsumer, audited: &mut [PartitionAudit]) -> KafkaResult<()> {
-    let places: Vec<Place> = audited.iter().map(place).collect();
+    let places: Vec<TopicPartition> = audited.iter().map(place).collect();
     let Some(list) = partitions(&places) else { return Ok(()) };
     let committed = consumer.committed_offsets(list, ANSWER_WAIT)?;
     for (partition, element) in audited.iter_mut().zip(committed.elements()) {
@@ -99,13 +100,14 @@ fn committed(consumer: &BaseConsumer, audited: &mut [PartitionAudit]) -> KafkaRe
 /// Where few offsets are left: whether they are records at all. Where a transaction is open: since when.
 fn peek_at_ends(config: &ClientConfig, audited: &mut [PartitionAudit]) -> KafkaResult<()> {
     let is_short = |one: &&PartitionAudit| one.lag().is_some_and(|lag| (1..=FEW).contains(&lag));
-    let left: Vec<(Place, i64)> = audited
+    let left: Vec<(TopicPartition, i64)> = audited
         .iter()
         .filter(is_short)
         .filter(|one| one.open_transaction.is_none() && !one.is_made_anew)
         .filter_map(|one| Some((place(one), one.next_offset?.max(one.watermarks?.0))))
         .collect();
-    let open: Vec<(Place, i64)> = audited.iter().filter_map(|one| Some((place(one), one.open_transaction?))).collect();
+    let open: Vec<(TopicPartition, i64)> =
+        audited.iter().filter_map(|one| Some((place(one), one.open_transaction?))).collect();
     let left = peek(config, "read_committed", &left)?;
     let open = peek(config, "read_uncommitted", &open)?;
     for audit in audited {
@@ -128,7 +130,11 @@ enum Peeked {
 
 /// Looks what comes next at each of these offsets; what does not come in time is missing. Topic by topic, because the end of a partition is told
 /// without its topic.
-fn peek(config: &ClientConfig, isolation: &str, starts: &[(Place, i64)]) -> KafkaResult<HashMap<Place, Peeked>> {
+fn peek(
+    config: &ClientConfig,
+    isolation: &str,
+    starts: &[(TopicPartition, i64)],
+) -> KafkaResult<HashMap<TopicPartition, Peeked>> {
     let mut peeked = HashMap::new();
     let mut topics: Vec<&Arc<str>> = starts.iter().map(|((topic, _), _)| topic).collect();
     topics.dedup();

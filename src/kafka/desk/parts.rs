@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{At, Place};
+use super::{At, TopicPartition};
 use crate::accept::Row;
 
 /// A record that waits to be written; without a row when nobody wants it, but its offset counts all the same.
 pub(super) struct Waiting {
-    pub(super) place: Place,
+    pub(super) place: TopicPartition,
     pub(super) at: At,
     pub(super) row: Option<Row>,
     pub(super) size_bytes: usize,
 }
 
 pub(super) struct End {
-    pub(super) place: Place,
+    pub(super) place: TopicPartition,
     pub(super) generation: u64,
     pub(super) next_offset: i64,
 }
@@ -53,7 +53,7 @@ pub(super) enum Standing {
     },
     Asked,
     Reading,
-    /// There is no position: see `position::Start::Nowhere`.
+    /// There is no position: see `position::Begin::Nowhere`.
     Stopped {
         ask_at: Instant,
     },

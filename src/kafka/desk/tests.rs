@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::ledger::LedgerRow;
 
-fn place(partition: i32) -> Place {
+fn place(partition: i32) -> TopicPartition {
     (Arc::from("t"), partition)
 }
 
@@ -13,7 +13,7 @@ fn desk(partitions: &[i32]) -> Desk {
     let mut desk = Desk::new();
     desk.read_for(&Arc::new(Reader { group: "g".into(), cluster_id: "c".into() }));
     let now = Instant::now();
-    let places: Vec<Place> = partitions.iter().map(|&partition| place(partition)).collect();
+    let places: Vec<TopicPartition> = partitions.iter().map(|&partition| place(partition)).collect();
     desk.assign(&places, now);
     assert_eq!(desk.ask(now).len(), partitions.len());
     for place in &places {

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use super::{Desk, Place, Standing};
+use super::{Desk, Standing, TopicPartition};
 use crate::store::ledger::LedgerRow;
 
 /// A partition at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::kafka) struct Watched {
-    pub(in crate::kafka) place: Place,
+    pub(in crate::kafka) place: TopicPartition,
     generation: u64,
     /// One of the words of `inbox_partition`.
     pub(in crate::kafka) standing: &'static str,
@@ -32,7 +32,7 @@ impl Desk {
     }
 
     /// Records of the partition cannot be read.
-    pub(in crate::kafka) fn stands_still(&mut self, (topic, partition): &Place, why: &str) {
+    pub(in crate::kafka) fn stands_still(&mut self, (topic, partition): &TopicPartition, why: &str) {
         if let Some(owned) = self.get_mut(topic, *partition) {
             owned.stands_still = Some(why.into());
         }
@@ -44,7 +44,7 @@ impl Desk {
         &mut self,
         watched: &[(&Watched, Option<&LedgerRow>, bool)],
         now: Instant,
-    ) -> Vec<(Place, bool)> {
+    ) -> Vec<(TopicPartition, bool)> {
         let busy = self.busy();
         let mut sent_back = Vec::new();
         for (one, row, is_other_topic) in watched {
@@ -64,7 +64,7 @@ impl Desk {
             }
         }
         if !sent_back.is_empty() {
-            let places: Vec<Place> = sent_back.iter().map(|(place, _)| place.clone()).collect();
+            let places: Vec<TopicPartition> = sent_back.iter().map(|(place, _)| place.clone()).collect();
             self.drop_waiting(&places);
         }
         sent_back

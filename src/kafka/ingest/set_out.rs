@@ -7,10 +7,10 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::Consumer;
 use rdkafka::error::KafkaResult;
 
-use super::super::desk::Place;
-use super::super::find::{Found, find};
+use super::super::desk::TopicPartition;
+use super::super::find::{Located, find};
 use super::super::native;
-use super::super::position::{At, Start};
+use super::super::position::{At, Begin};
 use super::super::rebalance::offsets;
 use super::Work;
 use crate::store::Backend;
@@ -24,20 +24,20 @@ impl<B: Backend> Work<B> {
     pub(super) fn set_out(&mut self) {
         let context = self.consumer.context();
         let mut starts = Vec::new();
-        for Found { asked, start } in context.take_found() {
+        for Located { asked, start } in context.take_found() {
             if !context.desk().is_current(&asked) {
                 continue;
             }
             let (topic, partition) = &asked.place;
             match start {
                 None => context.desk().ask_again(&asked.place, Instant::now()),
-                Some(Start::At(at)) => starts.push((asked.place, at)),
-                Some(Start::AfterGap { from, to }) => {
+                Some(Begin::At(at)) => starts.push((asked.place, at)),
+                Some(Begin::AfterGap { from, to }) => {
                     events::kafka::gap(self.group(), topic, *partition, from, to);
                     starts.push((asked.place, At { offset: to, epoch: None }));
                 }
-                Some(Start::Nowhere(stop)) => self.stop(&asked.place, stop.ledger().offset, &stop.to_string()),
-                Some(Start::Stopped { ledger, why }) => self.stop(&asked.place, ledger, &why),
+                Some(Begin::Nowhere(stop)) => self.stop(&asked.place, stop.ledger().offset, &stop.to_string()),
+                Some(Begin::Stopped { ledger, why }) => self.stop(&asked.place, ledger, &why),
             }
         }
         self.begin(&starts);
@@ -50,7 +50,7 @@ impl<B: Backend> Work<B> {
     }
 
     /// Sets partitions to their positions; those that could not be set are asked for again.
-    fn begin(&self, starts: &[(Place, At)]) {
+    fn begin(&self, starts: &[(TopicPartition, At)]) {
         let context = self.consumer.context();
         for (place, is_set) in self.seek(starts) {
             match is_set {
@@ -67,14 +67,14 @@ impl<B: Backend> Work<B> {
     }
 
     /// The partition is not read until a person has acted. Said once for each assignment, and again when the reason changes.
-    fn stop(&self, place: &Place, ledger: i64, why: &str) {
+    fn stop(&self, place: &TopicPartition, ledger: i64, why: &str) {
         if self.consumer.context().desk().stop(place, why, Instant::now()) {
             events::kafka::partition_stopped(self.group(), &place.0, place.1, ledger, why);
         }
     }
 
     /// Sets all positions in one call, with their epochs: the broker compares those with its log, and a truncation is noticed.
-    pub(super) fn seek(&self, starts: &[(Place, At)]) -> Vec<(Place, KafkaResult<At>)> {
+    pub(super) fn seek(&self, starts: &[(TopicPartition, At)]) -> Vec<(TopicPartition, KafkaResult<At>)> {
         let Some(list) = positions(starts) else { return Vec::new() };
         match self.consumer.seek_partitions(list, SEEK_WAIT) {
             Err(error) => starts.iter().map(|(place, _)| (place.clone(), Err(error.clone()))).collect(),
@@ -88,8 +88,8 @@ impl<B: Backend> Work<B> {
 }
 
 /// Positions with their epochs; `None` when there are none.
-pub(super) fn positions(starts: &[(Place, At)]) -> Option<TopicPartitionList> {
-    let at: Vec<(Place, i64)> = starts.iter().map(|(place, at)| (place.clone(), at.offset)).collect();
+pub(super) fn positions(starts: &[(TopicPartition, At)]) -> Option<TopicPartitionList> {
+    let at: Vec<(TopicPartition, i64)> = starts.iter().map(|(place, at)| (place.clone(), at.offset)).collect();
     let mut list = offsets(&at)?;
     native::epoch::set_leader_epochs(&mut list, starts.iter().map(|(_, at)| at.epoch));
     Some(list)

@@ -8,12 +8,12 @@ fn ledger_at(offset: i64) -> Option<At> {
     Some(At { offset, epoch: Some(0) })
 }
 
-fn at(ledger: Option<i64>, committed: Committed) -> Start {
+fn at(ledger: Option<i64>, committed: Committed) -> Begin {
     start(Known { ledger: ledger.and_then(ledger_at), topic: Topic::Same, committed, low: 10, high: 20 })
 }
 
-fn begins(offset: i64, epoch: Option<i32>) -> Start {
-    Start::At(At { offset, epoch })
+fn begins(offset: i64, epoch: Option<i32>) -> Begin {
+    Begin::At(At { offset, epoch })
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn the_ledger_is_right_wherever_it_speaks() {
 fn a_group_from_before_the_inbox_goes_on_where_it_was() {
     assert_eq!(at(None, Committed::ByAnother(15)), begins(15, None));
     assert_eq!(at(None, Committed::ByAnother(25)), begins(20, None));
-    assert_eq!(at(None, Committed::ByAnother(3)), Start::AfterGap { from: 3, to: 10 });
+    assert_eq!(at(None, Committed::ByAnother(3)), Begin::AfterGap { from: 3, to: 10 });
 }
 
 #[test]
@@ -43,12 +43,12 @@ fn a_ledger_that_was_reset_begins_at_the_first_record_and_notes_no_gap() {
 
 #[test]
 fn what_kafka_no_longer_has_is_a_gap_and_another_log_is_not_touched() {
-    assert_eq!(at(Some(3), Committed::ByUs), Start::AfterGap { from: 3, to: 10 });
+    assert_eq!(at(Some(3), Committed::ByUs), Begin::AfterGap { from: 3, to: 10 });
     let ledger = At { offset: 21, epoch: Some(0) };
-    assert_eq!(at(Some(21), Committed::ByUs), Start::Nowhere(Stop::EndsBefore { ledger, high: 20 }));
+    assert_eq!(at(Some(21), Committed::ByUs), Begin::Nowhere(Stop::EndsBefore { ledger, high: 20 }));
     let ledger = At { offset: 12, epoch: Some(0) };
     let known = Known { ledger: Some(ledger), topic: Topic::MadeAnew, committed: Committed::ByUs, low: 10, high: 20 };
-    assert_eq!(start(known), Start::Nowhere(Stop::MadeAnew { ledger, high: 20 }));
+    assert_eq!(start(known), Begin::Nowhere(Stop::MadeAnew { ledger, high: 20 }));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_stopped_ledger_stays_stopped_whatever_kafka_has() {
         topic_id: None,
         stopped: stopped.map(str::to_owned),
     };
-    assert_eq!(stopped(&row(Some("cut")), None), Some(Start::Stopped { ledger: 12, why: "cut".to_owned() }));
+    assert_eq!(stopped(&row(Some("cut")), None), Some(Begin::Stopped { ledger: 12, why: "cut".to_owned() }));
     assert_eq!(stopped(&row(None), None), None);
     // A person has moved it before the cut meanwhile.
     assert_eq!(stopped(&row(None), Some(At { offset: 12, epoch: Some(1) })), None);
@@ -107,8 +107,8 @@ proptest! {
 
         let is_cut_off = kept < ledger;
         match begun {
-            Start::Nowhere(Stop::EndsBefore { .. }) => prop_assert!(is_cut_off && ledger > high),
-            Start::At(begun) => {
+            Begin::Nowhere(Stop::EndsBefore { .. }) => prop_assert!(is_cut_off && ledger > high),
+            Begin::At(begun) => {
                 prop_assert_eq!(begun, at);
                 match log.first_read(begun) {
                     Some(record) if is_cut(begun, record) => prop_assert!(is_cut_off && record.offset == kept),
@@ -124,10 +124,10 @@ proptest! {
     fn what_kafka_deleted_is_a_gap(ledger in 0i64..40, low in 0i64..20, length in 0i64..20) {
         let high = low + length;
         match start(Known { ledger: ledger_at(ledger), topic: Topic::Same, committed: Committed::ByAnother(7), low, high }) {
-            Start::At(next) => prop_assert!(next.offset == ledger && ledger >= low),
-            Start::AfterGap { from, to } => prop_assert!(from == ledger && to == low && from < to),
-            Start::Nowhere(stop) => prop_assert!(ledger > high && stop.ledger().offset == ledger),
-            Start::Stopped { .. } => prop_assert!(false),
+            Begin::At(next) => prop_assert!(next.offset == ledger && ledger >= low),
+            Begin::AfterGap { from, to } => prop_assert!(from == ledger && to == low && from < to),
+            Begin::Nowhere(stop) => prop_assert!(ledger > high && stop.ledger().offset == ledger),
+            Begin::Stopped { .. } => prop_assert!(false),
         }
     }
 }

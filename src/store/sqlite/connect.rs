@@ -49,12 +49,12 @@ pub type AsyncSqliteConnection = SyncConnectionWrapper<SqliteConnection, StoreTh
 
 /// Where the database is.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
+pub(super) enum Location {
     File(PathBuf),
     Memory,
 }
 
-impl Place {
+impl Location {
     /// The file at `path`, seen from the root: later changes of the working directory do not matter.
     pub(super) fn file(path: &Path) -> Result<Self> {
         let cannot = |why: String| Error::configuration(format!("cannot open {}: {why}", path.display()));
@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => path.display().fmt(f),
@@ -97,7 +97,7 @@ statements! {
 
 /// Opens the connection that writes.
 pub(super) async fn open_writer(
-    place: &Place,
+    place: &Location,
     options: &SqliteOptions,
     reactor: &Handle,
 ) -> Result<AsyncSqliteConnection> {
@@ -126,7 +126,7 @@ pub(super) async fn open_writer(
 
 /// Opens a connection that only reads.
 pub(super) async fn open_reader(
-    place: &Place,
+    place: &Location,
     options: &SqliteOptions,
     reactor: &Handle,
 ) -> Result<AsyncSqliteConnection> {
@@ -136,13 +136,13 @@ pub(super) async fn open_reader(
 }
 
 async fn open(
-    place: &Place,
+    place: &Location,
     reactor: &Handle,
     set_up: impl FnOnce(&mut SqliteConnection, bool) -> QueryResult<()> + Send + 'static,
 ) -> Result<AsyncSqliteConnection> {
     let (url, is_file) = match place {
-        Place::File(path) => (path.display().to_string(), true),
-        Place::Memory => (":memory:".to_owned(), false),
+        Location::File(path) => (path.display().to_string(), true),
+        Location::Memory => (":memory:".to_owned(), false),
     };
     let context = format!("cannot open {place}");
     let opened = reactor.spawn_blocking(move || {

@@ -47,7 +47,7 @@ use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Result};
-use connect::Place;
+use connect::Location;
 use line::{Line, TO_READ, TO_WRITE};
 use noted::Noted;
 
@@ -72,7 +72,7 @@ pub struct Sqlite {
     noted: Arc<Noted>,
     /// `None` in memory, where another connection would be another database.
     reader: Option<Line>,
-    place: Place,
+    place: Location,
     options: SqliteOptions,
     /// Last: the connections' threads are its own.
     reactor: Reactor,
@@ -93,7 +93,7 @@ impl Store<Sqlite> {
     /// # Errors
     /// The same as those of `open`.
     pub async fn open_with(path: impl AsRef<Path>, options: SqliteOptions) -> Result<Self> {
-        Self::open_at(Place::file(path.as_ref())?, options).await
+        Self::open_at(Location::file(path.as_ref())?, options).await
     }
 
     /// A store in memory, for tests: it is gone with its last clone.
@@ -101,10 +101,10 @@ impl Store<Sqlite> {
     /// # Errors
     /// When the store's thread cannot be started.
     pub async fn in_memory() -> Result<Self> {
-        Self::open_at(Place::Memory, SqliteOptions::default()).await
+        Self::open_at(Location::Memory, SqliteOptions::default()).await
     }
 
-    async fn open_at(place: Place, options: SqliteOptions) -> Result<Self> {
+    async fn open_at(place: Location, options: SqliteOptions) -> Result<Self> {
         if options.busy_timeout.is_zero() {
             return Err(Error::configuration("busy_timeout is not zero"));
         }
@@ -112,8 +112,8 @@ impl Store<Sqlite> {
         let line = |conn, begin| Line::new(conn, begin, options.busy_timeout, reactor.handle().clone());
         let writer = line(connect::open_writer(&place, &options, reactor.handle()).await?, TO_WRITE);
         let reader = match place {
-            Place::File(_) => Some(line(connect::open_reader(&place, &options, reactor.handle()).await?, TO_READ)),
-            Place::Memory => None,
+            Location::File(_) => Some(line(connect::open_reader(&place, &options, reactor.handle()).await?, TO_READ)),
+            Location::Memory => None,
         };
         let (writer, noted) = (Arc::new(writer), Arc::new(Noted::new()));
         Ok(Self::new(Sqlite { writer, noted, reader, place, options, reactor }))
@@ -281,8 +281,8 @@ impl Ledger for Sqlite {
         let group = group.to_owned();
         let act = move |conn: &mut SqliteConnection, _: Instant| ledger::report(conn, &group);
         match &self.place {
-            Place::Memory => self.writer.act(act).await,
-            Place::File(_) => {
+            Location::Memory => self.writer.act(act).await,
+            Location::File(_) => {
                 // It reads every message: on a connection of its own, so that nobody waits for it.
                 let conn = connect::open_reader(&self.place, &self.options, self.reactor.handle()).await?;
                 Line::new(conn, TO_READ, self.options.busy_timeout, self.reactor.handle().clone()).act(act).await

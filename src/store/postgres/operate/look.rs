@@ -5,7 +5,7 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::super::errors::database;
 use super::super::statement::statements;
 use crate::store::counts::limit;
-use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
+use crate::store::operating::{HANDLER_KEYS, ReplayState, from_json};
 use crate::types::{
     DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
     Result, State,
@@ -209,7 +209,7 @@ pub(super) async fn delivery(
     Ok(from_json(rows.map_err(database("cannot look at a delivery"))?)?.pop())
 }
 
-pub(super) async fn standings(conn: &mut AsyncPgConnection, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+pub(super) async fn standings(conn: &mut AsyncPgConnection, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
     let (message_seqs, handler_ids) = rows.iter().copied().unzip();
     let rows = Standings { message_seqs, handler_ids }.load(conn).await;
     from_json(rows.map_err(database("cannot look at deliveries"))?)

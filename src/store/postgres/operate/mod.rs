@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Postgres, act};
-use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Returned, Signed, Standing};
+use crate::store::operating::{
+    Act, Audit, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed,
+};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
     ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -79,7 +81,7 @@ impl Operating for Postgres {
         act!(self, conn => backfill::backfill(&mut conn, &step))
     }
 
-    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
         act!(self, conn => look::standings(&mut conn, rows))
     }
 

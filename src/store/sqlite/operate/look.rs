@@ -7,7 +7,7 @@ use diesel::{RunQueryDsl, SqliteConnection};
 use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::statements;
-use crate::store::operating::{HANDLER_KEYS, Standing, from_json};
+use crate::store::operating::{HANDLER_KEYS, ReplayState, from_json};
 use crate::types::{
     DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
     Result, State,
@@ -253,7 +253,7 @@ pub(super) fn delivery(
     Ok(from_json(rows.map_err(database("cannot look at a delivery"))?)?.pop())
 }
 
-pub(super) fn standings(conn: &mut SqliteConnection, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+pub(super) fn standings(conn: &mut SqliteConnection, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
     let mut found = Vec::with_capacity(rows.len());
     for &(message_seq, handler_id) in rows {
         let row = StandingOne { message_seq, handler_id }.load(conn);

@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use super::Sqlite;
 use super::errors::database;
-use crate::store::operating::{Act, Audit, BackfillStep, Backfilled, Operating, Replayed, Returned, Signed, Standing};
+use crate::store::operating::{
+    Act, Audit, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed,
+};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
     ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -84,7 +86,7 @@ impl Operating for Sqlite {
         self.write(move |conn| backfill::backfill(conn, &step)).await
     }
 
-    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<Standing>> {
+    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
         let rows = rows.to_vec();
         self.read(move |conn| look::standings(conn, &rows)).await
     }
