@@ -33,6 +33,7 @@ const POSITION_TOPIC_CHARS_MAX: usize = IDENTITY_CHARS_MAX - "/2147483647/922337
 /// let by_code = Identity::by(|record| record.get_key().map(|key| key.escape_ascii().to_string()));
 /// ```
 #[derive(Clone)]
+#[must_use = "a policy does nothing until a topic has it"]
 pub struct Identity {
     pub(super) place: Place,
     pub(super) missing: MissingIdentity,

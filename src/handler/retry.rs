@@ -18,6 +18,7 @@ type DelayFn = dyn Fn(u32, &str) -> Option<Duration> + Send + Sync;
 /// The delay after the n-th failure is drawn from the upper half of `min(2^n s, max_delay)`, so that deliveries that
 /// failed together do not come back together.
 #[derive(Clone)]
+#[must_use = "a policy does nothing until a handler has it"]
 pub struct RetryPolicy {
     max_retries: u32,
     max_delay: Duration,

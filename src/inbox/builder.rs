@@ -21,6 +21,7 @@ const TOPIC_CHARS_MAX: usize = 249;
 const CONCURRENCY_MAX: usize = 100_000;
 
 /// An inbox in the making. See [`Inbox::builder`].
+#[must_use = "an inbox is made by `build`"]
 pub struct InboxBuilder<B: Backend> {
     /// None where only the keys are asked for.
     store: Option<Store<B>>,

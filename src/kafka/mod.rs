@@ -55,6 +55,7 @@ pub(crate) use ingest::Ingest;
 ///     .set("sasl.password", password);
 /// ```
 #[derive(Clone)]
+#[must_use = "nothing is read until an inbox is started from this"]
 pub struct Kafka {
     pub(crate) brokers: String,
     pub(crate) group: String,

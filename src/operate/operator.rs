@@ -27,6 +27,7 @@ use crate::types::{Error, Result};
 /// let replayed = operator.replay(&failed, 1_000).await?;
 /// # Ok(()) }
 /// ```
+#[must_use = "an operator does nothing by itself"]
 pub struct Operator<B: Backend> {
     pub(super) store: Store<B>,
     signed: Signed,

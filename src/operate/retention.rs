@@ -29,6 +29,7 @@ const BATCH_ROWS_MAX: usize = 10_000;
 /// let retention = Retention::after(7 * DAY).for_handler("audit.trail", 90 * DAY).keep_identities(30 * DAY);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "nothing is purged until an inbox or a store is given this"]
 pub struct Retention {
     pub(crate) period: Duration,
     pub(crate) of_handlers: Vec<(String, Duration)>,

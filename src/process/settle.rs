@@ -73,8 +73,11 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
                         () = &mut closed => return,
                     }
                 }
-                // Only a panic of ours or the end of the reactor.
-                Err(_) => return,
+                // The supervisor names the panic. Otherwise the reactor has ended.
+                Err(ended) => match ended.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => return,
+                },
             },
             () = &mut closed => return,
         }

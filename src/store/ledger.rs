@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use crate::types::Result;
 
 /// The value of `next_offset` that means the first record that Kafka has. Kafka itself uses the same number.
+#[cfg(any(feature = "kafka", feature = "sqlite"))]
 pub const BEGINNING: i64 = -2;
 
 pub trait Ledger: Send + Sync + Sized + 'static {

@@ -39,7 +39,9 @@ use std::time::Duration;
 pub use crash::CrashPoint;
 use crash::CrashSwitch;
 
-use crate::handler::{HandlerKey, Registration};
+use crate::handler::HandlerKey;
+#[cfg(feature = "sqlite")]
+use crate::handler::Registration;
 use crate::inbox::{Inbox, InboxBuilder};
 #[cfg(feature = "postgres")]
 use crate::store::Postgres;

@@ -5,6 +5,7 @@
 
 mod backoff;
 mod cloud_event;
+#[cfg(feature = "testing")]
 mod delivery;
 mod error;
 mod facts;
@@ -26,6 +27,7 @@ mod setters;
 mod stamp;
 
 pub use cloud_event::CloudEvent;
+#[cfg(feature = "testing")]
 pub use delivery::Delivery;
 pub use error::{Error, Result};
 pub use facts::{

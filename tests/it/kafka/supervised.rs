@@ -1,11 +1,11 @@
-//! No part of the ingest ends in silence: whatever panics, `running.failure()` has the error, an ERROR event names it, and another member of the
-//! group reads on.
+//! No part of a process ends in silence: whatever panics, `running.failure()` has the error, an ERROR event names it, and another member of the
+//! group goes on.
 
 use super::reader::Reader;
 use super::stage::Stage;
 
 /// The first reader panics at the event. The second one has everything in the end.
-async fn a_panic_at(event: &'static str, says: &str) {
+async fn a_panic_at(event: &'static str, says: &str, told_as: [&str; 2]) {
     let stage = Stage::new(2).await;
     for partition in 0..2 {
         stage.produce(partition, 10).await;
@@ -16,7 +16,7 @@ async fn a_panic_at(event: &'static str, says: &str) {
 
     assert!(error.contains(says) && error.contains(&format!("at {event}")), "{error}");
     let told = panicking.lines();
-    assert!(told.iter().any(|line| line.starts_with("ingest failed ") && line.contains(says)), "{told:?}");
+    assert!(told.iter().any(|line| line.starts_with(told_as[0]) && line.contains(told_as[1])), "{told:?}");
     panicking.wait().await;
     let reader = Reader::on(&stage).soon_missed().spawn();
     stage.caught_up(&[10, 10]).await;
@@ -27,10 +27,16 @@ async fn a_panic_at(event: &'static str, says: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_thread_that_reads_is_told() {
-    a_panic_at("partition begun", "the ingest's thread panicked").await;
+    a_panic_at("partition begun", "the ingest's thread panicked", ["ingest failed ", "the ingest's thread panicked"])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_in_the_task_that_writes_a_batch_is_told() {
-    a_panic_at("accepted", "a task of the ingest panicked").await;
+    a_panic_at("accepted", "a task of the ingest panicked", ["ingest failed ", "a task of the ingest panicked"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_the_loop_that_settles_is_told() {
+    a_panic_at("done", "settle has ended", ["engine failed ", "what=settle"]).await;
 }
