@@ -7,6 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rdkafka::consumer::BaseConsumer;
+
 use super::{Kafka, settings};
 use crate::store::ledger::{Gap, LedgerRow, LedgerState, Reader};
 use crate::store::{Backend, Store};
@@ -90,6 +92,8 @@ impl Kafka {
     /// When the settings are refused, the database does not answer, or Kafka says nothing at all.
     pub async fn audit<B: Backend>(&self, store: &Store<B>) -> Result<Audit> {
         let config = settings::config(self)?;
+        // Here, where what librdkafka says of a setting is kept from showing its value.
+        let consumer: BaseConsumer = config.create().map_err(settings::refused)?;
         let report = store.backend.ledger_report(&self.group).await?;
         let unknown_group = report.partitions.is_empty().then(|| self.group.clone());
         let mut partitions = Vec::with_capacity(report.partitions.len());
@@ -101,7 +105,7 @@ impl Kafka {
             partitions.extend(states.into_iter().zip(ledger).map(known));
         }
         // Blocking calls, and closing the consumer: on a thread for such.
-        let looked = store.backend.reactor().spawn_blocking(move || look::look(&config, partitions));
+        let looked = store.backend.reactor().spawn_blocking(move || look::look(consumer, &config, partitions));
         match looked.await {
             Ok(Ok(partitions)) => Ok(Audit { partitions, gaps: report.gaps, unknown_group }),
             Ok(Err(error)) => {

@@ -20,8 +20,11 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 const FEW: i64 = 100;
 
 /// What Kafka says of these partitions, and of others of their topics.
-pub(super) fn look(config: &ClientConfig, known: Vec<KnownPartition>) -> KafkaResult<Vec<PartitionAudit>> {
-    let consumer: BaseConsumer = config.create()?;
+pub(super) fn look(
+    consumer: BaseConsumer,
+    config: &ClientConfig,
+    known: Vec<KnownPartition>,
+) -> KafkaResult<Vec<PartitionAudit>> {
     // The group may read other clusters into the same database.
     let cluster_id = consumer.client().fetch_cluster_id(ANSWER_WAIT);
     let is_here =
