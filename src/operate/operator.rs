@@ -23,7 +23,7 @@ use crate::types::{Error, Result};
 /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
 /// use wharf::operate::DeliveryFilter;
 /// let operator = store.operate().acting_as("alice").because("the mail server is back");
-/// let failed = DeliveryFilter { handler_key: Some("mail.receipt".into()), ..DeliveryFilter::default() };
+/// let failed = DeliveryFilter::default().handler_key("mail.receipt");
 /// let replayed = operator.replay(&failed, 1_000).await?;
 /// # Ok(()) }
 /// ```
