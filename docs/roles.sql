@@ -45,7 +45,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_retention, inbox_kept TO :"clean";
 -- Only where retention expires quarantined records (`expire_quarantined`), which is off by default:
 -- GRANT SELECT, DELETE ON inbox_quarantine TO :"clean";
 -- `wharf cleanup` looks whether there is an inbox, and writes down who purged.
-GRANT EXECUTE ON FUNCTION inbox_audit_steps TO :"clean";
+GRANT EXECUTE ON FUNCTION inbox_audit_purge TO :"clean";
 
 -- process: claims, settles, keeps itself on the list. Writes no message.
 GRANT SELECT ON inbox_message TO :"process";
@@ -66,10 +66,7 @@ TO :"read", :"admin";
 -- admin: looks at everything, and acts by calling functions: replay, discard, pause, the quarantine. They run with the owner's rights and write the
 -- audit, so this role cannot change a delivery without an audit row, nor write an audit row for another user.
 GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_discard, inbox_discard_matching, inbox_pause_handler, inbox_resume_handler,
-                          inbox_quarantine_replay, inbox_quarantine_discard, inbox_audit_steps
+                          inbox_quarantine_replay, inbox_quarantine_discard, inbox_backfill_step
 TO :"admin";
--- A backfill adds deliveries by itself and locks their messages meanwhile.
-GRANT INSERT ON inbox_delivery TO :"admin";
-GRANT UPDATE (seq) ON inbox_message TO :"admin";
 -- Moves positions in Kafka by these functions only; they run with the owner's rights and write the audit.
 GRANT EXECUTE ON FUNCTION inbox_ledger_reset, inbox_ledger_skip TO :"admin";

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::operator::Operator;
 use crate::store::Backend;
-use crate::store::operating::{Audit, BackfillStep};
+use crate::store::operating::BackfillStep;
 use crate::types::{Error, Result, setters};
 
 /// Deliveries made in one statement.
@@ -52,7 +52,13 @@ impl<B: Backend> Operator<B> {
         }
         self.check_key(Some(&backfill.handler_key)).await?;
         let limit = backfill.rows_per_sec_max.map_or(STEP_ROWS, |rows| rows.clamp(1, STEP_ROWS));
-        let (mut made, mut after_seq) = (0, 0);
+        let filter = serde_json::json!({
+            "handler_key": backfill.handler_key,
+            "topics": backfill.topics,
+            "newer_than": backfill.newer_than.map(|age| humantime::format_duration(age).to_string()),
+        })
+        .to_string();
+        let (mut made, mut after_seq, mut act) = (0, 0, None);
         loop {
             let started_at = Instant::now();
             let step = BackfillStep {
@@ -61,8 +67,11 @@ impl<B: Backend> Operator<B> {
                 newer_than: backfill.newer_than,
                 after_seq,
                 limit,
+                filter: filter.clone(),
+                act,
             };
-            let step = self.store.backend.backfill(step).await?;
+            let step = self.store.backend.backfill(step, self.signed.clone()).await?;
+            act = Some(step.act);
             made += step.made;
             on_step(made);
             let Some(next_seq) = step.next_seq else { break };
@@ -72,12 +81,6 @@ impl<B: Backend> Operator<B> {
                 tokio::time::sleep(pace.saturating_sub(started_at.elapsed())).await;
             }
         }
-        let filter = serde_json::json!({
-            "handler_key": backfill.handler_key,
-            "topics": backfill.topics,
-            "newer_than": backfill.newer_than.map(|age| humantime::format_duration(age).to_string()),
-        });
-        self.audit(Audit { action: "backfill", filter: filter.to_string(), affected: made }).await?;
         Ok(made)
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use super::doctor::{self, Diagnosis};
-use crate::store::operating::{Act, Audit, SchemaVersion, Signed, Verb};
+use crate::store::operating::{Act, SchemaVersion, Signed, Verb};
 use crate::store::{Backend, Store};
 use crate::types::Facts;
 use crate::types::{
@@ -30,7 +30,7 @@ use crate::types::{Error, Result};
 #[must_use = "an operator does nothing by itself"]
 pub struct Operator<B: Backend> {
     pub(super) store: Store<B>,
-    signed: Signed,
+    pub(super) signed: Signed,
 }
 
 impl<B: Backend> Store<B> {
@@ -211,10 +211,6 @@ impl<B: Backend> Operator<B> {
         add_rates(&mut handlers, &processors);
         let symptoms = doctor::judge(schema, facts.as_ref(), &handlers, &processors, SystemTime::now());
         Ok(Diagnosis { symptoms, handlers, processors, facts })
-    }
-
-    pub(super) async fn audit(&self, audit: Audit) -> Result<()> {
-        self.store.backend.audit(audit, self.signed.clone()).await
     }
 
     pub(super) async fn act(&self, act: Act) -> Result<u64> {

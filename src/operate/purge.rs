@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Operator, Retention};
-use crate::store::operating::Audit;
 use crate::store::purging::{Cursor, Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Purgeable, Purged, Result};
@@ -85,7 +84,7 @@ impl<B: Backend> Operator<B> {
             "expire_poisoned": retention.expire_poisoned.map(period),
             "expire_quarantined": retention.expire_quarantined.map(period),
         });
-        self.audit(Audit { action: "purge", filter: filter.to_string(), affected: purged.messages }).await?;
+        self.store.backend.audit_purge(filter.to_string(), purged.messages, self.signed.clone()).await?;
         Ok(purged)
     }
 }

@@ -77,14 +77,14 @@ pub trait Operating: Send + Sync + Sized + 'static {
         limit: u32,
     ) -> impl Future<Output = Result<Vec<Returned>>> + Send;
 
-    /// Adds a handler's missing deliveries to the next messages after a seq.
-    fn backfill(&self, step: BackfillStep) -> impl Future<Output = Result<Backfilled>> + Send;
+    /// Adds a handler's missing deliveries to the next messages after a seq, and counts them in the backfill's audit row.
+    fn backfill(&self, step: BackfillStep, signed: Signed) -> impl Future<Output = Result<Backfilled>> + Send;
 
     /// Where these deliveries stand; those that are gone are left out.
     fn standings(&self, rows: &[(i64, i16)]) -> impl Future<Output = Result<Vec<ReplayState>>> + Send;
 
-    /// Writes down an act that was done in steps.
-    fn audit(&self, audit: Audit, signed: Signed) -> impl Future<Output = Result<()>> + Send;
+    /// Writes the audit row of a purge: its retention as JSON, and how many messages it removed.
+    fn audit_purge(&self, retention: String, messages: u64, signed: Signed) -> impl Future<Output = Result<()>> + Send;
 
     /// What is known about the database itself and about work that does not move.
     fn facts(&self) -> impl Future<Output = Result<Facts>> + Send;
@@ -156,16 +156,6 @@ impl Act {
     }
 }
 
-/// A row of the audit, but for who acted and why.
-#[derive(Debug)]
-pub struct Audit {
-    pub action: &'static str,
-    /// What the act was about, as JSON.
-    pub filter: String,
-    /// How many deliveries, records, messages or handlers it changed.
-    pub affected: u64,
-}
-
 /// Who acts and why, for the audit.
 #[derive(Debug, Clone, Default)]
 pub struct Signed {
@@ -200,10 +190,16 @@ pub struct BackfillStep {
     pub after_seq: i64,
     /// Deliveries that are made at the most.
     pub limit: u32,
+    /// What the backfill is about, as JSON, for the audit.
+    pub filter: String,
+    /// The backfill's audit row; none in the first step, which creates it.
+    pub act: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backfilled {
+    /// The backfill's audit row.
+    pub act: i64,
     pub made: u64,
     /// Go on after this one; none when there is nothing left.
     pub next_seq: Option<i64>,
@@ -220,7 +216,7 @@ pub struct ReplayState {
 }
 
 /// Where the schema is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct SchemaVersion {
     /// In the database; none when there is no inbox.

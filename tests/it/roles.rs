@@ -50,6 +50,8 @@ const CHANGE_MESSAGE: &str = "UPDATE inbox_message SET payload = NULL";
 const DELETE_MESSAGE: &str = "DELETE FROM inbox_message";
 const DELETE_DELIVERY: &str = "DELETE FROM inbox_delivery";
 const DELETE_AUDIT: &str = "DELETE FROM inbox_audit";
+const FORGE_BACKFILL: &str = "INSERT INTO inbox_delivery (message_seq, handler_id, due_at) VALUES (1, 1, now())";
+const FORGE_PURGE: &str = "SELECT inbox_audit_purge('{}', 1)";
 const CHANGE_AUDIT: &str = "UPDATE inbox_audit SET actor = 'somebody else'";
 const FORGE_AUDIT: &str =
     "INSERT INTO inbox_audit (database_user, action, filter, affected) VALUES ('somebody else', 'pause', '{}', 1)";
@@ -143,6 +145,8 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
         DELETE_AUDIT,
         CHANGE_AUDIT,
         FORGE_AUDIT,
+        FORGE_BACKFILL,
+        FORGE_PURGE,
         "SELECT inbox_change('discard', '{\"all\": true}', 1, NULL, NULL)",
         MIGRATE,
     ];

@@ -659,15 +659,46 @@ BEGIN
     RETURN changed;
 END $$;
 
--- Writes the audit row of an action that was done in many transactions. It can name no other action, user or time than its own.
-CREATE FUNCTION inbox_audit_steps(action text, filter jsonb, affected bigint, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS void
+-- One step of a backfill: adds the deliveries that a handler lacks of these messages. All steps of a backfill share one audit row: the first
+-- step, without an act, creates it, and each step adds what it made. Returns that row's id and the number of deliveries.
+CREATE FUNCTION inbox_backfill_step(handler_key text, seqs bigint[], filter jsonb, act bigint DEFAULT NULL, because text DEFAULT NULL,
+                                    actor text DEFAULT NULL, OUT audit_id bigint, OUT made bigint)
 LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    locked bigint[];
 BEGIN
-    IF action IS NULL OR action NOT IN ('backfill', 'purge') THEN
-        RAISE EXCEPTION 'not an action in steps: %', quote_nullable(action);
+    PERFORM inbox_check_handler_key(inbox_backfill_step.handler_key);
+    -- In the order of seq, as accept does. Messages that were purged meanwhile are left out. What is missing is decided by the next
+    -- statement, whose snapshot is taken under these locks.
+    locked := ARRAY(SELECT m.seq FROM unnest(seqs) AS c (seq)
+                    CROSS JOIN LATERAL (SELECT seq FROM inbox_message WHERE seq = c.seq FOR NO KEY UPDATE) m);
+    INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+    SELECT c.seq, (SELECT coalesce(h.same_as, h.id) FROM inbox_handler_key k JOIN inbox_handler h ON h.id = k.handler_id
+                   WHERE k.key = inbox_backfill_step.handler_key), now()
+    FROM unnest(locked) AS c (seq)
+    WHERE (SELECT true FROM unnest(inbox_handler_ids(inbox_backfill_step.handler_key)) AS h (id)
+           CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d WHERE d.message_seq = c.seq AND d.handler_id = h.id LIMIT 1) d
+           LIMIT 1) IS NULL
+    ON CONFLICT (message_seq, handler_id) DO NOTHING;
+    GET DIAGNOSTICS made = ROW_COUNT;
+    IF act IS NULL THEN
+        INSERT INTO inbox_audit (action, filter, affected, because, actor)
+        VALUES ('backfill', jsonb_build_object('handler_key', $1) || $3, made, $5, $6) RETURNING id INTO audit_id;
+        RETURN;
     END IF;
-    INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ($1, $2, $3, $4, $5);
+    UPDATE inbox_audit a SET affected = a.affected + made
+    WHERE a.id = act AND a.action = 'backfill' AND a.database_user = session_user AND a.filter ->> 'handler_key' = $1
+    RETURNING a.id INTO audit_id;
+    IF audit_id IS NULL THEN
+        RAISE EXCEPTION 'audit row % is not a backfill of % by %', act, quote_literal($1), session_user;
+    END IF;
 END $$;
+
+-- Writes the audit row of a purge, which runs in many transactions.
+CREATE FUNCTION inbox_audit_purge(filter jsonb, affected bigint, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS void
+LANGUAGE sql SECURITY DEFINER AS $$
+    INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ('purge', $1, $2, $3, $4)
+$$;
 
 -- Refuses an act on the ledger that does not say which position it means.
 CREATE FUNCTION inbox_check_position(consumer_group text, topic text, kafka_partition integer, cluster_id text) RETURNS void

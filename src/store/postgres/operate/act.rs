@@ -6,7 +6,7 @@ use super::super::errors::database;
 use super::super::statement::{only_row, statements};
 use super::ledger;
 use crate::store::counts::{count, limit};
-use crate::store::operating::{Act, Audit, Returned, Signed, Verb};
+use crate::store::operating::{Act, Returned, Signed, Verb};
 use crate::types::Result;
 
 /// Declares acts on what a filter means, each by the function that does it.
@@ -38,17 +38,20 @@ statements! {
     ReturnParked<'a>("SELECT handler_key, returned FROM inbox_return_parked(:handler_ids, :limit, :actor)")
     -> (String, i64) { handler_ids: &'a [i16], limit: i32, actor: &'a str }
 
-    AuditSteps<'a>("
-        SELECT inbox_audit_steps(:action, :filter::jsonb, :affected, :because, :actor)::text") {
-        action: &'a str, filter: &'a str, affected: i64, because: Option<&'a str>, actor: Option<&'a str>,
+    AuditPurge<'a>("SELECT inbox_audit_purge(:filter::jsonb, :affected, :because, :actor)::text") {
+        filter: &'a str, affected: i64, because: Option<&'a str>, actor: Option<&'a str>,
     }
 }
 
-pub(super) async fn audit(conn: &mut AsyncPgConnection, audit: &Audit, signed: &Signed) -> Result<()> {
-    let Audit { action, filter, affected } = audit;
-    let affected = i64::try_from(*affected).unwrap_or(i64::MAX);
+pub(super) async fn audit_purge(
+    conn: &mut AsyncPgConnection,
+    filter: &str,
+    messages: u64,
+    signed: &Signed,
+) -> Result<()> {
+    let affected = i64::try_from(messages).unwrap_or(i64::MAX);
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
-    let inserted = AuditSteps { action, filter, affected, because, actor }.execute(conn).await;
+    let inserted = AuditPurge { filter, affected, because, actor }.execute(conn).await;
     inserted.map(drop).map_err(database("cannot write the audit"))
 }
 

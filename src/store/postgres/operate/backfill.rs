@@ -8,8 +8,8 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 use super::super::errors::database;
 use super::super::process::millis;
 use super::super::statement::{only_row, rows, statements};
-use crate::store::counts::limit;
-use crate::store::operating::{BackfillStep, Backfilled};
+use crate::store::counts::{count, limit};
+use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
 /// Messages that are looked at in one statement, wanted or not: it stays short also where nothing is wanted.
@@ -18,6 +18,8 @@ const LOOK_ROWS: i32 = 20_000;
 rows! {
     /// The messages without a delivery, and the last of those that were looked at. There may be more without one before that.
     CandidatesRow { seqs: Vec<i64>, last_looked: Option<i64> }
+
+    StepRow { audit_id: i64, made: i64 }
 }
 
 statements! {
@@ -39,24 +41,14 @@ statements! {
         topics: &'a [String], newer_than_ms: Option<i64>, after_seq: i64, look: i32, handler_key: &'a str, limit: i32,
     }
 
-    /// In the order of seq, as accept does. Messages that were purged meanwhile are left out.
-    Lock<'a>("
-        SELECT m.seq FROM unnest(:seqs) AS c (seq)
-        CROSS JOIN LATERAL (SELECT seq FROM inbox_message WHERE seq = c.seq FOR NO KEY UPDATE) m") -> i64 { seqs: &'a [i64] }
-
-    /// Decides with a snapshot that was taken under the locks.
-    Make<'a>("
-        INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
-        SELECT c.seq, (SELECT coalesce(h.same_as, h.id) FROM inbox_handler_key k JOIN inbox_handler h ON h.id = k.handler_id
-                       WHERE k.key = :handler_key), now()
-        FROM unnest(:seqs) AS c (seq)
-        WHERE (SELECT true FROM unnest(inbox_handler_ids(:handler_key)) AS h (id)
-               CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d WHERE d.message_seq = c.seq AND d.handler_id = h.id LIMIT 1) d
-               LIMIT 1) IS NULL
-        ON CONFLICT (message_seq, handler_id) DO NOTHING") { handler_key: &'a str, seqs: &'a [i64] }
+    /// Locks, decides and adds in the database, with the rights of the inbox's owner, and counts in the audit what it added.
+    Step<'a>("SELECT audit_id, made FROM inbox_backfill_step(:handler_key, :seqs, :filter::jsonb, :act, :because, :actor)")
+    -> StepRow {
+        handler_key: &'a str, seqs: &'a [i64], filter: &'a str, act: Option<i64>, because: Option<&'a str>, actor: Option<&'a str>,
+    }
 }
 
-pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep) -> Result<Backfilled> {
+pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let candidates = Candidates {
         topics: &step.topics,
@@ -70,14 +62,10 @@ pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep) 
     let CandidatesRow { seqs, last_looked } = found;
     let is_full = seqs.len() >= step.limit as usize;
     let next_seq = if is_full { seqs.last().copied() } else { last_looked };
-    if seqs.is_empty() {
-        return Ok(Backfilled { made: 0, next_seq });
-    }
+    let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
+    let add = Step { handler_key: &step.handler_key, seqs: &seqs, filter: &step.filter, act: step.act, because, actor };
     let mut transaction = conn.build_transaction().read_committed();
-    let made = transaction.run(async |conn| {
-        let seqs = Lock { seqs: &seqs }.load::<i64>(conn).await?;
-        Make { handler_key: &step.handler_key, seqs: &seqs }.execute(conn).await
-    });
-    let made = made.await.map_err(cannot())?;
-    Ok(Backfilled { made: made as u64, next_seq })
+    let added = transaction.run(async |conn| add.load::<StepRow>(conn).await.and_then(only_row)).await;
+    let StepRow { audit_id, made } = added.map_err(cannot())?;
+    Ok(Backfilled { act: audit_id, made: count(made), next_seq })
 }

@@ -11,9 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Postgres, act};
-use crate::store::operating::{
-    Act, Audit, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed,
-};
+use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
     ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -77,16 +75,16 @@ impl Operating for Postgres {
         act!(self, conn => records::replayed(&mut conn, id, &replayed))
     }
 
-    async fn backfill(&self, step: BackfillStep) -> Result<Backfilled> {
-        act!(self, conn => backfill::backfill(&mut conn, &step))
+    async fn backfill(&self, step: BackfillStep, signed: Signed) -> Result<Backfilled> {
+        act!(self, conn => backfill::backfill(&mut conn, &step, &signed))
     }
 
     async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
         act!(self, conn => look::standings(&mut conn, rows))
     }
 
-    async fn audit(&self, audit: Audit, signed: Signed) -> Result<()> {
-        act!(self, conn => act::audit(&mut conn, &audit, &signed))
+    async fn audit_purge(&self, retention: String, messages: u64, signed: Signed) -> Result<()> {
+        act!(self, conn => act::audit_purge(&mut conn, &retention, messages, &signed))
     }
 
     async fn facts(&self) -> Result<Facts> {

@@ -7,7 +7,7 @@ use super::super::errors::database;
 use super::super::statement::{only_row, statements};
 use super::ledger;
 use super::look::{by_filter, by_quarantine_filter, is_meant};
-use crate::store::operating::{Act, Audit, Signed, Verb};
+use crate::store::operating::{Act, Signed, Verb};
 use crate::types::{DeliveryFilter, QuarantineFilter, Result};
 
 by_filter!(OfFilter(concat!(
@@ -107,7 +107,7 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
 }
 
 fn audited(conn: &mut SqliteConnection, act: &Act, affected: u64, signed: &Signed) -> QueryResult<i64> {
-    audit(conn, &Audit { action: act.name(), filter: act.filter(), affected }, signed)
+    audit(conn, &AuditEntry { action: act.name(), filter: act.filter(), affected }, signed)
 }
 
 /// Writes down what a delivery has come to before an act changes it.
@@ -120,9 +120,18 @@ pub(super) fn keep_history(
     KeepHistory { audit_id, message_seq, handler_id }.execute(conn).map(drop)
 }
 
-/// The id of the row in the audit.
-pub(super) fn audit(conn: &mut SqliteConnection, audit: &Audit, signed: &Signed) -> QueryResult<i64> {
-    let Audit { action, filter, affected } = audit;
+/// What the audit says of an act.
+pub(super) struct AuditEntry {
+    pub(super) action: &'static str,
+    /// What the act was about, as JSON.
+    pub(super) filter: String,
+    /// How many deliveries, records, messages or handlers it changed.
+    pub(super) affected: u64,
+}
+
+/// Writes an entry; returns the id of its row.
+pub(super) fn audit(conn: &mut SqliteConnection, entry: &AuditEntry, signed: &Signed) -> QueryResult<i64> {
+    let AuditEntry { action, filter, affected } = entry;
     let affected = i64::try_from(*affected).unwrap_or(i64::MAX);
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
     InsertAudit { action, filter, affected, because, actor }.load(conn).and_then(only_row)

@@ -5,7 +5,8 @@ use diesel::{RunQueryDsl, SqliteConnection};
 use super::super::clock::{self, micros};
 use super::super::errors::database;
 use super::super::statement::statements;
-use crate::store::operating::{BackfillStep, Backfilled};
+use super::act::{AuditEntry, audit};
+use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
 statements! {
@@ -21,9 +22,11 @@ statements! {
         INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
         VALUES (:message_seq, (SELECT coalesce(h.same_as, h.id) FROM inbox_handler_key k JOIN inbox_handler h ON h.id = k.handler_id
                      WHERE k.key = :handler_key), :now)") { message_seq: i64, handler_key: &'a str, now: i64 }
+
+    Count("UPDATE inbox_audit SET affected = affected + :made WHERE id = :act") { made: i64, act: i64 }
 }
 
-pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep) -> Result<Backfilled> {
+pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let now = clock::now(conn).map_err(cannot())?;
     let missing = Missing {
@@ -38,5 +41,10 @@ pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep) -> Resu
         let make = Make { message_seq, handler_key: &step.handler_key, now };
         make.execute(conn).map_err(cannot())?;
     }
-    Ok(Backfilled { made: seqs.len() as u64, next_seq: seqs.last().copied() })
+    let made = seqs.len() as u64;
+    let act = match step.act {
+        Some(act) => Count { made: made.cast_signed(), act }.execute(conn).map(|_| act),
+        None => audit(conn, &AuditEntry { action: "backfill", filter: step.filter.clone(), affected: made }, signed),
+    };
+    Ok(Backfilled { act: act.map_err(cannot())?, made, next_seq: seqs.last().copied() })
 }

@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use super::Sqlite;
 use super::errors::database;
-use crate::store::operating::{
-    Act, Audit, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed,
-};
+use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
     DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
     ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
@@ -82,8 +80,8 @@ impl Operating for Sqlite {
         self.write(move |conn| records::replayed(conn, id, &replayed)).await
     }
 
-    async fn backfill(&self, step: BackfillStep) -> Result<Backfilled> {
-        self.write(move |conn| backfill::backfill(conn, &step)).await
+    async fn backfill(&self, step: BackfillStep, signed: Signed) -> Result<Backfilled> {
+        self.write(move |conn| backfill::backfill(conn, &step, &signed)).await
     }
 
     async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
@@ -91,8 +89,9 @@ impl Operating for Sqlite {
         self.read(move |conn| look::standings(conn, &rows)).await
     }
 
-    async fn audit(&self, audit: Audit, signed: Signed) -> Result<()> {
-        let write = move |conn: &mut _| act::audit(conn, &audit, &signed).map(drop);
+    async fn audit_purge(&self, retention: String, messages: u64, signed: Signed) -> Result<()> {
+        let entry = act::AuditEntry { action: "purge", filter: retention, affected: messages };
+        let write = move |conn: &mut _| act::audit(conn, &entry, &signed).map(drop);
         self.write(move |conn| write(conn).map_err(database("cannot write the audit"))).await
     }
 
