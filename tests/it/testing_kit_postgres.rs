@@ -118,3 +118,23 @@ async fn the_keys_of_a_build_are_known_without_a_database() {
     let refused = configure(wharf::InboxBuilder::<Postgres>::without_store()).build().unwrap_err();
     assert!(refused.to_string().contains("no store"), "{refused}");
 }
+
+// The server's clock cannot be moved, so the kit moves every stored stamp instead: a column that it forgets would stand still.
+#[tokio::test(flavor = "multi_thread")]
+async fn moving_the_clock_moves_every_stamp_of_the_schema() {
+    let scene = Scene::new().await;
+    let stamps = "SELECT c.table_name || ' ' || c.column_name FROM information_schema.columns c
+                  JOIN information_schema.tables t USING (table_schema, table_name)
+                  WHERE c.table_schema = current_schema() AND c.data_type LIKE 'timestamp%' AND t.table_type = 'BASE TABLE'
+                    AND c.table_name LIKE 'inbox%' AND c.table_name <> 'inbox_migration'";
+    let statement = include_str!("../../src/store/postgres/testing.rs");
+    let moves = |stamp: &str| {
+        let (table, column) = stamp.split_once(' ').unwrap();
+        let of_table = statement.split("UPDATE ").find(|part| part.split_whitespace().next() == Some(table));
+        of_table.is_some_and(|part| part.contains(&format!("{column} = {column} - passed")))
+    };
+    let stamps = scene.database.query_texts(stamps).await;
+    assert!(stamps.len() > 20, "{stamps:?}");
+    let forgotten: Vec<_> = stamps.iter().filter(|stamp| !moves(stamp)).collect();
+    assert!(forgotten.is_empty(), "MoveClock leaves out {forgotten:?}");
+}
