@@ -41,7 +41,7 @@ impl Default for Canary {
 }
 
 /// What became of a canary replay so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct CanaryProgress {
     /// Deliveries that were replayed.
@@ -55,7 +55,7 @@ pub struct CanaryProgress {
 }
 
 /// Why a canary replay went no further.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum CanaryStop {

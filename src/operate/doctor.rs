@@ -2,10 +2,11 @@
 
 mod kafka;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::store::operating::SchemaVersion;
 use crate::types::Facts;
@@ -23,7 +24,7 @@ const REPLAY_SECS_MAX: f64 = 60.0;
 const DEAD_ROWS_MAX: u64 = 200_000;
 
 /// What `doctor` found.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Diagnosis {
     /// What is wrong or worth knowing, the worst first.
@@ -44,13 +45,13 @@ impl Diagnosis {
 }
 
 /// Something that is wrong or worth knowing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Symptom {
     /// How bad it is.
     pub severity: Severity,
     /// A word for programs; it stays the same over versions.
-    pub code: &'static str,
+    pub code: Cow<'static, str>,
     /// What is wrong, with whom.
     pub what: String,
     /// What to do.
@@ -58,7 +59,7 @@ pub struct Symptom {
 }
 
 /// How bad a symptom is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Severity {
@@ -109,11 +110,11 @@ struct Symptoms(Vec<Symptom>);
 
 impl Symptoms {
     fn problem(&mut self, code: &'static str, what: String, advice: impl Into<String>) {
-        self.0.push(Symptom { severity: Severity::Problem, code, what, advice: advice.into() });
+        self.0.push(Symptom { severity: Severity::Problem, code: code.into(), what, advice: advice.into() });
     }
 
     fn warning(&mut self, code: &'static str, what: String, advice: impl Into<String>) {
-        self.0.push(Symptom { severity: Severity::Warning, code, what, advice: advice.into() });
+        self.0.push(Symptom { severity: Severity::Warning, code: code.into(), what, advice: advice.into() });
     }
 
     fn of_schema(&mut self, SchemaVersion { found, known }: SchemaVersion) {

@@ -28,7 +28,7 @@ pub struct ManifestHandler {
 }
 
 /// What a build means for one handler.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedHandler {
     /// The stored handler's current key; for a new handler, its key.
@@ -45,7 +45,7 @@ pub struct PlannedHandler {
 }
 
 /// What a build does to a handler key.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum KeyChange {

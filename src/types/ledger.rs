@@ -8,7 +8,7 @@ use super::stamp;
 use super::{Error, Result};
 
 /// Which partitions of the ledger are meant.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LedgerFilter {
     /// The consumer group.

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Deserializer, Serializer, de};
 
 pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_millis(*time))
+    serializer.collect_str(&humantime::format_rfc3339_micros(*time))
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
@@ -72,13 +72,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let at = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456);
         for maybe in [None, Some(at)] {
             let row = Row { at, maybe };
             let text = serde_json::to_string(&row).unwrap();
             assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row, "{text}");
         }
-        let of_a_store = r#"{"at": 1700000000123000, "maybe": 1700000000123000}"#;
+        let of_a_store = r#"{"at": 1700000000123456, "maybe": 1700000000123456}"#;
         assert_eq!(serde_json::from_str::<Row>(of_a_store).unwrap(), Row { at, maybe: Some(at) });
         assert!(serde_json::from_str::<Row>(r#"{"at": "yesterday", "maybe": null}"#).is_err());
     }

@@ -9,8 +9,8 @@ use crate::worker::{Worker, accept, order};
 use support::database::TestDatabase;
 use support::postgres::Cluster;
 
-async fn codes(store: &Store<Postgres>) -> Vec<&'static str> {
-    store.operate().doctor().await.unwrap().symptoms.iter().map(|symptom| symptom.code).collect()
+async fn codes(store: &Store<Postgres>) -> Vec<String> {
+    store.operate().doctor().await.unwrap().symptoms.into_iter().map(|symptom| symptom.code.into()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -181,11 +181,24 @@ fn marks(attributes: &[Attribute]) -> &'static str {
     if is_open { " (may grow)" } else { "" }
 }
 
+/// A line for each trait that an item derives.
+fn derives(path: &str, attributes: &[Attribute], lines: &mut BTreeSet<String>) {
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("derive")) {
+        let derived = attribute.parse_nested_meta(|derived| {
+            let name = derived.path.segments.last().map(|segment| segment.ident.to_string());
+            lines.insert(format!("{path}: impl {}", name.unwrap_or_default()));
+            Ok(())
+        });
+        derived.unwrap();
+    }
+}
+
 /// The lines of an item itself.
 fn lines_of(path: &str, item: &Item, lines: &mut BTreeSet<String>) {
     match item {
         Item::Struct(item) => {
             lines.insert(format!("{path}: struct{}{}", tokens(&item.generics), marks(&item.attrs)));
+            derives(path, &item.attrs, lines);
             if let Fields::Named(fields) = &item.fields {
                 for field in fields.named.iter().filter(|field| is_public(&field.vis)) {
                     lines.insert(format!("{path}.{}: {}", tokens(&field.ident), tokens(&field.ty)));
@@ -194,6 +207,7 @@ fn lines_of(path: &str, item: &Item, lines: &mut BTreeSet<String>) {
         }
         Item::Enum(item) => {
             lines.insert(format!("{path}: enum{}{}", tokens(&item.generics), marks(&item.attrs)));
+            derives(path, &item.attrs, lines);
             for variant in &item.variants {
                 lines.insert(format!(
                     "{path}::{}{}",
@@ -232,6 +246,9 @@ fn impls(whole: &Crate, public: &BTreeMap<String, String>, lines: &mut BTreeSet<
                     None => block.items.iter().for_each(|item| match item {
                         ImplItem::Fn(method) if is_public(&method.vis) => {
                             lines.insert(format!("{path}::{}", signature(&method.sig)));
+                        }
+                        ImplItem::Const(item) if is_public(&item.vis) => {
+                            lines.insert(format!("{path}::{}: {}", item.ident, tokens(&item.ty)));
                         }
                         _ => {}
                     }),

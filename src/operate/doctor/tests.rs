@@ -66,12 +66,20 @@ fn facts() -> Facts {
     }
 }
 
+/// The code of a symptom that was found here, not read.
+fn code(symptom: Symptom) -> &'static str {
+    match symptom.code {
+        Cow::Borrowed(code) => code,
+        Cow::Owned(code) => panic!("{code}"),
+    }
+}
+
 fn codes_of_handler(handler: HandlerStatus, processors: &[ProcessorStatus]) -> Vec<&'static str> {
-    judge(SCHEMA, Some(&facts()), &[handler], processors, now()).iter().map(|symptom| symptom.code).collect()
+    judge(SCHEMA, Some(&facts()), &[handler], processors, now()).into_iter().map(code).collect()
 }
 
 fn codes_of_facts(facts: &Facts) -> Vec<&'static str> {
-    judge(SCHEMA, Some(facts), &[handler()], &[processor()], now()).iter().map(|symptom| symptom.code).collect()
+    judge(SCHEMA, Some(facts), &[handler()], &[processor()], now()).into_iter().map(code).collect()
 }
 
 #[test]
@@ -179,6 +187,16 @@ fn a_run_that_takes_very_long_is_named() {
 
 #[test]
 fn a_schema_that_does_not_fit_comes_first() {
-    let codes = |found| judge(SchemaVersion { found, known: 2 }, None, &[], &[], now())[0].code;
+    let codes = |found| code(judge(SchemaVersion { found, known: 2 }, None, &[], &[], now()).remove(0));
     assert_eq!([None, Some(1), Some(3)].map(codes), ["no inbox", "migrations pending", "newer schema"]);
+}
+
+#[test]
+fn a_diagnosis_that_was_written_as_json_is_read_back() {
+    let (handlers, processors, facts) = (vec![HandlerStatus { due: 5, ..handler() }], vec![processor()], facts());
+    let symptoms = judge(SchemaVersion { found: Some(1), known: 2 }, Some(&facts), &handlers, &[], now());
+    assert!(!symptoms.is_empty());
+    let diagnosis = Diagnosis { symptoms, handlers, processors, facts: Some(facts) };
+    let text = serde_json::to_string(&diagnosis).unwrap();
+    assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), diagnosis, "{text}");
 }

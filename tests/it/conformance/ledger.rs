@@ -114,7 +114,7 @@ async fn the_doctor_knows_of_stopped_partitions_and_of_processes_that_cannot_rea
         )
         .await;
     let diagnosis = scene.store.operate().doctor().await.unwrap();
-    let codes: Vec<&str> = diagnosis.symptoms.iter().map(|symptom| symptom.code).collect();
+    let codes: Vec<&str> = diagnosis.symptoms.iter().map(|symptom| &*symptom.code).collect();
     for code in ["partition stopped", "partition stands still", "kafka trouble"] {
         assert!(codes.contains(&code), "{codes:?}");
     }
