@@ -194,6 +194,29 @@ impl<B: Backend> Registration<B> {
     ///     })
     /// });
     /// ```
+    ///
+    /// A layer that is an `async fn` is boxed where it is given. The handler runs inside the layer's future, so a layer passes values to it
+    /// through a task-local:
+    ///
+    /// ```
+    /// use wharf::layer::{Attempt, Next};
+    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    ///
+    /// tokio::task_local! { static TENANT: String; }
+    ///
+    /// async fn with_tenant(attempt: Attempt<'_>, next: Next<'_>) -> Result<(), Failure> {
+    ///     let tenant = attempt.headers().get("tenant").ok_or_else(|| Failure::poison("no tenant"))?;
+    ///     TENANT.scope(String::from_utf8_lossy(tenant).into_owned(), next.run()).await
+    /// }
+    ///
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+    ///     println!("a receipt for {}", TENANT.get());
+    ///     Ok(())
+    /// }
+    ///
+    /// let registration: Registration<Postgres> = handler(HandlerKey::new("mail.receipt"), send_receipt)
+    ///     .layer(|attempt, next| Box::pin(with_tenant(attempt, next)));
+    /// ```
     pub fn layer(
         mut self,
         layer: impl for<'a> Fn(Attempt<'a>, Next<'a>) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
