@@ -81,7 +81,7 @@ pub(super) fn identify(
     };
     match (policy.missing, record.position) {
         (MissingIdentity::Position, Some(position)) => {
-            let id = id_text(position_id(&record.topic, position).as_bytes())?;
+            let id = id_text(position_id(record, position).as_bytes())?;
             Ok(identified(id, None, Some(Fallback::Position)))
         }
         (MissingIdentity::Undeduplicated, _) => {
@@ -105,7 +105,7 @@ fn given<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Fla
         Place::Header(name) => record.headers.get(name).map(Cow::Borrowed),
         Place::Key => record.key.as_deref().map(Cow::Borrowed),
         Place::JsonPointer(pointer) => given_by_payload(record, pointer).map_err(bad)?,
-        Place::Position => record.position.map(|position| position_id(&record.topic, position).into_bytes().into()),
+        Place::Position => record.position.map(|position| position_id(record, position).into_bytes().into()),
         Place::Function(function) => given_by_function(record, function).map_err(bad)?,
     };
     Ok(Given { id: present(value.as_deref(), place)?, source: None })
@@ -199,8 +199,12 @@ fn given_by_function(record: &Record, function: &IdentityFn) -> Result<Option<Co
     }
 }
 
-fn position_id(topic: &str, position: Position) -> String {
-    format!("{topic}/{}/{}", position.partition, position.offset)
+/// With the cluster where it is known: two clusters have records at the same position. No topic has an `@` in its name.
+fn position_id(record: &Record, Position { partition, offset }: Position) -> String {
+    match (&record.topic, &record.cluster) {
+        (topic, Some(cluster)) => format!("{topic}/{partition}/{offset}@{cluster}"),
+        (topic, None) => format!("{topic}/{partition}/{offset}"),
+    }
 }
 
 /// Whether an id out of a record could be the position of another, where positions stand in for missing identities: a producer could have
@@ -209,6 +213,8 @@ fn is_reserved(id: &str, record: &Record, policy: &Identity) -> bool {
     let names_position = || {
         let position = id.strip_prefix(&*record.topic)?.strip_prefix('/')?;
         let (partition, offset) = position.split_once('/')?;
+        // Whatever the cluster: another one may feed the same database.
+        let offset = offset.split_once('@').map_or(offset, |(offset, _)| offset);
         Some(partition.parse::<i32>().is_ok() && offset.parse::<i64>().is_ok())
     };
     policy.missing == MissingIdentity::Position

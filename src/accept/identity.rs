@@ -13,8 +13,11 @@ use crate::types::Record;
 
 /// The most characters an id or a source may have.
 pub(super) const IDENTITY_CHARS_MAX: usize = 200;
-/// The most characters of a topic that leave room for a partition and an offset, with two slashes, in an identity.
-const POSITION_TOPIC_CHARS_MAX: usize = IDENTITY_CHARS_MAX - "/2147483647/9223372036854775807".len();
+/// The most characters of a cluster's id for which there is room in every identity by position: Kafka's own have 22, Redpanda's 45.
+const CLUSTER_CHARS_MAX: usize = 48;
+/// The most characters of a topic that leave room for a partition, an offset and a cluster in an identity.
+const POSITION_TOPIC_CHARS_MAX: usize =
+    IDENTITY_CHARS_MAX - "/2147483647/9223372036854775807@".len() - CLUSTER_CHARS_MAX;
 
 /// Where the records of a topic carry their identity, and what becomes of a record that carries none.
 ///
@@ -107,8 +110,9 @@ impl Identity {
         Self::at(Place::FirstOf(places.into_iter().collect()))
     }
 
-    /// Where the record was: `topic/partition/offset`. Tells a redelivery, but not that a producer sent the same thing twice. Records that
-    /// were not read from Kafka have none, unless [`Record::position`] said so.
+    /// Where the record was: `topic/partition/offset@cluster`, with the id of the Kafka cluster, so that several clusters can feed one
+    /// database. Tells a redelivery, but not that a producer sent the same thing twice. Records that were not read from Kafka have none,
+    /// unless [`Record::position`] said so; without [`Record::cluster`] it is `topic/partition/offset`.
     pub fn position() -> Self {
         Self::at(Place::Position)
     }
@@ -125,7 +129,7 @@ impl Identity {
         self
     }
 
-    /// Records without identity are told apart by where they were, `topic/partition/offset`; without a position they are quarantined.
+    /// Records without identity are told apart by where they were, as by [`Identity::position`]; without a position they are quarantined.
     /// Default: they are quarantined. Choose it when a redelivery must be a duplicate and nothing more.
     ///
     /// A record whose own identity has the form of such a position is quarantined: it could take the place of another record.
@@ -268,7 +272,7 @@ mod tests {
     #[test]
     fn a_position_fits_into_an_identity_for_every_topic_that_is_not_refused() {
         let topic = "t".repeat(POSITION_TOPIC_CHARS_MAX);
-        let longest = format!("{topic}/{}/{}", i32::MAX, i64::MAX);
+        let longest = format!("{topic}/{}/{}@{}", i32::MAX, i64::MAX, "c".repeat(CLUSTER_CHARS_MAX));
         assert_eq!(longest.len(), IDENTITY_CHARS_MAX);
         let longer = format!("{topic}t");
         let nested = Identity::all_of([Identity::key(), Identity::position()]);

@@ -332,7 +332,8 @@ impl<B: Backend> Work<B> {
         match expected {
             Expected::Yes => {
                 // Without the desk: a large record takes its time, and the lanes go on meanwhile.
-                let row = self.intake.row(record::read(message, self.intake.rules.shared_name(place.0)));
+                let (topic, reader) = (self.intake.rules.shared_name(place.0), context.reader());
+                let row = self.intake.row(record::read(message, topic, reader.as_deref()));
                 let mut desk = context.desk();
                 desk.take_in(place, at, row);
                 desk.is_full(&self.intake.limits)

@@ -7,11 +7,13 @@ use bytes::Bytes;
 use rdkafka::message::{BorrowedMessage, Message};
 
 use super::native;
+use crate::store::ledger::Reader;
 use crate::types::Record;
 
-/// `topic` is its name, intake.
-pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Record {
+/// `topic` is its name, shared; `reader` says which cluster it is read from.
+pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>, reader: Option<&Reader>) -> Record {
     let mut record = Record::of(topic).position(message.partition(), message.offset());
+    record.cluster = reader.map(|reader| Arc::clone(&reader.cluster_id)).filter(|id| !id.is_empty());
     record.key = message.key().map(Bytes::copy_from_slice);
     record.payload = message.payload().map(Bytes::copy_from_slice);
     match native::headers(message) {

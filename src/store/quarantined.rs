@@ -23,6 +23,11 @@ pub(super) fn topic(quarantined: &Quarantined) -> String {
     sanitize::text(&quarantined.record.topic, DETAIL_CHARS_MAX)
 }
 
+/// The cluster that the record was read from. Text in the table, like the topic.
+pub(super) fn cluster(quarantined: &Quarantined) -> Option<String> {
+    quarantined.record.cluster.as_deref().map(|cluster| sanitize::text(cluster, DETAIL_CHARS_MAX))
+}
+
 pub(super) fn detail(quarantined: &Quarantined) -> Option<String> {
     quarantined.detail.as_deref().map(|detail| sanitize::text(detail, DETAIL_CHARS_MAX))
 }
@@ -38,6 +43,7 @@ pub(crate) fn record_hash(record: &Record) -> Vec<u8> {
     part(Some(record.topic.as_bytes()));
     part(record.position.map(|p| p.partition.to_be_bytes()).as_ref().map(|b| b.as_slice()));
     part(record.position.map(|p| p.offset.to_be_bytes()).as_ref().map(|b| b.as_slice()));
+    part(record.cluster.as_deref().map(str::as_bytes));
     part(record.id.as_deref());
     part(record.source.as_deref());
     part(record.key.as_deref());

@@ -23,8 +23,8 @@ rows! {
 
     /// A record, of a message or of the quarantine.
     RecordRow<S> {
-        topic: String, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>, id: Option<Vec<u8>>,
-        source: Option<Vec<u8>>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>, payload: Option<Vec<u8>>,
+        topic: String, cluster: Option<String>, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>,
+        id: Option<Vec<u8>>, source: Option<Vec<u8>>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>, payload: Option<Vec<u8>>,
     }
 
     GapRow<S> { topic: String, partition: i32, from_offset: i64, to_offset: i64, noticed_at: S }
@@ -90,6 +90,7 @@ pub(super) fn record<S: DatabaseStamp>(row: RecordRow<S>) -> Record {
         id: row.id.map(Bytes::from),
         source: row.source.map(Bytes::from),
         position: position(row.partition, row.offset),
+        cluster: row.cluster.map(Arc::from),
         key: row.key.map(Bytes::from),
         headers: headers(row.headers),
         payload: row.payload.map(Bytes::from),

@@ -46,6 +46,8 @@ impl From<&StoredMessage> for Record {
             id: Some(Bytes::copy_from_slice(stored.id.as_bytes())),
             source: Some(Bytes::copy_from_slice(stored.source.as_bytes())),
             position: stored.position,
+            // Its id is given: nothing depends on the cluster any more.
+            cluster: None,
             key: stored.key.clone(),
             headers: stored.headers.clone(),
             payload: stored.payload.clone(),

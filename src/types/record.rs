@@ -27,6 +27,8 @@ pub struct Record {
     pub(crate) id: Option<Bytes>,
     pub(crate) source: Option<Bytes>,
     pub(crate) position: Option<Position>,
+    /// The Kafka cluster that the position is of. Shared by all records that are read from it.
+    pub(crate) cluster: Option<Arc<str>>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
     pub(crate) payload: Option<Bytes>,
@@ -111,6 +113,13 @@ impl Record {
         self
     }
 
+    /// The id of the Kafka cluster that the position is of. Positions of two clusters are two identities
+    /// ([`Identity::position`](crate::Identity::position)). Default: none; records that an inbox reads from Kafka have it.
+    pub fn cluster(mut self, id: impl Into<Arc<str>>) -> Self {
+        self.cluster = Some(id.into()).filter(|id| !id.is_empty());
+        self
+    }
+
     /// When the producer or the broker stamped the record.
     pub fn recorded_at(mut self, at: SystemTime) -> Self {
         self.recorded_at = Some(at);
@@ -150,6 +159,11 @@ impl Record {
     /// Where the record was read from, for records that come from Kafka.
     pub fn get_position(&self) -> Option<Position> {
         self.position
+    }
+
+    /// The Kafka cluster that the position is of, if it is known.
+    pub fn get_cluster(&self) -> Option<&str> {
+        self.cluster.as_deref()
     }
 
     /// When the producer or the broker stamped the record.

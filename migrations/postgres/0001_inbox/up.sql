@@ -161,6 +161,7 @@ CREATE TABLE inbox_quarantine (
     recorded_at     timestamptz,
     kafka_partition integer,
     topic           text        NOT NULL,
+    cluster_id      text,                            -- of the Kafka cluster it was read from: part of an identity by position
     reason          text        NOT NULL,
     detail          text,
     message_id      bytea,                           -- the identity as given: it may be what is wrong with the record
@@ -361,7 +362,7 @@ GROUP BY d.handler_id, h.key, d.reason, inbox_fingerprint(d.last_error);
 
 -- Records that could not become messages, readable.
 CREATE VIEW inbox_quarantined AS
-SELECT id, topic, kafka_partition, kafka_offset, reason, detail, quarantined_at, replay_asked_at, replays,
+SELECT id, topic, cluster_id, kafka_partition, kafka_offset, reason, detail, quarantined_at, replay_asked_at, replays,
        inbox_text(message_id) AS message_id, inbox_text(source) AS source, inbox_text(record_key) AS record_key,
        inbox_text(payload) AS payload
 FROM inbox_quarantine;

@@ -152,6 +152,7 @@ CREATE TABLE inbox_quarantine (
     recorded_at     INTEGER,
     kafka_partition INTEGER,
     topic           TEXT    NOT NULL,
+    cluster_id      TEXT,                            -- of the Kafka cluster it was read from: part of an identity by position
     reason          TEXT    NOT NULL,
     detail          TEXT,
     message_id      BLOB,                            -- the identity as given: it may be what is wrong with the record
@@ -263,7 +264,7 @@ WHERE d.status = 3;
 
 -- Records that could not become messages, readable.
 CREATE VIEW inbox_quarantined AS
-SELECT id, topic, kafka_partition, kafka_offset, reason, detail,
+SELECT id, topic, cluster_id, kafka_partition, kafka_offset, reason, detail,
        strftime('%Y-%m-%d %H:%M:%f', quarantined_at / 1e6, 'unixepoch') AS quarantined_at,
        strftime('%Y-%m-%d %H:%M:%f', replay_asked_at / 1e6, 'unixepoch') AS replay_asked_at, replays,
        CASE typeof(message_id) WHEN 'blob' THEN '\x' || lower(hex(message_id)) ELSE message_id END AS message_id,

@@ -37,6 +37,7 @@ fn each_place_gives_its_identity() {
         (Identity::key(), record().key("k"), "k @ t"),
         (Identity::json_pointer("/a/0"), record().payload(r#"{"a": ["x"]}"#), "x @ t"),
         (Identity::position(), record().position(3, 17), "t/3/17 @ t"),
+        (Identity::position(), record().position(3, 17).cluster("C"), "t/3/17@C @ t"),
         (Identity::by(|record| record.get_key().map(<[u8]>::to_vec)), record().key("k"), "k @ t"),
         (Identity::all_of([Identity::key(), Identity::position()]), record().key("k").position(3, 17), "k|t/3/17 @ t"),
         (
@@ -139,8 +140,10 @@ fn a_pointer_finds_strings_and_numbers() {
 fn no_record_can_take_the_position_of_another() {
     let named = |id: &'static str| record().position(0, 1).header("h", id);
     let policy = Identity::header("h").or_position();
-    assert_eq!(identity(&named("t/0/2"), &policy), "identity has the form of a position");
-    for id in ["t/0", "t/0/2/3", "t/a/2", "u/0/2", "t/0/"] {
+    for id in ["t/0/2", "t/0/2@C", "t/0/2@", "t/0/2@C/D"] {
+        assert_eq!(identity(&named(id), &policy), "identity has the form of a position");
+    }
+    for id in ["t/0", "t/0/2/3", "t/a/2", "u/0/2", "t/0/", "t/0/@C", "t/0/a@C", "t@C"] {
         assert_eq!(identity(&named(id), &policy), format!("{id} @ t"));
     }
     assert_eq!(identity(&named("t/0/2"), &Identity::header("h")), "t/0/2 @ t");

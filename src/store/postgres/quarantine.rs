@@ -13,17 +13,17 @@ use crate::types::Result;
 statements! {
     /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
     InsertQuarantined<'a>("
-        INSERT INTO inbox_quarantine (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source,
+        INSERT INTO inbox_quarantine (topic, cluster_id, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source,
                                       record_key, headers, payload, record_hash)
-        SELECT * FROM unnest(:topics, :reasons, :details, :kafka_partitions, :kafka_offsets, :recorded_ats, :message_ids, :sources,
+        SELECT * FROM unnest(:topics, :clusters, :reasons, :details, :kafka_partitions, :kafka_offsets, :recorded_ats, :message_ids, :sources,
                              :record_keys, :headers, :payloads, :record_hashes)
-            AS q (topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers,
+            AS q (topic, cluster_id, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers,
                   payload, record_hash)
         WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
                            THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
         ORDER BY record_hash
         ON CONFLICT (record_hash) DO NOTHING") {
-        topics: Vec<String>, reasons: Vec<&'a str>, details: Vec<Option<String>>, kafka_partitions: Vec<Option<i32>>,
+        topics: Vec<String>, clusters: Vec<Option<String>>, reasons: Vec<&'a str>, details: Vec<Option<String>>, kafka_partitions: Vec<Option<i32>>,
         kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>, message_ids: Vec<Option<&'a [u8]>>,
         sources: Vec<Option<&'a [u8]>>, record_keys: Vec<Option<&'a [u8]>>, headers: Vec<Option<&'a [u8]>>,
         payloads: Vec<Option<&'a [u8]>>, record_hashes: Vec<Vec<u8>>,
@@ -64,6 +64,7 @@ pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
     let records = || rows.iter().map(|row| &row.record);
     InsertQuarantined {
         topics: rows.iter().map(quarantined::topic).collect(),
+        clusters: rows.iter().map(quarantined::cluster).collect(),
         reasons: rows.iter().map(|row| row.reason).collect(),
         details: rows.iter().map(quarantined::detail).collect(),
         kafka_partitions: records().map(|record| record.position.map(|p| p.partition)).collect(),

@@ -15,12 +15,12 @@ use crate::types::{Kind, Result};
 statements! {
     /// A record that comes again is quarantined once.
     InsertQuarantined<'a>("
-        INSERT INTO inbox_quarantine (quarantined_at, topic, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id,
+        INSERT INTO inbox_quarantine (quarantined_at, topic, cluster_id, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id,
                                       source, record_key, headers, payload, record_hash)
-        VALUES (:quarantined_at, :topic, :reason, :detail, :kafka_partition, :kafka_offset, :recorded_at, :message_id,
+        VALUES (:quarantined_at, :topic, :cluster_id, :reason, :detail, :kafka_partition, :kafka_offset, :recorded_at, :message_id,
                 :source, :record_key, :headers, :payload, :record_hash)
         ON CONFLICT (record_hash) DO NOTHING") {
-        quarantined_at: i64, topic: String, reason: &'a str, detail: Option<String>, kafka_partition: Option<i32>,
+        quarantined_at: i64, topic: String, cluster_id: Option<String>, reason: &'a str, detail: Option<String>, kafka_partition: Option<i32>,
         kafka_offset: Option<i64>, recorded_at: Option<i64>, message_id: Content<'a>, source: Content<'a>,
         record_key: Content<'a>, headers: Option<&'a [u8]>, payload: Content<'a>, record_hash: Vec<u8>,
     }
@@ -31,6 +31,7 @@ pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -
     let insert = InsertQuarantined {
         quarantined_at: now,
         topic: quarantined::topic(row),
+        cluster_id: quarantined::cluster(row),
         reason: row.reason,
         detail: quarantined::detail(row),
         kafka_partition: record.position.map(|p| p.partition),

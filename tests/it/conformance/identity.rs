@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use wharf::operate::QuarantineFilter;
 use wharf::{Identity, Inbox, InboxBuilder, Receipt, Record};
 
 use super::scene::{Db, Runs, Scene};
@@ -125,6 +126,41 @@ async fn a_position_stands_in_for_a_missing_identity_and_says_so() {
     let used = events.matching(|event| event.message == "identified by position" && event.has("topic", topic));
     let used: Vec<&str> = used.iter().filter_map(|event| event.field("message_id")).collect();
     assert_eq!(used, ["orders-by-position/0/1", "orders-by-position/0/2", "orders-by-position/0/1"]);
+}
+
+// Two Kafka clusters feed one database.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_at_the_same_position_of_two_clusters_are_two_messages() {
+    let scene = Scene::new().await;
+    let at = || Record::new("orders").position(0, 1);
+    let inbox = inbox(&scene, Identity::position());
+
+    let receipts = accept_each(
+        &inbox,
+        [at().cluster("a").payload("p"), at().cluster("b").payload("p"), at().cluster("b").payload("p")]
+            .into_iter()
+            .chain([at().payload("another"), at().payload("another")]),
+    )
+    .await;
+
+    assert_eq!(receipts, [ACCEPTED, ACCEPTED, DUPLICATE, ACCEPTED, DUPLICATE]);
+    assert_eq!(ids(&scene).await, ["orders/0/1@a @ orders", "orders/0/1@b @ orders", "orders/0/1 @ orders"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_at_the_same_position_of_two_clusters_are_quarantined_each_and_replayed_under_their_own_identity() {
+    let scene = Scene::new().await;
+    let of = |cluster: &'static str| Record::new("orders").position(0, 1).cluster(cluster).payload("p");
+    let receipts = accept_each(&inbox(&scene, Identity::header("h")), [of("a"), of("b"), of("b")]).await;
+    assert_eq!(receipts, vec![quarantined("missing identity"); 3]);
+    assert_eq!(scene.count("inbox_quarantine").await, 2);
+
+    assert_eq!(scene.store.operate().replay_quarantined(&QuarantineFilter::all(), 10).await.unwrap(), 2);
+    let running = inbox(&scene, Identity::header("h").or_position()).start().await.unwrap();
+    scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_quarantine").await;
+
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!(ids(&scene).await, ["orders/0/1@a @ orders", "orders/0/1@b @ orders"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@
 mod audit;
 mod broken_log;
 mod broker_trouble;
+mod clusters;
 mod ending;
 mod hostile;
 mod identity;

@@ -16,12 +16,12 @@ use crate::types::{DeliveryDetails, HistoryEntry, QuarantineDetails, Record, Res
 
 statements! {
     MessageRecord("
-        SELECT topic, kafka_partition, kafka_offset, recorded_at, convert_to(message_id, 'UTF8'), convert_to(source, 'UTF8'),
+        SELECT topic, NULL::text, kafka_partition, kafka_offset, recorded_at, convert_to(message_id, 'UTF8'), convert_to(source, 'UTF8'),
                record_key, headers, payload
         FROM inbox_message WHERE seq = :seq") -> RecordRow<PgTimestamp> { seq: i64 }
 
     QuarantinedRecord("
-        SELECT topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
+        SELECT topic, cluster_id, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
         FROM inbox_quarantine WHERE id = :id") -> RecordRow<PgTimestamp> { id: i64 }
 
     ClaimReplays<'a>("
@@ -32,7 +32,7 @@ statements! {
               AND (a.replay_locked_until IS NULL OR a.replay_locked_until <= now())
             ORDER BY a.replay_asked_at, a.id LIMIT :limit
             FOR UPDATE SKIP LOCKED))
-        RETURNING q.id, q.topic, q.kafka_partition, q.kafka_offset, q.recorded_at, q.message_id, q.source, q.record_key, q.headers, q.payload")
+        RETURNING q.id, q.topic, q.cluster_id, q.kafka_partition, q.kafka_offset, q.recorded_at, q.message_id, q.source, q.record_key, q.headers, q.payload")
     -> (i64, RecordRow<PgTimestamp>) { lease_ms: i64, topics: &'a [String], limit: i32 }
 
     Leave("DELETE FROM inbox_quarantine WHERE id = :id AND replay_asked_at IS NOT NULL") { id: i64 }

@@ -14,11 +14,11 @@ use crate::types::{DeliveryDetails, HistoryEntry, QuarantineDetails, QuarantineF
 
 statements! {
     MessageRecord("
-        SELECT topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
+        SELECT topic, NULL, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
         FROM inbox_message WHERE seq = :seq") -> RecordRow<i64> { seq: i64 }
 
     QuarantinedRecord("
-        SELECT topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
+        SELECT topic, cluster_id, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload
         FROM inbox_quarantine WHERE id = :id") -> RecordRow<i64> { id: i64 }
 
     ClaimReplays("
@@ -27,7 +27,7 @@ statements! {
                      WHERE a.replay_asked_at IS NOT NULL AND a.topic IN (SELECT value FROM json_each(:topics))
                        AND (a.replay_locked_until IS NULL OR a.replay_locked_until <= :now)
                      ORDER BY a.replay_asked_at, a.id LIMIT :limit)
-        RETURNING id, topic, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload")
+        RETURNING id, topic, cluster_id, kafka_partition, kafka_offset, recorded_at, message_id, source, record_key, headers, payload")
     -> (i64, RecordRow<i64>) { now: i64, locked_until: i64, topics: String, limit: i64 }
 
     Leave("DELETE FROM inbox_quarantine WHERE id = :id AND replay_asked_at IS NOT NULL") { id: i64 }
