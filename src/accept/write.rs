@@ -14,7 +14,7 @@ use super::intake::Intake;
 use super::quarantine_run;
 use crate::store::Backend;
 use crate::store::ledger::{LedgerEntry, LedgerMove};
-use crate::store::seam::{AcceptBatch, Accepted, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, Answers, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage};
 
@@ -224,7 +224,7 @@ async fn try_write<B: Backend>(
         let (sent, answered) = (messages.len(), answers.messages.len());
         return Err(Error::bug(format!("{sent} messages were accepted and {answered} answered")));
     }
-    let (receipts, known) = told(rows, messages, &answers.messages);
+    let (receipts, known) = told(rows, messages, &answers);
     let new: Vec<Option<i64>> = answers.messages.iter().map(new_seq).collect();
     let is_new = new.iter().all(Option::is_some);
     let is_handing_over = reservations.is_some();
@@ -241,12 +241,13 @@ async fn try_write<B: Backend>(
 }
 
 /// A receipt for each row, and the seqs of messages that were known. Tells each as an event.
-fn told(rows: &[Row], messages: &[NewMessage], answers: &[Accepted]) -> (Vec<Receipt>, KnownSeqs) {
-    let mut answered = answers.iter().zip(messages);
+fn told(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receipt>, KnownSeqs) {
+    let mut answered = answers.messages.iter().zip(messages);
+    let mut ids = answers.quarantined.iter().copied();
     let quarantined_for = |reason| (Receipt::Quarantined { reason }, None);
     let told = rows.iter().filter_map(|row| match row {
         Row::Quarantine(quarantined) => {
-            events::quarantined(&quarantined.record, quarantined.reason);
+            events::quarantined(&quarantined.record, quarantined.reason, ids.next().flatten());
             Some(quarantined_for(quarantined.reason))
         }
         Row::Message { message, .. } => {
@@ -283,7 +284,7 @@ fn new_messages(
 fn new_seq(answer: &Accepted) -> Option<i64> {
     match answer {
         Accepted::New { seq } => Some(*seq),
-        Accepted::Duplicate { .. } | Accepted::Remembered | Accepted::Conflict => None,
+        Accepted::Duplicate { .. } | Accepted::Remembered | Accepted::Conflict { .. } => None,
     }
 }
 
@@ -291,7 +292,7 @@ fn known_seq(answer: &Accepted) -> Option<i64> {
     match answer {
         Accepted::Duplicate { seq, .. } => Some(*seq),
         // New in a try without hand-overs is not claimed.
-        Accepted::New { .. } | Accepted::Remembered | Accepted::Conflict => None,
+        Accepted::New { .. } | Accepted::Remembered | Accepted::Conflict { .. } => None,
     }
 }
 
@@ -309,8 +310,8 @@ fn receipt(answer: &Accepted, message: &StoredMessage, deliveries: usize) -> Rec
             events::duplicate(message, 0);
             Receipt::Duplicate { added: 0 }
         }
-        Accepted::Conflict => {
-            events::conflict(message);
+        Accepted::Conflict { quarantine_id } => {
+            events::conflict(message, *quarantine_id);
             Receipt::Quarantined { reason: "conflict" }
         }
     }

@@ -177,6 +177,8 @@ pub struct Answers {
     pub sent_at: Instant,
     /// One a message, in order.
     pub messages: Vec<Accepted>,
+    /// Row ids of the quarantined records, in order. A record that was quarantined before has the id it got then.
+    pub quarantined: Vec<Option<i64>>,
     /// One an entry of the ledger, in order.
     pub ledger: Vec<LedgerMove>,
 }
@@ -195,7 +197,9 @@ pub enum Accepted {
     /// It was there and has been purged; its identity is remembered.
     Remembered,
     /// The identity is taken by another payload. Quarantined in the same transaction.
-    Conflict,
+    Conflict {
+        quarantine_id: Option<i64>,
+    },
 }
 
 #[derive(Clone)]

@@ -85,10 +85,11 @@ pub(crate) fn duplicate(message: &StoredMessage, added: usize) {
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), added, "duplicate");
 }
 
-pub(crate) fn conflict(message: &StoredMessage) {
+/// `id` is the row of the quarantine: `wharf quarantine show ID`.
+pub(crate) fn conflict(message: &StoredMessage, id: Option<i64>) {
     count_quarantined(&message.topic, "conflict");
     let (partition, offset) = (message.position.map(|at| at.partition), message.position.map(|at| at.offset));
-    warn!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), partition, offset, "conflict");
+    warn!(target: "wharf::accept", id, message_id = %Shown(&message.id), topic = %Shown(&message.topic), partition, offset, "conflict");
 }
 
 /// The last records of a topic were all quarantined: nothing more is taken in from Kafka until a person acts.
@@ -105,11 +106,11 @@ pub(crate) fn stays_in_quarantine(id: i64, reason: &str) {
     warn!(target: "wharf::accept", id, reason, "stays in quarantine");
 }
 
-/// Where it was is how it is found again: in Kafka, and in the list of the quarantine.
-pub(crate) fn quarantined(record: &Record, reason: &'static str) {
+/// Where it was is how it is found again in Kafka, and `id` in the quarantine: `wharf quarantine show ID`.
+pub(crate) fn quarantined(record: &Record, reason: &'static str, id: Option<i64>) {
     count_quarantined(&record.topic, reason);
     let (partition, offset) = (record.position.map(|at| at.partition), record.position.map(|at| at.offset));
-    warn!(target: "wharf::accept", topic = %Shown(&record.topic), partition, offset, reason, "quarantined");
+    warn!(target: "wharf::accept", id, topic = %Shown(&record.topic), partition, offset, reason, "quarantined");
 }
 
 /// It had no identity, and its topic says that where it was is one.

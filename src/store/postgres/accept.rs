@@ -135,13 +135,16 @@ statements! {
 /// What became of a batch so far.
 struct Progress {
     answers: Vec<Option<Accepted>>,
+    /// Row ids of the batch's quarantined records.
+    quarantined: Vec<Option<i64>>,
     moved: Moved,
 }
 
 /// Accepts the batch. An identity that stands in it twice is new once; the others find it in the slow path.
 pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Result<Answers> {
     let sent_at = Instant::now();
-    let mut progress = Progress { answers: vec![None; batch.messages.len()], moved: Moved::default() };
+    let answers = vec![None; batch.messages.len()];
+    let mut progress = Progress { answers, quarantined: Vec::new(), moved: Moved::default() };
     let mut quarantined = &*batch.quarantined;
     if batch.messages.is_empty() {
         insert_quarantined(conn, batch, &mut progress).await?;
@@ -164,20 +167,19 @@ pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) ->
             format!("cannot accept {} messages: their identities come and go", batch.messages.len()),
         )
     })?;
-    Ok(Answers { sent_at, messages, ledger: ledger::moves(&batch.ledger, &progress.moved) })
+    let ledger = ledger::moves(&batch.ledger, &progress.moved);
+    Ok(Answers { sent_at, messages, quarantined: progress.quarantined, ledger })
 }
 
 /// A batch without a message: nothing in it was wanted, or all of it is quarantined.
 async fn insert_quarantined(conn: &mut AsyncPgConnection, batch: &AcceptBatch, progress: &mut Progress) -> Result<()> {
     let mut transaction = conn.build_transaction().read_committed();
     let written = transaction.run(async |conn| {
-        if !batch.quarantined.is_empty() {
-            quarantine::insert(&batch.quarantined).execute(conn).await?;
-        }
-        ledger::advance(conn, &batch.ledger).await
+        let quarantined = quarantine::write(conn, &batch.quarantined).await?;
+        QueryResult::Ok((quarantined, ledger::advance(conn, &batch.ledger).await?))
     });
     let cannot = database(format!("cannot quarantine {} records", batch.quarantined.len()));
-    progress.moved = written.await.map_err(cannot)?;
+    (progress.quarantined, progress.moved) = written.await.map_err(cannot)?;
     Ok(())
 }
 
@@ -193,14 +195,14 @@ async fn insert_new(
     let inserted: InsertedRow = if quarantined.is_empty() {
         insert(batch, open).load(conn).await.and_then(only_row).map_err(cannot())?
     } else {
-        conn.build_transaction()
-            .read_committed()
-            .run(async |conn| {
-                quarantine::insert(quarantined).execute(conn).await?;
-                insert(batch, open).load(conn).await.and_then(only_row)
-            })
-            .await
-            .map_err(cannot())?
+        let mut transaction = conn.build_transaction().read_committed();
+        let written = transaction.run(async |conn| {
+            let ids = quarantine::write(conn, quarantined).await?;
+            QueryResult::Ok((ids, insert(batch, open).load(conn).await.and_then(only_row)?))
+        });
+        let (ids, inserted) = written.await.map_err(cannot())?;
+        progress.quarantined = ids;
+        inserted
     };
     progress.moved.extend(inserted.moved_topics.into_iter().zip(inserted.moved_partitions));
     debug_assert_eq!(inserted.seqs.len(), open.len(), "one seq is set aside for each message");
@@ -229,16 +231,14 @@ async fn add_to_known(
             let remembered = remembered(conn, &messages, &found).await?;
             let (same, conflicting) = split_conflicts(&messages, &found);
             let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<i64>(conn).await? };
-            if !conflicting.is_empty() {
-                quarantine::insert(&conflicting).execute(conn).await?;
-            }
+            let conflicts = quarantine::write(conn, &conflicting).await?;
             // What vanished between the two paths comes round again, and the ledger with it.
             let is_last = found.len() + remembered.len() == known.len();
             let moved = if is_last { ledger::advance(conn, &batch.ledger).await? } else { Moved::default() };
-            QueryResult::Ok((found, remembered, added, moved))
+            QueryResult::Ok((found, conflicts, remembered, added, moved))
         })
         .await;
-    let (found, remembered, added, moved) =
+    let (found, conflicts, remembered, added, moved) =
         found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
     progress.moved.extend(moved);
     for at in remembered {
@@ -249,11 +249,12 @@ async fn add_to_known(
         *counts.entry(seq).or_default() += 1;
         counts
     });
+    let mut conflicts = conflicts.into_iter();
     for Stored { at, seq, is_same } in found {
         progress.answers[known[at]] = Some(if is_same {
             Accepted::Duplicate { seq, added: added.remove(&seq).unwrap_or_default() }
         } else {
-            Accepted::Conflict
+            Accepted::Conflict { quarantine_id: conflicts.next().flatten() }
         });
     }
     Ok(())

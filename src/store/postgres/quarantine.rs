@@ -1,14 +1,22 @@
 //! Writes records that could not become messages, whole, once each.
 
+use std::collections::HashMap;
+
+use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::{only_row, statements};
+use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::quarantined::{self, record_hash};
 use crate::store::seam::{NewMessage, Quarantined};
 use crate::types::Result;
+
+rows! {
+    /// A quarantined record by its row id.
+    KeptRow { record_hash: Vec<u8>, id: i64 }
+}
 
 statements! {
     /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
@@ -22,12 +30,19 @@ statements! {
         WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
                            THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
         ORDER BY record_hash
-        ON CONFLICT (record_hash) DO NOTHING") {
+        ON CONFLICT (record_hash) DO NOTHING
+        RETURNING record_hash, id")
+    -> KeptRow {
         topics: Vec<String>, clusters: Vec<Option<String>>, reasons: Vec<&'a str>, details: Vec<Option<String>>, kafka_partitions: Vec<Option<i32>>,
         kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>, message_ids: Vec<Option<&'a [u8]>>,
         sources: Vec<Option<&'a [u8]>>, record_keys: Vec<Option<&'a [u8]>>, headers: Vec<Option<&'a [u8]>>,
         payloads: Vec<Option<&'a [u8]>>, record_hashes: Vec<Vec<u8>>,
     }
+
+    /// Records that were quarantined before.
+    FindQuarantined<'a>("
+        SELECT record_hash, id FROM inbox_quarantine WHERE record_hash = ANY (:record_hashes)")
+    -> KeptRow { record_hashes: Vec<&'a [u8]> }
 
     Refusal<'a>("
         SELECT inbox_refusal(:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :recorded_at, :record_key,
@@ -60,7 +75,24 @@ pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) 
     Ok(["22", "23", "54", "P0"].iter().any(|class| state.starts_with(class)))
 }
 
-pub(super) fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
+/// Writes records, in the caller's transaction; returns their row ids, in order. Those that come again keep the id that they have.
+pub(super) async fn write(conn: &mut AsyncPgConnection, rows: &[Quarantined]) -> QueryResult<Vec<Option<i64>>> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let insert = insert(rows);
+    let hashes = insert.record_hashes.clone();
+    let kept: Vec<KeptRow> = insert.load(conn).await?;
+    let mut ids: HashMap<Vec<u8>, i64> = kept.into_iter().map(|row| (row.record_hash, row.id)).collect();
+    let known: Vec<&[u8]> = hashes.iter().filter(|hash| !ids.contains_key(*hash)).map(Vec::as_slice).collect();
+    if !known.is_empty() {
+        let known: Vec<KeptRow> = FindQuarantined { record_hashes: known }.load(conn).await?;
+        ids.extend(known.into_iter().map(|row| (row.record_hash, row.id)));
+    }
+    Ok(hashes.iter().map(|hash| ids.get(hash).copied()).collect())
+}
+
+fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
     let records = || rows.iter().map(|row| &row.record);
     InsertQuarantined {
         topics: rows.iter().map(quarantined::topic).collect(),

@@ -58,8 +58,9 @@ pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &Acce
     let count = batch.messages.len();
     let cannot = || database(format!("cannot accept {count} messages"));
     let now = clock::now(conn).map_err(cannot())?;
+    let mut quarantined = Vec::with_capacity(batch.quarantined.len());
     for record in &batch.quarantined {
-        quarantine::insert(conn, record, now).map_err(cannot())?;
+        quarantined.push(quarantine::insert(conn, record, now).map_err(cannot())?);
     }
     let keeps_identities = KeepsIdentities {}.load::<bool>(conn).and_then(only_row).map_err(cannot())?;
     let mut messages = Vec::with_capacity(count);
@@ -86,7 +87,7 @@ pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &Acce
     }
     // After everything else of the batch, and in its transaction.
     let ledger = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
-    Ok(Answers { sent_at, messages, ledger })
+    Ok(Answers { sent_at, messages, quarantined, ledger })
 }
 
 fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResult<bool> {
@@ -99,8 +100,8 @@ fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> 
     let find = Find { message_id: &message.message.id, source: &message.message.source };
     let Some((seq, payload_hash)) = find.load::<(i64, Vec<u8>)>(conn)?.pop() else { return Ok(None) };
     if payload_hash != message.payload_hash {
-        quarantine::insert(conn, &quarantined::conflict(message), now)?;
-        return Ok(Some(Accepted::Conflict));
+        let quarantine_id = quarantine::insert(conn, &quarantined::conflict(message), now)?;
+        return Ok(Some(Accepted::Conflict { quarantine_id }));
     }
     let mut added = 0;
     for delivery in &message.deliveries {

@@ -19,15 +19,22 @@ statements! {
                                       source, record_key, headers, payload, record_hash)
         VALUES (:quarantined_at, :topic, :cluster_id, :reason, :detail, :kafka_partition, :kafka_offset, :recorded_at, :message_id,
                 :source, :record_key, :headers, :payload, :record_hash)
-        ON CONFLICT (record_hash) DO NOTHING") {
+        ON CONFLICT (record_hash) DO NOTHING
+        RETURNING id")
+    -> i64 {
         quarantined_at: i64, topic: String, cluster_id: Option<String>, reason: &'a str, detail: Option<String>, kafka_partition: Option<i32>,
         kafka_offset: Option<i64>, recorded_at: Option<i64>, message_id: Content<'a>, source: Content<'a>,
         record_key: Content<'a>, headers: Option<&'a [u8]>, payload: Content<'a>, record_hash: Vec<u8>,
     }
+
+    /// A record that was quarantined before.
+    FindQuarantined("SELECT id FROM inbox_quarantine WHERE record_hash = :record_hash") -> i64 { record_hash: Vec<u8> }
 }
 
-pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -> QueryResult<()> {
+/// Returns the row's id. A record that comes again keeps the one that it has.
+pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -> QueryResult<Option<i64>> {
     let record = &row.record;
+    let record_hash = record_hash(record);
     let insert = InsertQuarantined {
         quarantined_at: now,
         topic: quarantined::topic(row),
@@ -42,9 +49,12 @@ pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -
         record_key: record.key.as_deref().into(),
         headers: record.headers.encoded(),
         payload: record.payload.as_deref().into(),
-        record_hash: record_hash(record),
+        record_hash: record_hash.clone(),
     };
-    insert.execute(conn).map(drop)
+    match insert.load(conn)?.pop() {
+        Some(id) => Ok(Some(id)),
+        None => Ok(FindQuarantined { record_hash }.load(conn)?.pop()),
+    }
 }
 
 /// Whether the message is refused for what it holds. Tries it and takes it back.

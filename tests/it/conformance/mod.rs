@@ -25,6 +25,7 @@ macro_rules! every_store {
             operate "../operate.rs"
             operate_steps "../operate_steps.rs"
             outcomes "../outcomes.rs"
+            quarantine_ids "../quarantine_ids.rs"
             quarantine_replay "../quarantine_replay.rs"
             refused "../refused.rs"
             registration "../registration.rs"
