@@ -2,6 +2,7 @@
 //!
 //! Only what is finished goes, and one process at a time does it; where another purges, this one ends and says so.
 
+use std::io::{self, Write as _};
 use std::time::Duration;
 
 use clap::Args;
@@ -55,7 +56,13 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
         None
     };
     let bar = progress::of(output, total, "purged");
+    // A bar is shown on a terminal only; a log is told once.
+    let mut is_told = !bar.is_hidden() || output.is_json;
     let on_step = |purged: &Purged| {
+        if purged.waiting() > 0 && !std::mem::replace(&mut is_told, true) {
+            // Nothing depends on it.
+            let _ = writeln!(io::stderr(), "identities are written; their messages go in about two minutes");
+        }
         bar.set_position(purged.messages);
         bar.set_message(waiting(purged));
     };

@@ -26,6 +26,7 @@ mod postgres {
     every_store!();
     // These need a server to be told about, or one store is enough.
     mod audit;
+    mod retention;
     mod secrets;
     mod terminal;
 }
