@@ -13,6 +13,8 @@ macro_rules! every_store {
         mod handlers;
         #[path = "../hostile.rs"]
         mod hostile;
+        #[path = "../ledger.rs"]
+        mod ledger;
         #[path = "../look.rs"]
         mod look;
         #[path = "../quarantine.rs"]
