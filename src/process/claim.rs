@@ -1,7 +1,7 @@
-//! Claims due deliveries: one statement for all handlers, as many as there are free slots, at most a batch of each.
+//! Claims due deliveries: one statement for all handlers, as many as there are places (`slots.rs`), at most a batch of each.
 //!
-//! Slots are taken before the statement is sent, so what comes back can start at once. Under load the next claim follows as soon as
-//! slots are free; idle, it is a poll. What must not crash once more goes to `solo.rs`.
+//! Places are taken before the statement is sent, so what comes back can start at once or soon. Under load the next claim is sent when half of
+//! what may wait is gone, while the handlers work on the rest; idle, it is a poll. What must not crash once more goes to `solo.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 
 use super::engine::Engine;
-use super::gate::{Purpose, Slot, Start, Starting};
+use super::gate::{Brought, Purpose, Starting};
+use super::lane::Lane;
 use super::looks::{Look, Looks};
+use super::run::Run;
+use super::slots::{Need, Place};
 use super::solo;
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, LookFrom, Stamp};
@@ -42,13 +45,13 @@ pub(super) struct Claimer<B: Backend> {
 /// One claim of a round.
 struct Part<B: Backend> {
     /// Never empty when it is sent.
-    room: Vec<Slot<B>>,
+    room: Vec<Place<B>>,
     asks: Vec<Ask>,
 }
 
-/// What was claimed, with a slot each.
+/// What was claimed, with a place each.
 struct Sorted<B: Backend> {
-    starts: Vec<Start<B>>,
+    brought: Vec<Brought<B>>,
     /// These have to run alone.
     suspects: Vec<Claimed>,
     trouble: Option<Error>,
@@ -66,8 +69,8 @@ pub(super) struct Round {
 enum NextRound {
     /// There may be more, or not everything was looked at.
     AtOnce,
-    /// Some handler had no slot to ask with: when it has, there may be more.
-    WhenSlotsAreFree,
+    /// Some handler had no place to ask with, or had enough: when it needs more, there may be more.
+    WhenNeeded,
     /// Nothing was left behind.
     WhenWoken,
 }
@@ -125,17 +128,19 @@ impl<B: Backend> Claimer<B> {
         self.spared_until = Some(self.spared_until.map_or(until, |earlier| earlier.max(until)));
     }
 
-    /// Claims once for all free slots and starts what came back.
+    /// Claims once for all handlers that need more, and starts what came back.
     pub(super) async fn round(&mut self) -> Result<Round> {
         let starting = self.engine.begin(Purpose::Claim).await;
         let look = self.looks.next(Instant::now());
-        let first = self.part(&starting, look, 1);
+        let engine = Arc::clone(&self.engine);
+        let limits = &engine.limits;
+        let first = self.part(&starting, look, |lane| lane.need(limits) != Need::None);
         if first.room.is_empty() {
-            return Ok(Round { claimed: 0, next: NextRound::WhenSlotsAreFree });
+            return Ok(Round { claimed: 0, next: NextRound::WhenNeeded });
         }
         let mut parts = vec![first];
         while self.is_backlog && parts.len() < CLAIMS_MAX {
-            let part = self.part(&starting, look, self.engine.limits.claim_batch_rows);
+            let part = self.part(&starting, look, |lane| lane.room(limits) >= limits.claim_batch_rows);
             if part.room.is_empty() {
                 break;
             }
@@ -144,14 +149,14 @@ impl<B: Backend> Claimer<B> {
         self.claim(starting, parts, look).await
     }
 
-    /// Slots of every lane that has at least so many free, and what to ask for with them.
-    fn part(&mut self, starting: &Starting<B>, look: Look, slots_min: usize) -> Part<B> {
+    /// Places of every lane that is meant, and what to ask for with them.
+    fn part(&mut self, starting: &Starting<B>, look: Look, is_meant: impl Fn(&Lane<B>) -> bool) -> Part<B> {
         let claim_rows = self.engine.limits.claim_batch_rows;
         // Another lane first each time: the first one has the first choice of the connections.
         let (later, first) = self.engine.lanes.split_at(self.round % self.engine.lanes.len());
-        let lanes = first.iter().chain(later).filter(|lane| lane.slots.free() >= slots_min);
-        let room: Vec<_> = lanes.filter_map(|lane| starting.slots(lane, claim_rows).ok()).collect();
-        let asks = room.iter().flat_map(|slots| self.asks(slots, look)).collect();
+        let lanes = first.iter().chain(later).filter(|lane| is_meant(lane));
+        let room: Vec<_> = lanes.filter_map(|lane| starting.places(lane, claim_rows).ok()).collect();
+        let asks = room.iter().flat_map(|places| self.asks(places, look)).collect();
         // Only for what is asked: counting on without a claim would leave out the same id again and again.
         self.round = self.round.wrapping_add(usize::from(!room.is_empty()));
         Part { room, asks }
@@ -166,11 +171,13 @@ impl<B: Backend> Claimer<B> {
             engine.store.backend.claim(&request).await
         });
         let answers = join_all(statements).await;
+        let answered = parts.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
+        answered.flat_map(|(part, _)| &part.room).for_each(|places| places.lane.set_careful(false));
         // How much less was found than asked for, by handler id.
         let mut missing: HashMap<i16, i32> = HashMap::new();
         let lanes_asked = parts.first().map_or(0, |part| part.room.len());
         let mut lease_starts = Instant::now();
-        let (mut claimed, mut starts, mut suspects, mut trouble) = (0, Vec::new(), Vec::new(), None);
+        let (mut claimed, mut brought, mut suspects, mut trouble) = (0, Vec::new(), Vec::new(), None);
         for (part, answer) in parts.into_iter().zip(answers) {
             for ask in &part.asks {
                 *missing.entry(ask.handler_id).or_default() += ask.limit;
@@ -185,7 +192,7 @@ impl<B: Backend> Claimer<B> {
                     claimed += deliveries.len();
                     lease_starts = lease_starts.min(sent_at);
                     let mut sorted = self.sort(part.room, deliveries);
-                    starts.append(&mut sorted.starts);
+                    brought.append(&mut sorted.brought);
                     suspects.append(&mut sorted.suspects);
                     trouble = sorted.trouble.or(trouble);
                 }
@@ -198,8 +205,9 @@ impl<B: Backend> Claimer<B> {
                 }
             }
         }
-        starting.start(starts, lease_starts);
+        let left = starting.bring_in(brought, lease_starts);
         self.is_backlog = missing.values().any(|missing| *missing <= 0);
+        self.give_back(left).await?;
         if !suspects.is_empty() {
             solo::take_turns(self, suspects).await?;
         }
@@ -215,7 +223,7 @@ impl<B: Backend> Claimer<B> {
             true => NextRound::AtOnce,
             // What was committed late, or is due again, may stand below the floor.
             false if self.looks.fell_short(look) => NextRound::AtOnce,
-            false if lanes_asked < self.engine.lanes.len() => NextRound::WhenSlotsAreFree,
+            false if lanes_asked < self.engine.lanes.len() => NextRound::WhenNeeded,
             false => NextRound::WhenWoken,
         }
     }
@@ -227,34 +235,49 @@ impl<B: Backend> Claimer<B> {
         }
     }
 
-    /// Gives each delivery its slot, and sets apart what has to run alone.
-    fn sort(&self, mut room: Vec<Slot<B>>, claimed: Vec<Claimed>) -> Sorted<B> {
-        let mut sorted = Sorted { starts: Vec::with_capacity(claimed.len()), suspects: Vec::new(), trouble: None };
+    /// Gives back what may not wait and found no slot. The next claim finds it first.
+    async fn give_back(&mut self, left: Vec<Run<B>>) -> Result<()> {
+        if left.is_empty() {
+            return Ok(());
+        }
+        let left: Vec<Claimed> = left.into_iter().map(Run::take_back).collect();
+        for delivery in &left {
+            self.floors.entry(delivery.claim.handler_id).and_modify(|floor| *floor = delivery.due_at.min(*floor));
+        }
+        solo::give_back(&self.engine, &left).await
+    }
+
+    /// Gives each delivery its place, and sets apart what has to run alone.
+    fn sort(&self, mut room: Vec<Place<B>>, claimed: Vec<Claimed>) -> Sorted<B> {
+        let mut sorted = Sorted { brought: Vec::with_capacity(claimed.len()), suspects: Vec::new(), trouble: None };
+        let limits = &self.engine.limits;
         for delivery in claimed {
             let handler_id = delivery.claim.handler_id;
-            let slots = room.iter_mut().find(|slots| slots.lane.ids.all.contains(&handler_id));
-            let Some(slot) = slots.and_then(Slot::split_off) else {
+            let places = room.iter_mut().find(|places| places.lane.ids.all.contains(&handler_id));
+            let Some(place) = places.and_then(Place::split_off) else {
                 // Its claim runs out by itself.
                 let claim = delivery.claim;
                 sorted.trouble =
-                    Some(Error::bug(format!("{claim:?} was claimed and has no slot: more than was asked for")));
+                    Some(Error::bug(format!("{claim:?} was claimed and has no place: more than was asked for")));
                 continue;
             };
             self.engine.tell_claimed(&delivery);
-            let limits = &self.engine.limits;
+            if delivery.crashes >= limits.starts_at_once_from() {
+                place.lane.set_careful(true);
+            }
             let is_suspect = delivery.crashes >= limits.solo_from() || delivery.troubles >= limits.solo_from_troubles();
             match is_suspect {
                 true => sorted.suspects.push(delivery),
-                false => sorted.starts.push(Start { claimed: delivery, slot }),
+                false => sorted.brought.push(Brought { claimed: delivery, place }),
             }
         }
         sorted
     }
 
-    /// How many deliveries of each of the lane's ids to ask for: the free slots, shared out, beginning with another id each round.
-    fn asks(&self, slots: &Slot<B>, look: Look) -> Vec<Ask> {
-        let ids = &slots.lane.ids.all;
-        let free = slots.count;
+    /// How many deliveries of each of the lane's ids to ask for: the places, shared out, beginning with another id each round.
+    fn asks(&self, places: &Place<B>, look: Look) -> Vec<Ask> {
+        let ids = &places.lane.ids.all;
+        let free = places.count;
         let share = |position: usize| {
             let place = (position + self.round) % ids.len();
             free / ids.len() + usize::from(place < free % ids.len())
@@ -293,20 +316,22 @@ impl<B: Backend> Claimer<B> {
     /// Waits until another round makes sense.
     async fn pause(&self, round: &Round) {
         let engine = &self.engine;
-        let has_slots = engine.lanes.iter().any(|lane| lane.slots.free() > 0);
-        if !(round.next == NextRound::AtOnce && has_slots) {
+        let is_waiting = engine.lanes.iter().any(|lane| !lane.waiting.is_empty());
+        let is_any = |is_so: fn(Need) -> bool| engine.lanes.iter().any(|lane| is_so(lane.need(&engine.limits)));
+        if !(round.next == NextRound::AtOnce && is_any(|need| need != Need::None)) {
             tokio::select! {
                 () = engine.wake.notified() => {}
                 () = engine.freed.notified(), if round.next != NextRound::WhenWoken => {}
                 // Perhaps by another inbox on the same store.
-                () = engine.store.permits.returned.notified(), if round.next != NextRound::WhenWoken => {}
+                () = engine.store.permits.returned.notified(), if is_waiting || round.next != NextRound::WhenWoken => {}
                 () = tokio::time::sleep(self.patience()) => return,
                 () = engine.stopping() => return,
             }
         }
+        engine.start_all_waiting();
         // Let slots come together while handlers are returning one by one.
         let collected_by = tokio::time::Instant::now() + COLLECT;
-        while !engine.lanes.iter().any(|lane| lane.slots.free() * 4 >= lane.concurrency) {
+        while !is_any(|need| need == Need::Much) {
             tokio::select! {
                 () = engine.freed.notified() => {}
                 () = tokio::time::sleep_until(collected_by) => return,

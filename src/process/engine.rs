@@ -29,7 +29,7 @@ pub(crate) struct Engine<B: Backend> {
     pub(super) outcomes: Outcomes,
     /// Work may have become due.
     pub(super) wake: Notify,
-    /// A slot has become free.
+    /// A claim of a lane makes sense again: slots have become free, or little waits for them.
     pub(super) freed: Notify,
     /// Where handlers run.
     pub(super) runtime: Handle,
@@ -110,6 +110,8 @@ impl<B: Backend> Engine<B> {
     /// As if the process were gone: nothing new is started, what runs is dropped, and nothing of it is written.
     #[cfg(feature = "testing")]
     pub(super) fn abandon_all(&self) {
+        // First, so that what waits is not given back.
+        self.in_flight.stop_all(StopReason::ClaimLost);
         self.stop_bringing_in();
         self.in_flight.stop_all(StopReason::ClaimLost);
     }
@@ -144,7 +146,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Nothing new is claimed or handed over from here on.
+    /// Nothing new is claimed, handed over or started from here on. What waits for a slot is given back at once.
     pub(super) fn stop_bringing_in(&self) {
         self.phase.send_if_modified(|phase| {
             let is_running = *phase == Phase::Running;
@@ -153,6 +155,7 @@ impl<B: Backend> Engine<B> {
             }
             is_running
         });
+        self.give_back_waiting();
     }
 
     /// The lane of a handler id that this process runs.

@@ -1,4 +1,5 @@
-//! Takes deliveries over from accept: slots are reserved before the rows are stored, and what was stored as claimed is started from memory.
+//! Takes deliveries over from accept: places are reserved before the rows are stored, and what was stored as claimed is started from memory, or waits
+//! there for a slot.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,7 +8,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::engine::Engine;
-use super::gate::{NotNow, Purpose, Slot, Start, Starting};
+use super::gate::{Brought, NotNow, Purpose, Starting};
+use super::run::Run;
+use super::slots::Place;
 use crate::accept::{HandOver, Reservations};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, NewMessage, Stamp};
@@ -17,12 +20,12 @@ use crate::types::StoredMessage;
 /// A delivery that accept stores already claimed is at its first attempt.
 const FIRST_ATTEMPT: i32 = 1;
 
-/// Slots for the deliveries of one batch.
+/// Places for the deliveries of one batch.
 struct Reserved<B: Backend> {
     starting: Starting<B>,
     /// With the places of their messages in the batch.
-    slots: Vec<(usize, Slot<B>)>,
-    /// Some delivery can be claimed as soon as a slot is free.
+    places: Vec<(usize, Place<B>)>,
+    /// Some delivery can be claimed as soon as there is a place.
     leaves_work: bool,
 }
 
@@ -30,7 +33,7 @@ impl<B: Backend> HandOver for Engine<B> {
     fn begin(self: Arc<Self>) -> BoxFuture<'static, Box<dyn Reservations>> {
         async move {
             let starting = Engine::begin(&self, Purpose::HandOver).await;
-            Box::new(Reserved { starting, slots: Vec::new(), leaves_work: false }) as Box<dyn Reservations>
+            Box::new(Reserved { starting, places: Vec::new(), leaves_work: false }) as Box<dyn Reservations>
         }
         .boxed()
     }
@@ -72,9 +75,9 @@ impl<B: Backend> Reservations for Reserved<B> {
     }
 
     fn reserve(&mut self, message: usize, handler: usize) -> bool {
-        match self.starting.slots(&self.starting.engine.lanes[handler], 1) {
-            Ok(slot) => {
-                self.slots.push((message, slot));
+        match self.starting.places(&self.starting.engine.lanes[handler], 1) {
+            Ok(place) => {
+                self.places.push((message, place));
                 true
             }
             Err(not_now) => {
@@ -86,21 +89,21 @@ impl<B: Backend> Reservations for Reserved<B> {
     }
 
     fn start(self: Box<Self>, messages: &[NewMessage], new: &[Option<i64>], sent_at: Instant) {
-        let Self { starting, slots, leaves_work } = *self;
+        let Self { starting, places, leaves_work } = *self;
         let engine = Arc::clone(&starting.engine);
-        let stored = slots.into_iter().filter_map(|(message, slot)| Some((new[message]?, message, slot)));
-        let starts = stored.map(|(seq, message, slot)| handed_over(slot, seq, &messages[message].message)).collect();
-        starting.start(starts, sent_at);
+        let stored = places.into_iter().filter_map(|(message, place)| Some((new[message]?, message, place)));
+        let brought = stored.map(|(seq, message, place)| handed_over(place, seq, &messages[message].message)).collect();
+        starting.bring_in(brought, sent_at).into_iter().for_each(Run::give_back);
         if leaves_work {
             engine.wake.notify_one();
         }
     }
 }
 
-fn handed_over<B: Backend>(slot: Slot<B>, message_seq: i64, message: &Arc<StoredMessage>) -> Start<B> {
+fn handed_over<B: Backend>(place: Place<B>, message_seq: i64, message: &Arc<StoredMessage>) -> Brought<B> {
     let attempt = FIRST_ATTEMPT;
-    let claim = ClaimId { message_seq, handler_id: slot.lane.ids.current, attempt };
-    events::handed_over(Subject { message_id: Some(&message.id), handler: slot.lane.key.as_str(), attempt });
+    let claim = ClaimId { message_seq, handler_id: place.lane.ids.current, attempt };
+    events::handed_over(Subject { message_id: Some(&message.id), handler: place.lane.key.as_str(), attempt });
     let message = Some(Arc::clone(message));
-    Start { claimed: Claimed { claim, errors: 0, crashes: 0, troubles: 0, due_at: Stamp(0), message }, slot }
+    Brought { claimed: Claimed { claim, errors: 0, crashes: 0, troubles: 0, due_at: Stamp(0), message }, place }
 }

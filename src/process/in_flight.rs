@@ -31,13 +31,12 @@ type List = HashMap<ClaimId, Entry, BuildHasherDefault<Mix>>;
 struct Entry {
     /// For the events about it. Not the message: its payload may be large and is not needed any more.
     message_id: Option<Arc<str>>,
-    started_at: Instant,
     /// When the lock ends at the earliest, by this process's own clock.
     lease_ends: Instant,
     /// Stops the handler.
     leash: Arc<Leash>,
-    /// When the handler should have ended; `None` once that was told.
-    overruns_at: Option<Instant>,
+    /// How long after its start the handler should have ended; `None` once that was told.
+    overruns_after: Option<Duration>,
 }
 
 impl InFlight {
@@ -48,15 +47,14 @@ impl InFlight {
         claims: impl ExactSizeIterator<Item = (&'a Claimed, Option<Duration>)>,
         lease_ends: Instant,
     ) -> Vec<Arc<Leash>> {
-        let now = Instant::now();
         let mut leashes = Vec::with_capacity(claims.len());
         let mut list = self.lock();
         for (claimed, timeout) in claims {
             let leash = Arc::new(Leash::default());
             // Half as long again: the timeout itself ends every handler that yields.
-            let overruns_at = timeout.and_then(|timeout| now.checked_add(timeout.saturating_add(timeout / 2)));
+            let overruns_after = timeout.map(|timeout| timeout.saturating_add(timeout / 2));
             let message_id = claimed.message.as_ref().map(|message| Arc::clone(&message.id));
-            let entry = Entry { message_id, started_at: now, lease_ends, leash: Arc::clone(&leash), overruns_at };
+            let entry = Entry { message_id, lease_ends, leash: Arc::clone(&leash), overruns_after };
             list.insert(claimed.claim, entry);
             leashes.push(leash);
         }
@@ -127,11 +125,14 @@ impl InFlight {
     /// Claims whose handler is past its timeout and still has not ended, each told once, with their messages' ids.
     pub(crate) fn overrun(&self, now: Instant) -> Vec<(ClaimId, Option<Arc<str>>)> {
         let mut list = self.lock();
-        let late = list
-            .iter_mut()
-            .filter(|(_, entry)| entry.overruns_at.is_some_and(|at| at <= now) && !entry.leash.has_returned());
+        let is_late = |entry: &Entry| {
+            let overruns_at = entry.leash.began_at().zip(entry.overruns_after);
+            let overruns_at = overruns_at.and_then(|(began_at, after)| began_at.checked_add(after));
+            overruns_at.is_some_and(|at| at <= now) && !entry.leash.has_returned()
+        };
+        let late = list.iter_mut().filter(|(_, entry)| is_late(entry));
         late.map(|(claim, entry)| {
-            entry.overruns_at = None;
+            entry.overruns_after = None;
             (*claim, entry.message_id.clone())
         })
         .collect()
@@ -141,8 +142,9 @@ impl InFlight {
     pub(crate) fn longest(&self, now: Instant) -> Option<(ClaimId, Option<Arc<str>>, Duration)> {
         let list = self.lock();
         let running = list.iter().filter(|(_, entry)| !entry.leash.has_returned());
-        let (claim, entry) = running.min_by_key(|(_, entry)| entry.started_at)?;
-        Some((*claim, entry.message_id.clone(), now.saturating_duration_since(entry.started_at)))
+        let begun = running.filter_map(|(claim, entry)| Some((entry.leash.began_at()?, claim, entry)));
+        let (began_at, claim, entry) = begun.min_by_key(|(began_at, ..)| *began_at)?;
+        Some((*claim, entry.message_id.clone(), now.saturating_duration_since(began_at)))
     }
 
     /// The handler on this leash has returned: nothing left to stop, the claim stays until the outcome is written.

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::gate::Slots;
 use super::observe::observed;
+use super::pace::Pace;
+use super::slots::Slots;
+use super::waiting::Waiting;
 use crate::handler::{Body, HandlerKey, Registration, RetryPolicy};
 use crate::store::Backend;
 use crate::store::permits::{Permits, Share};
@@ -25,10 +27,16 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) concurrency: usize,
     pub(super) redact: Option<Redact>,
     pub(super) slots: Slots,
+    /// What is claimed and has no slot yet.
+    pub(super) waiting: Waiting<B>,
+    /// How much of that there may be.
+    pub(super) pace: Pace,
     /// Its part of the connections that transactional handlers may hold.
     pub(super) connections: Option<Share>,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
     is_paused: AtomicBool,
+    /// The last claim brought deliveries that may not wait because of their crashes.
+    is_careful: AtomicBool,
     /// Since they were last taken.
     done: AtomicU64,
     failed: AtomicU64,
@@ -54,8 +62,11 @@ impl<B: Backend> Lane<B> {
             concurrency: registration.concurrency,
             redact,
             slots: Slots::new(registration.concurrency),
+            waiting: Waiting::default(),
+            pace: Pace::default(),
             connections,
             is_paused: AtomicBool::new(false),
+            is_careful: AtomicBool::new(false),
             done: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         }
@@ -73,6 +84,18 @@ impl<B: Backend> Lane<B> {
     /// Deliveries done and attempts failed since the last call.
     pub(super) fn take_counts(&self) -> (u64, u64) {
         (self.done.swap(0, Ordering::Relaxed), self.failed.swap(0, Ordering::Relaxed))
+    }
+
+    pub(super) fn is_transactional(&self) -> bool {
+        self.connections.is_some()
+    }
+
+    pub(super) fn is_careful(&self) -> bool {
+        self.is_careful.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_careful(&self, is_careful: bool) {
+        self.is_careful.store(is_careful, Ordering::Relaxed);
     }
 
     pub(super) fn is_paused(&self) -> bool {

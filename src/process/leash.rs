@@ -1,10 +1,12 @@
-//! A leash: how a running handler is told to stop, and how others know that it has returned.
+//! A leash: how a handler is told to stop, and how others know that it has begun and that it has returned.
 //!
 //! The in-flight list holds one end, the run the other. A handler is told once, and never after it has returned.
 
 use std::future::poll_fn;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Poll;
+use std::time::Instant;
 
 use futures_util::task::AtomicWaker;
 
@@ -15,6 +17,8 @@ pub(crate) struct Leash {
     state: AtomicU8,
     /// The run, while it waits.
     run: AtomicWaker,
+    /// When the handler was started.
+    began_at: OnceLock<Instant>,
 }
 
 const RUNNING: u8 = 0;
@@ -34,6 +38,17 @@ impl Leash {
         if self.state.compare_exchange(RUNNING, told, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.run.wake();
         }
+    }
+
+    /// The handler is being started.
+    pub(super) fn begin(&self, now: Instant) {
+        // Never twice: a run is started once.
+        let _ = self.began_at.set(now);
+    }
+
+    /// When the handler was started; `None` while its delivery waits for a slot.
+    pub(super) fn began_at(&self) -> Option<Instant> {
+        self.began_at.get().copied()
     }
 
     /// Why the handler has to stop, if it has to.

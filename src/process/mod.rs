@@ -15,14 +15,17 @@ mod looks;
 mod loops;
 mod observe;
 mod outcomes;
+mod pace;
 mod renew;
 mod retain;
 mod run;
 mod settle;
+mod slots;
 mod solo;
 mod transact;
 mod trouble;
 mod upkeep;
+mod waiting;
 
 pub(crate) use lane::{Lane, Redact};
 pub(crate) use loops::{ClaimMode, Extent, Loops};

@@ -1,6 +1,7 @@
 //! Keeps claims alive while handlers run, and stops handlers whose claim cannot be kept.
 //!
 //! A handler is told to stop before its lock can end by anybody's clock, so two runs of one delivery never both hold a valid claim.
+//! What is claimed and waits for a slot is renewed alike, and given back before its lock ends or when it has waited too long.
 //! The watch over the deadlines is a loop of its own: a renewal that hangs must not hide that time is running out.
 
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use crate::types::jittered;
 
 /// Claims in one renewal statement.
 const RENEW_ROWS_MAX: usize = 1_000;
+
+/// What has waited for a slot for so many times as long as it should is given back.
+const WAITS_MAX: u32 = 8;
 
 /// Renews everything that is held, three times within a lease.
 pub(super) async fn renew_loop<B: Backend>(engine: Arc<Engine<B>>) {
@@ -46,6 +50,7 @@ async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
                 for claim in renewal.lost {
                     lost(engine, claim);
                 }
+                engine.give_back_stopped();
             }
             Err(error) => {
                 events::store_trouble("renew", &error);
@@ -61,7 +66,7 @@ fn lost<B: Backend>(engine: &Arc<Engine<B>>, claim: ClaimId) {
     engine.in_flight.stop(claim, StopReason::ClaimLost);
 }
 
-/// Watches the deadlines: leases about to end, handlers that should have ended.
+/// Watches the deadlines: leases about to end, handlers that should have ended, deliveries that should have started.
 pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let lease = engine.limits.lease;
     let tick = (lease / 20).clamp(Duration::from_millis(5), Duration::from_secs(1));
@@ -74,6 +79,12 @@ pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
         for claim in engine.in_flight.ending_before(now + lease / 10 + tick) {
             engine.in_flight.stop(claim, StopReason::LeaseEnding);
         }
+        engine.give_back_stopped();
+        if let Some(since) = now.checked_sub(engine.limits.claim_ahead * WAITS_MAX) {
+            engine.give_back_late(since);
+        }
+        // Permits that another inbox on the store has given back.
+        engine.start_all_waiting();
         for (claim, message_id) in engine.in_flight.overrun(now) {
             events::overran(engine.subject(claim, message_id.as_deref()));
         }

@@ -1,20 +1,21 @@
 //! Runs one delivery: the handler, watched, then the decision, then on to the settler.
 //!
 //! A panic, a timeout or a stop from outside ends the run like any other answer; nothing a handler does ends the task without one.
-//! The slot is free as soon as the handler has returned; the claim is held until the outcome is written.
+//! The slot is free as soon as the handler has returned, and the next delivery that waits runs in the same task; the claim is held until the
+//! outcome is written.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 
 use super::decide::{Answer, Circumstances, StopReason, decide};
 use super::engine::Engine;
-use super::gate::Slot;
 use super::lane::Lane;
 use super::leash::Leash;
+use super::slots::{Need, Place, Slot};
 use super::transact::{self, TxEnd};
 use crate::handler::{Body, Failure};
 use crate::store::Backend;
@@ -22,34 +23,105 @@ use crate::store::seam::{ClaimId, Claimed, Settlement};
 use crate::telemetry::events;
 use crate::types::{Outcome, PoisonReason, panic_text};
 
+/// Runs of one task before it lets others have their turn: a handler that never waits would keep the thread.
+const RUNS_MAX: usize = 32;
+
 /// A delivery about to run. A value, not yet a future: it is moved a few times before it is one.
 pub(super) struct Run<B: Backend> {
     pub(super) held: Held<B>,
     pub(super) claimed: Claimed,
-    pub(super) slot: Slot<B>,
+    /// While it waits for a slot.
+    pub(super) place: Option<Place<B>>,
     pub(super) leash: Arc<Leash>,
+    pub(super) waits_since: Instant,
+}
+
+/// A delivery that has a slot.
+pub(super) struct Runner<B: Backend> {
+    pub(super) slot: Slot<B>,
+    pub(super) run: Run<B>,
+}
+
+impl<B: Backend> Runner<B> {
+    /// Runs the delivery, then those that wait for the slot.
+    pub(super) async fn run(self) {
+        let Self { slot, run } = self;
+        let (engine, lane) = (Arc::clone(&run.held.engine), Arc::clone(&slot.lane));
+        run.run(&lane).await;
+        let mut runs = 1;
+        // A connection goes to whoever is next, which may be another handler.
+        while !lane.is_transactional() {
+            if runs % RUNS_MAX == 0 {
+                tokio::task::yield_now().await;
+            }
+            let Some(next) = engine.next_waiting(&lane) else { break };
+            next.run(&lane).await;
+            runs += 1;
+        }
+        drop(slot);
+        // Also what came to wait between the last look and the return of the slot.
+        match lane.is_transactional() {
+            true => engine.start_all_waiting(),
+            false => engine.start_waiting(&lane),
+        }
+        engine.tell_need(&lane);
+    }
 }
 
 impl<B: Backend> Run<B> {
-    pub(super) async fn run(self) {
-        let Self { mut held, claimed, slot, leash } = self;
-        let outcome = outcome(&held.engine, &slot.lane, &claimed, &leash).await;
-        held.is_answered = true;
-        let engine = &held.engine;
-        engine.in_flight.returned(&leash);
-        if let Some(Settled::Now(outcome) | Settled::Later(outcome)) = &outcome {
-            slot.lane.count(outcome);
+    async fn run(self, lane: &Lane<B>) {
+        let Self { held, claimed, place, leash, .. } = self;
+        let began_at = Instant::now();
+        leash.begin(began_at);
+        // It has its slot by now, so there is one place less and one that is needed less.
+        drop(place);
+        let outcome = outcome(&held.engine, lane, &claimed, &leash).await;
+        if leash.reason().is_none() {
+            lane.pace.ran(began_at.elapsed());
         }
-        drop(slot);
-        engine.freed.notify_one();
-        match outcome {
-            Some(Settled::Now(outcome)) => {
-                engine.troubles.work_succeeded();
-                events::decided(engine.subject_of(&claimed), &outcome);
-            }
-            // Told by the settler, once it is written.
-            Some(Settled::Later(outcome)) => held.pass_on(outcome),
-            None => events::claim_lost(engine.subject_of(&claimed)),
+        if let Some(Settled::Now(outcome) | Settled::Later(outcome)) = &outcome {
+            lane.count(outcome);
+        }
+        held.engine.tell_need(lane);
+        end(held, &claimed, &leash, outcome);
+    }
+
+    /// Gives back a delivery that waited, through the settler; or lets go of it where its claim is lost.
+    pub(super) fn give_back(self) {
+        let Self { held, claimed, leash, .. } = self;
+        let is_lost = leash.reason() == Some(StopReason::ClaimLost);
+        end(held, &claimed, &leash, (!is_lost).then_some(Settled::Later(Outcome::Released)));
+    }
+
+    /// Takes the claim off the in-flight list. Whoever calls writes what becomes of it.
+    pub(super) fn take_back(self) -> Claimed {
+        let Self { mut held, claimed, .. } = self;
+        held.is_answered = true;
+        claimed
+    }
+}
+
+/// The run is over, and its slot is free or another's.
+fn end<B: Backend>(mut held: Held<B>, claimed: &Claimed, leash: &Leash, outcome: Option<Settled>) {
+    held.is_answered = true;
+    let engine = &held.engine;
+    engine.in_flight.returned(leash);
+    match outcome {
+        Some(Settled::Now(outcome)) => {
+            engine.troubles.work_succeeded();
+            events::decided(engine.subject_of(claimed), &outcome);
+        }
+        // Told by the settler, once it is written.
+        Some(Settled::Later(outcome)) => held.pass_on(outcome),
+        None => events::claim_lost(engine.subject_of(claimed)),
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// Tells the claim loop when a claim for the lane makes sense.
+    fn tell_need(&self, lane: &Lane<B>) {
+        if lane.need(&self.limits) != Need::None {
+            self.freed.notify_one();
         }
     }
 }

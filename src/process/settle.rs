@@ -126,8 +126,9 @@ async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement
 fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[ClaimId]) {
     let lost: HashSet<ClaimId> = lost.iter().copied().collect();
     let message_ids = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
-    // Claiming may have paused because too much was unsettled.
+    // Claiming and starting may have paused because too much was unsettled.
     engine.freed.notify_one();
+    engine.start_all_waiting();
     for (settlement, message_id) in settlements.iter().zip(&message_ids) {
         let subject = engine.subject(settlement.claim, message_id.as_deref());
         if lost.contains(&settlement.claim) {

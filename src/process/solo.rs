@@ -4,7 +4,10 @@
 //! would poison it, it has to be its own: it runs alone. So does a delivery under which the store fails again and again: a statement that
 //! crashes its server takes every other session with it.
 //!
-//! Nothing else is claimed, handed over or left running while a suspect has its turn. What is not having its turn is not held: a
+//! Before that it takes part in no more crashes than it must: a delivery with one crash less does not wait in memory while others run (`gate.rs`), it
+//! starts at once or is given back. So a crash makes suspects of no more than were running, however many waited.
+//!
+//! Nothing else is claimed, handed over, left waiting or left running while a suspect has its turn. What is not having its turn is not held: a
 //! claim that is held when the process dies would be charged as well. After a turn, ordinary work gets as much time as it took.
 
 use std::sync::Arc;
@@ -12,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::claim::Claimer;
 use super::engine::Engine;
-use super::gate::{Purpose, Start};
+use super::gate::Purpose;
 use crate::store::Backend;
 use crate::store::seam::{Ask, ClaimScope, Claimed, LookFrom, Settlement, Stamp};
 use crate::telemetry::events;
@@ -31,9 +34,7 @@ pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: V
     }
     let places: Vec<(i16, Stamp)> =
         waiting.iter().map(|delivery| (delivery.claim.handler_id, delivery.due_at)).collect();
-    let given_back: Vec<Settlement> =
-        waiting.iter().map(|delivery| Settlement { claim: delivery.claim, outcome: Outcome::Released }).collect();
-    settle(&engine, &waiting, &given_back).await?;
+    give_back(&engine, &waiting).await?;
     let closed = engine.close_for_others();
     let turns = turns(&engine, &places).await;
     drop(closed);
@@ -62,14 +63,14 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, places: &[(i16, Stamp)]) -> 
 async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stamp) -> Result<()> {
     let starting = engine.begin(Purpose::Solo).await;
     let lane = engine.lane_of(handler_id)?;
-    let Ok(slot) = starting.slots(lane, 1) else { return Ok(()) };
+    let Ok(slot) = starting.slot(lane) else { return Ok(()) };
     let from = LookFrom::Below { floor: Some(due_at), depth: Duration::ZERO };
     let asks = [Ask { handler_id, limit: 1, from }];
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.tell_claimed(claimed));
     let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = claimed.claim;
-    starting.start(vec![Start { claimed, slot }], claims.sent_at);
+    starting.run_alone(claimed, slot, claims.sent_at);
     tokio::select! {
         () = engine.in_flight.gone(claim) => {}
         // It has had its time alone; the others go on beside it.
@@ -95,6 +96,12 @@ async fn poison_the_guilty<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed
     }
     settle(engine, &guilty, &poisoned).await?;
     Ok(waiting)
+}
+
+/// Gives back deliveries that were claimed and did not run: when this returns, they can be claimed again.
+pub(super) async fn give_back<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed]) -> Result<()> {
+    let released = |delivery: &Claimed| Settlement { claim: delivery.claim, outcome: Outcome::Released };
+    settle(engine, deliveries, &deliveries.iter().map(released).collect::<Vec<_>>()).await
 }
 
 /// Writes what became of deliveries that were claimed and did not run.

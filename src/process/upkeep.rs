@@ -99,6 +99,7 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: Str
             if note_paused(&engine.lanes, &paused) {
                 engine.wake.notify_one();
             }
+            engine.give_back_paused(&paused);
         }
         Err(error) => events::store_trouble("keep alive", &error),
     }

@@ -1,6 +1,6 @@
 //! Permits: how many transactional handlers may hold a connection of a store at a time, shared out among the handlers.
 //!
-//! A permit is taken before a delivery is claimed, so no more is claimed than can run. Every handler that is transactional has a share
+//! A permit is taken when a run begins; what waits in memory holds none. Every handler that is transactional has a share
 //! that the others cannot take: half of the permits are divided evenly, the rest goes to whoever comes first. So a slow handler can use most
 //! of the connections while nobody else wants them, and never all of them. All inboxes on a store share its permits.
 
@@ -51,6 +51,14 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// How many permits this handler could take now.
+    pub(crate) fn free(&self) -> usize {
+        let shares = self.permits.lock();
+        let Some(own) = shares.held.get(&self.id).copied() else { return 0 };
+        let others = shares.held.iter().filter(|(id, _)| **id != self.id).map(|(_, held)| *held);
+        available(self.permits.total, own, others)
+    }
+
     /// Takes permits that are free for this handler, at most `max` and at least one.
     pub(crate) fn take(&self, max: usize) -> Option<Permit> {
         let mut shares = self.permits.lock();

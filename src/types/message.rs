@@ -38,6 +38,14 @@ pub(crate) struct StoredMessage {
     pub(crate) recorded_at: Option<SystemTime>,
 }
 
+impl StoredMessage {
+    /// About how much memory it takes.
+    pub(crate) fn size_bytes(&self) -> usize {
+        let bytes = |part: &Option<Bytes>| part.as_ref().map_or(0, Bytes::len);
+        self.id.len() + bytes(&self.key) + self.headers.size_bytes() + bytes(&self.payload)
+    }
+}
+
 impl From<&StoredMessage> for Record {
     /// The record a message was, for the quarantine.
     fn from(stored: &StoredMessage) -> Self {

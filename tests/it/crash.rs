@@ -113,7 +113,7 @@ async fn two_killers_of_two_handlers_are_both_found_out() {
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|mail|crashed|3|0", "killer|stock|crashed|3|0"]);
 }
 
-// At least once: at most the deliveries under way at a kill run again.
+// At least once: what runs at a kill runs again, or has returned and is not written; what only waits does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
     const MESSAGES: i64 = 2_000;
@@ -144,8 +144,8 @@ async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
         deliveries
     );
     let runs = scene.database.query_one_i64("SELECT count(*) FROM run").await;
-    // Running, or returned and about to be settled.
-    let extra_max = 2 * i64::from(kills) * i64::try_from(CONCURRENCY * HANDLERS.len()).unwrap();
+    // Running, or returned and about to be settled: as many again, and what ends in five milliseconds, which is as many once more.
+    let extra_max = 3 * i64::from(kills) * i64::try_from(CONCURRENCY * HANDLERS.len()).unwrap();
     assert!(runs - deliveries <= extra_max, "{} runs too many after {kills} kills", runs - deliveries);
 }
 

@@ -1,0 +1,146 @@
+//! Slots and places: how many deliveries of a handler run, and how many more may be claimed.
+//!
+//! A slot is the right to run; there are as many as the handler's `concurrency`. A place is the right to be claimed without running yet: it is
+//! taken before the statement that claims, and given up when the delivery has its slot. There are as many places as slots are free, and
+//! as many more as the handler works off at once (`pace.rs`). Nobody waits for either: whoever finds none comes again when there is one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::lane::Lane;
+use crate::store::Backend;
+use crate::store::permits::Permit;
+use crate::types::Limits;
+
+/// The free slots of a lane, and the places that are taken.
+pub(super) struct Slots {
+    free: AtomicUsize,
+    /// Deliveries that are being claimed, or wait.
+    places: AtomicUsize,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize) -> Self {
+        Self { free: AtomicUsize::new(count), places: AtomicUsize::new(0) }
+    }
+}
+
+/// Whether a claim for a lane makes sense now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// There is no place, or enough waits.
+    None,
+    /// Nothing waits and some slots are free; soon there may be more.
+    Some,
+    /// Enough for a statement of its own.
+    Much,
+}
+
+impl<B: Backend> Lane<B> {
+    /// How many more deliveries could start now.
+    fn startable(&self) -> usize {
+        let free = self.slots.free.load(Ordering::Acquire);
+        self.connections.as_ref().map_or(free, |share| share.free().min(free))
+    }
+
+    /// How many deliveries may be claimed beyond those that can start now.
+    fn ahead(&self, limits: &Limits) -> usize {
+        if self.is_careful() || limits.starts_at_once_from() <= 0 {
+            return 0;
+        }
+        let running = self.concurrency.saturating_sub(self.slots.free.load(Ordering::Acquire));
+        let parallel = self.connections.as_ref().map_or(self.concurrency, |share| share.free() + running);
+        self.pace.rows_ahead(parallel.min(self.concurrency), limits)
+    }
+
+    /// How many more deliveries may be claimed now.
+    pub(super) fn room(&self, limits: &Limits) -> usize {
+        // In this order, here and below: a delivery that starts takes its slot first, so the answer may be too small and never too large.
+        let places = self.slots.places.load(Ordering::Acquire);
+        (self.startable() + self.ahead(limits)).saturating_sub(places)
+    }
+
+    pub(super) fn need(&self, limits: &Limits) -> Need {
+        let room = self.room(limits);
+        let whole = self.concurrency + self.ahead(limits);
+        match (room, self.waiting.is_empty()) {
+            (0, _) => Need::None,
+            // The next claim is under way while the handlers work on what still waits.
+            (_, false) if room * 2 < whole => Need::None,
+            (_, true) if room * 4 < whole => Need::Some,
+            _ => Need::Much,
+        }
+    }
+}
+
+/// The right to claim deliveries of a lane. Given up when dropped.
+pub(super) struct Place<B: Backend> {
+    pub(super) lane: Arc<Lane<B>>,
+    pub(super) count: usize,
+}
+
+impl<B: Backend> Place<B> {
+    /// The places that there are now, at most `max`, as one to split.
+    pub(super) fn take(lane: &Arc<Lane<B>>, max: usize, limits: &Limits) -> Option<Self> {
+        let places = &lane.slots.places;
+        let mut taken = places.load(Ordering::Acquire);
+        loop {
+            let room = (lane.startable() + lane.ahead(limits)).saturating_sub(taken);
+            let count = room.min(max);
+            if count == 0 {
+                return None;
+            }
+            match places.compare_exchange_weak(taken, taken + count, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(Self { lane: Arc::clone(lane), count }),
+                Err(changed) => taken = changed,
+            }
+        }
+    }
+
+    /// One of several places, if there is one left.
+    pub(super) fn split_off(&mut self) -> Option<Self> {
+        self.count = self.count.checked_sub(1)?;
+        Some(Self { lane: Arc::clone(&self.lane), count: 1 })
+    }
+}
+
+impl<B: Backend> Drop for Place<B> {
+    fn drop(&mut self) {
+        self.lane.slots.places.fetch_sub(self.count, Ordering::AcqRel);
+    }
+}
+
+/// The right to run deliveries of a lane, mostly one. Free again when dropped.
+pub(super) struct Slot<B: Backend> {
+    pub(super) lane: Arc<Lane<B>>,
+    pub(super) count: usize,
+    /// As many, where the handler is transactional.
+    connections: Option<Permit>,
+}
+
+impl<B: Backend> Slot<B> {
+    /// The slots that are free now, at most `max`, as one to split.
+    pub(super) fn take(lane: &Arc<Lane<B>>, max: usize) -> Option<Self> {
+        let connections = match &lane.connections {
+            None => None,
+            Some(share) => Some(share.take(max.min(lane.slots.free.load(Ordering::Acquire)))?),
+        };
+        let max = connections.as_ref().map_or(max, |connections| connections.count);
+        let left = |free: usize| (free.min(max) > 0).then(|| free - free.min(max));
+        let free = lane.slots.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, left).ok()?;
+        Some(Self { lane: Arc::clone(lane), count: free.min(max), connections })
+    }
+
+    /// One of several slots, if there is one left.
+    pub(super) fn split_off(&mut self) -> Option<Self> {
+        self.count = self.count.checked_sub(1)?;
+        let connections = self.connections.as_mut().and_then(Permit::split_off);
+        Some(Self { lane: Arc::clone(&self.lane), count: 1, connections })
+    }
+}
+
+impl<B: Backend> Drop for Slot<B> {
+    fn drop(&mut self) {
+        self.lane.slots.free.fetch_add(self.count, Ordering::AcqRel);
+    }
+}
