@@ -3,7 +3,8 @@
 //! `cargo bench --bench engine` prints a table and writes `target/bench/engine.json`. Every ratio is the median of interleaved
 //! repeats, so that a busy moment of the machine hits both sides; beside it stands the processor time of both, which hardly
 //! depends on who else is there. `-- --smoke` only shows that everything still runs;
-//! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: claims under one only);
+//! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: claims under one only;
+//! `--defaults`: the default concurrency beside a tuned one only);
 //! `--statements` shows what the server was asked.
 
 #![allow(
@@ -56,14 +57,21 @@ async fn run(scale: Scale) {
         let growth = growth::claim_growth_held_snapshot(&cluster, scale).await;
         return println!("claims under a held snapshot: ratio {:.2}", growth.ratio);
     }
+    if is_asked_for("--defaults") {
+        for _ in 0..scale.repeats {
+            defaults(&cluster, scale, &mut report).await;
+        }
+        return report.print_defaults();
+    }
     for repeat in 1..=scale.repeats {
         println!("repeat {repeat} of {}", scale.repeats);
         let bare_sql = bare_sql::accept(&cluster, scale).await;
         report.accept.add(Pair { bare_sql, ours: ours::accept(&cluster, scale).await });
         let bare_sql = bare_sql::drain(&cluster, scale).await;
-        report.drain.add(Pair { bare_sql, ours: ours::drain(&cluster, scale).await });
+        report.drain.add(Pair { bare_sql, ours: ours::drain(&cluster, scale, ours::MANY).await });
         let bare_sql = bare_sql::accept_to_done(&cluster, scale).await;
-        report.accept_to_done.add(Pair { bare_sql, ours: ours::accept_to_done(&cluster, scale).await });
+        report.accept_to_done.add(Pair { bare_sql, ours: ours::accept_to_done(&cluster, scale, ours::MANY).await });
+        defaults(&cluster, scale, &mut report).await;
     }
     // For a quick look at the ratios alone, which is not written down.
     if scale.ballast == 0 {
@@ -74,6 +82,18 @@ async fn run(scale: Scale) {
     report.memory = growth::memory(&cluster, scale).await;
     report.print();
     report.write();
+}
+
+/// A handler with the default concurrency, beside one whose concurrency was tuned for it.
+async fn defaults(cluster: &Cluster, scale: Scale, report: &mut Report) {
+    let tuned = ours::drain(cluster, scale, ours::TUNED).await;
+    report.drain_default.add("drain", tuned, ours::drain(cluster, scale, ours::DEFAULT).await);
+    let tuned = ours::accept_to_done(cluster, scale, ours::TUNED).await;
+    report.accept_to_done_default.add(
+        "accept to done",
+        tuned,
+        ours::accept_to_done(cluster, scale, ours::DEFAULT).await,
+    );
 }
 
 /// What a prefilled table looks like in production: vacuumed, analysed, written out.

@@ -10,6 +10,13 @@ use crate::{Scale, fresh_database, tidy_up};
 use support::bench::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, done_with};
 use support::postgres::{Cluster, connect};
 
+/// More than the engine can use.
+pub const MANY: Option<usize> = Some(8 * BATCH_ROWS);
+/// What somebody would set who has measured.
+pub const TUNED: Option<usize> = Some(2_000);
+/// What a handler has when nothing is set.
+pub const DEFAULT: Option<usize> = None;
+
 /// Runs of the handler, to know without asking the database, which would slow down what is measured.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
@@ -25,9 +32,9 @@ pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     measured
 }
 
-pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
+pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>) -> Measured {
     let url = fresh_database(cluster).await;
-    let inbox = inbox(&url).await;
+    let inbox = inbox_with(&url, concurrency).await;
     accept_all(&inbox, scale).await;
     tidy_up(&url).await;
     let measured = drain_in_background(cluster, &inbox, &url, scale.messages).await;
@@ -35,9 +42,9 @@ pub async fn drain(cluster: &Cluster, scale: Scale) -> Measured {
     measured
 }
 
-pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
+pub async fn accept_to_done(cluster: &Cluster, scale: Scale, concurrency: Option<usize>) -> Measured {
     let url = fresh_database(cluster).await;
-    let inbox = inbox(&url).await;
+    let inbox = inbox_with(&url, concurrency).await;
     let running = inbox.start().await.unwrap();
     HANDLED.store(0, Ordering::Relaxed);
     let meter = Meter::start(cluster, None);
@@ -60,15 +67,24 @@ pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url
     measured
 }
 
-/// An inbox with a no-op handler.
+/// An inbox with a no-op handler that may run many deliveries at a time.
 pub async fn inbox(url: &str) -> Inbox<Postgres> {
+    inbox_with(url, MANY).await
+}
+
+/// An inbox with a no-op handler; `None`: with the default concurrency.
+async fn inbox_with(url: &str, concurrency: Option<usize>) -> Inbox<Postgres> {
     let store = Store::<Postgres>::connect(url).await.unwrap();
     let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
     let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| {
         HANDLED.fetch_add(1, Ordering::Relaxed);
         async { Ok::<(), Failure>(()) }
     });
-    Inbox::builder(store).limits(limits).subscribe("bench", no_op.concurrency(8 * BATCH_ROWS)).build().unwrap()
+    let no_op = match concurrency {
+        Some(concurrency) => no_op.concurrency(concurrency),
+        None => no_op,
+    };
+    Inbox::builder(store).limits(limits).subscribe("bench", no_op).build().unwrap()
 }
 
 /// Accepts all messages in batches, from twice as many tasks as there are statements under way, so that a next batch is always there.

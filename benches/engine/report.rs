@@ -2,7 +2,27 @@
 
 use crate::Scale;
 use crate::growth::{Growth, Memory};
-use support::bench::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Pairs, write_json};
+use support::bench::{BATCH_ROWS, CONNECTIONS, Measured, PAYLOAD_BYTES, Pairs, median, write_json};
+
+/// A tuned handler and one with the default concurrency, in messages a second, measured in turns.
+#[derive(Debug, Default)]
+pub struct Defaults(Vec<(f64, f64)>);
+
+impl Defaults {
+    pub fn add(&mut self, name: &str, tuned: Measured, default: Measured) {
+        let (tuned, default) = (tuned.per_second, default.per_second);
+        println!("  {name}: tuned {tuned:>8.0}/s   default {default:>8.0}/s   ratio {:.2}", default / tuned);
+        self.0.push((tuned, default));
+    }
+
+    fn ratio(&self) -> f64 {
+        median(self.0.iter().map(|(tuned, default)| default / tuned))
+    }
+
+    fn per_second(&self) -> f64 {
+        median(self.0.iter().map(|(_, default)| *default))
+    }
+}
 
 #[derive(Debug)]
 pub struct Report {
@@ -10,6 +30,8 @@ pub struct Report {
     pub accept: Pairs,
     pub drain: Pairs,
     pub accept_to_done: Pairs,
+    pub drain_default: Defaults,
+    pub accept_to_done_default: Defaults,
     pub growth: Growth,
     pub held_snapshot: Growth,
     pub memory: Memory,
@@ -22,6 +44,8 @@ impl Report {
             accept: Pairs::default(),
             drain: Pairs::default(),
             accept_to_done: Pairs::default(),
+            drain_default: Defaults::default(),
+            accept_to_done_default: Defaults::default(),
             growth: Growth::default(),
             held_snapshot: Growth::default(),
             memory: Memory::default(),
@@ -30,6 +54,13 @@ impl Report {
 
     fn rows(&self) -> [(&'static str, &Pairs); 3] {
         [("accept", &self.accept), ("drain", &self.drain), ("accept to done", &self.accept_to_done)]
+    }
+
+    pub fn print_defaults(&self) {
+        for (name, defaults) in [("drain", &self.drain_default), ("accept to done", &self.accept_to_done_default)] {
+            let (per_second, ratio) = (defaults.per_second(), defaults.ratio());
+            println!("{name} with the default concurrency: {per_second:.0}/s, ratio to a tuned one {ratio:.2}");
+        }
     }
 
     pub fn print(&self) {
@@ -41,6 +72,7 @@ impl Report {
         for (name, pairs) in self.rows() {
             pairs.print(name);
         }
+        self.print_defaults();
         let Growth { empty_ms, beside_ms, ratio } = self.growth;
         println!(
             "claim, server time a row: {:.1} µs, with 3 x {ballast} rows beside it {:.1} µs, ratio {ratio:.2}",
@@ -66,6 +98,10 @@ impl Report {
             "accept_vs_sql": self.accept.ratio(),
             "drain_vs_sql": self.drain.ratio(),
             "accept_to_done_vs_sql": self.accept_to_done.ratio(),
+            "drain_default_vs_tuned": self.drain_default.ratio(),
+            "accept_to_done_default_vs_tuned": self.accept_to_done_default.ratio(),
+            "drain_default_per_second": self.drain_default.per_second(),
+            "accept_to_done_default_per_second": self.accept_to_done_default.per_second(),
             "claim_growth": self.growth.ratio,
             "claim_growth_held_snapshot": self.held_snapshot.ratio,
             "rss_mib": self.memory.large_mib,

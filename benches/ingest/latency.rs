@@ -1,7 +1,11 @@
-//! From producing a record to its handler being called, at a paced thousand records a second.
+//! From producing a record to its handler being called, at a paced thousand records a second, beside a bare durable insert of one row paced alike.
+//!
+//! Where the time of a record goes: to the broker and back out of it (the producer waits for nobody, the consumer's fetch is answered when there is
+//! something), then until the batch before it is committed, because a partition's lane writes one at a time, which takes half a commit on average, then
+//! its own commit, which also has to write its delivery and the ledger. The handler is called from memory: hand-over adds no statement.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use wharf::kafka::Kafka as Source;
@@ -10,6 +14,7 @@ use wharf::{Failure, HandlerKey, Identity, Message, Raw, handler};
 use crate::{PARTITIONS, Scale, Servers, fresh_database, throughput};
 use support::bench::done_with;
 use support::kafka_admin::unique_name;
+use support::postgres::connect;
 
 const PER_SECOND: usize = 1_000;
 /// Until the consumer has joined and everything is warm.
@@ -19,9 +24,57 @@ const WARM_UP: usize = 2 * PER_SECOND;
 pub struct Latency {
     pub p50_ms: f64,
     pub p99_ms: f64,
+    /// Of the bare insert.
+    pub commit_p50_ms: f64,
 }
 
+/// The bare insert half before and half after, so that a machine that becomes busier is busier for both.
 pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
+    let mut bare = bare_insert(servers, scale).await;
+    let mut late = record_to_handler(servers, scale).await;
+    bare.append(&mut bare_insert(servers, scale).await);
+    Latency { p50_ms: at(&mut late, 0.50), p99_ms: at(&mut late, 0.99), commit_p50_ms: at(&mut bare, 0.50) }
+}
+
+fn at(measured: &mut [f64], share: f64) -> f64 {
+    measured.sort_by(f64::total_cmp);
+    measured[((measured.len() - 1) as f64 * share) as usize]
+}
+
+/// How long each insert of one row took, until it was durable, in ms.
+async fn bare_insert(servers: &Servers, scale: Scale) -> Vec<f64> {
+    let url = fresh_database(&servers.postgres).await;
+    let table = "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload text NOT NULL)";
+    connect(&url).await.batch_execute(table).await.unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..PARTITIONS {
+        let client = connect(&url).await;
+        let insert = client.prepare("INSERT INTO bare (payload) VALUES ($1)").await.unwrap();
+        clients.push(Arc::new((client, insert)));
+    }
+    let started_at = Instant::now();
+    let mut inserts = Vec::new();
+    for number in 0..(scale.paced_secs * PER_SECOND).div_ceil(2) {
+        let due = started_at + Duration::from_secs_f64(number as f64 / PER_SECOND as f64);
+        tokio::time::sleep_until(due.into()).await;
+        let client = Arc::clone(&clients[number % clients.len()]);
+        inserts.push(tokio::spawn(async move {
+            let sent_at = Instant::now();
+            client.0.execute(&client.1, &[&now_us().to_string()]).await.unwrap();
+            sent_at.elapsed().as_secs_f64() * 1e3
+        }));
+    }
+    let mut took = Vec::new();
+    for insert in inserts {
+        took.push(insert.await.unwrap());
+    }
+    drop(clients);
+    done_with(&servers.postgres, &url, "bare insert").await;
+    took
+}
+
+/// How long each record took from being produced to its handler, in ms.
+async fn record_to_handler(servers: &Servers, scale: Scale) -> Vec<f64> {
     let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
     let url = fresh_database(&servers.postgres).await;
     let seen: Arc<Mutex<Vec<f64>>> = Arc::default();
@@ -31,7 +84,7 @@ pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
         noting.lock().unwrap().push((now_us() - sent_us) as f64 / 1e3);
         async { Ok::<(), Failure>(()) }
     });
-    let builder = throughput::builder(&url).await.subscribe(&*topic, note.concurrency(1_000));
+    let builder = throughput::builder(&url).await.subscribe(&*topic, note);
     let inbox = builder.identity(&*topic, Identity::position()).build().unwrap();
     let running = inbox.start_from(Source::new(servers.kafka.brokers(), unique_name("latency"))).await.unwrap();
     let total = WARM_UP + scale.paced_secs * PER_SECOND;
@@ -42,10 +95,8 @@ pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
     }
     running.shutdown(Duration::from_secs(10)).await.unwrap();
     done_with(&servers.postgres, &url, "latency").await;
-    let mut late = seen.lock().unwrap().split_off(WARM_UP);
-    late.sort_by(f64::total_cmp);
-    let at = |share: f64| late[((late.len() - 1) as f64 * share) as usize];
-    Latency { p50_ms: at(0.50), p99_ms: at(0.99) }
+    let late = seen.lock().unwrap().split_off(WARM_UP);
+    late
 }
 
 /// One record each millisecond, with the time in it.

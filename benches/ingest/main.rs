@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench ingest` prints a table and writes `target/bench/ingest.json`. Topics are filled before anything is timed; the
 //! broker that serves them runs on the same machine. `-- --smoke` only shows that everything still runs; `--messages=` and `--repeats=`
-//! set the scale, `--only-throughput` leaves the rest out and writes nothing down, `--statements` shows what the server was asked.
+//! set the scale, `--only-throughput` and `--only-latency` leave the rest out and write nothing down, `--statements` shows what the server was asked.
 
 #![allow(
     clippy::unwrap_used,
@@ -67,6 +67,10 @@ fn main() {
 async fn run(scale: Scale) {
     let servers = Servers { postgres: start_postgres().await, kafka: Kafka::start().await };
     let mut report = Report::new(scale);
+    if is_asked_for("--only-latency") {
+        report.latency = latency::measure(&servers, scale).await;
+        return report.print_latency();
+    }
     println!("filling a topic with {} records", scale.messages);
     let topic = throughput::fill(&servers, scale).await;
     for repeat in 1..=scale.repeats {

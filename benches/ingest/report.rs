@@ -36,11 +36,20 @@ impl Report {
         self.three_handlers.print("three handlers");
     }
 
+    pub fn print_latency(&self) {
+        let Latency { p50_ms, p99_ms, commit_p50_ms } = self.latency;
+        println!(
+            "record to handler, 1,000 a second for {} s: p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms; bare insert of one row: p50 \
+             {commit_p50_ms:.1} ms, ratio {:.2}",
+            self.scale.paced_secs,
+            p50_ms / commit_p50_ms
+        );
+    }
+
     pub fn print(&self) {
         self.print_throughput();
-        let Scale { paced_secs, large: (partitions, records), .. } = self.scale;
-        let Latency { p50_ms, p99_ms } = self.latency;
-        println!("record to handler, 1,000 a second for {paced_secs} s: p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms");
+        let (partitions, records) = self.scale.large;
+        self.print_latency();
         println!(
             "peak memory, {partitions} partitions x {records} records of 1 MiB, database away: {:.0} MiB",
             self.memory
@@ -53,6 +62,8 @@ impl Report {
             "ingest3_vs_sql": self.three_handlers.ratio(),
             "record_to_handler_p50_ms": self.latency.p50_ms,
             "record_to_handler_p99_ms": self.latency.p99_ms,
+            "commit_p50_ms": self.latency.commit_p50_ms,
+            "latency_p50_vs_commit": self.latency.p50_ms / self.latency.commit_p50_ms,
             "rss_mib": self.memory,
             "ingest_per_second": self.one_handler.ours().per_second,
             "ingest_sql_per_second": self.one_handler.bare_sql().per_second,

@@ -157,7 +157,8 @@ impl<B: Backend> Registration<B> {
     }
 
     /// How many deliveries of this handler run at a time in one process. Default: 16. Raise it for handlers that wait,
-    /// lower it for what they call.
+    /// lower it for what they call. A handler that is fast need not have more: what it works off at once is claimed ahead
+    /// ([`Limits::claim_ahead`](crate::Limits::claim_ahead)).
     pub fn concurrency(mut self, concurrency: usize) -> Self {
         self.concurrency = concurrency;
         self

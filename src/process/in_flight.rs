@@ -104,17 +104,14 @@ impl InFlight {
         }
     }
 
-    /// Tells the handler of a claim to stop.
-    pub(crate) fn stop(&self, claim: ClaimId, reason: StopReason) {
-        if let Some(entry) = self.lock().get(&claim) {
-            entry.leash.stop(reason);
-        }
+    /// Tells the handlers of claims to stop.
+    pub(crate) fn stop(&self, claims: &[ClaimId], reason: StopReason) {
+        let list = self.lock();
+        stop(claims.iter().filter_map(|claim| list.get(claim)), reason);
     }
 
     pub(crate) fn stop_all(&self, reason: StopReason) {
-        for entry in self.lock().values() {
-            entry.leash.stop(reason);
-        }
+        stop(self.lock().values(), reason);
     }
 
     /// Claims whose lock ends before `deadline` unless it is renewed.
@@ -184,6 +181,12 @@ impl InFlight {
         // No code under the lock can panic; if it did, the list would still be consistent.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What waits for a slot is told first: a handler that ends would otherwise make room for one that has to stop as well.
+fn stop<'a>(entries: impl Iterator<Item = &'a Entry> + Clone, reason: StopReason) {
+    entries.clone().filter(|entry| entry.leash.began_at().is_none()).for_each(|entry| entry.leash.stop(reason));
+    entries.for_each(|entry| entry.leash.stop(reason));
 }
 
 /// Hashes claims. They are numbers that the database has given, which nobody can choose so that they collide: mixing them is enough.

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use crate::store::Backend;
-use crate::store::seam::ClaimId;
 use crate::telemetry::events;
 use crate::types::jittered;
 
@@ -19,6 +18,8 @@ const RENEW_ROWS_MAX: usize = 1_000;
 
 /// What has waited for a slot for so many times as long as it should is given back.
 const WAITS_MAX: u32 = 8;
+/// … but not before.
+const WAITS_MIN: Duration = Duration::from_secs(1);
 
 /// Renews everything that is held, three times within a lease.
 pub(super) async fn renew_loop<B: Backend>(engine: Arc<Engine<B>>) {
@@ -47,9 +48,8 @@ async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
             Ok(renewal) => {
                 engine.troubles.work_succeeded();
                 engine.in_flight.renewed(&renewal.renewed, renewal.sent_at + engine.limits.lease);
-                for claim in renewal.lost {
-                    lost(engine, claim);
-                }
+                // Settled in this very moment looks the same; then the handler has returned and there is nobody to stop.
+                engine.in_flight.stop(&renewal.lost, StopReason::ClaimLost);
                 engine.give_back_stopped();
             }
             Err(error) => {
@@ -59,11 +59,6 @@ async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
         }
     }
     true
-}
-
-fn lost<B: Backend>(engine: &Arc<Engine<B>>, claim: ClaimId) {
-    // Settled in this very moment looks the same; then the handler has returned and there is nobody to stop.
-    engine.in_flight.stop(claim, StopReason::ClaimLost);
 }
 
 /// Watches the deadlines: leases about to end, handlers that should have ended, deliveries that should have started.
@@ -76,11 +71,10 @@ pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
             () = engine.reached(Phase::Closed) => return,
         }
         let now = Instant::now();
-        for claim in engine.in_flight.ending_before(now + lease / 10 + tick) {
-            engine.in_flight.stop(claim, StopReason::LeaseEnding);
-        }
+        let ending = engine.in_flight.ending_before(now + lease / 10 + tick);
+        engine.in_flight.stop(&ending, StopReason::LeaseEnding);
         engine.give_back_stopped();
-        if let Some(since) = now.checked_sub(engine.limits.claim_ahead * WAITS_MAX) {
+        if let Some(since) = now.checked_sub((engine.limits.claim_ahead * WAITS_MAX).max(WAITS_MIN)) {
             engine.give_back_late(since);
         }
         // Permits that another inbox on the store has given back.

@@ -97,6 +97,9 @@ async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
     assert!(deaths <= 5, "{deaths} deaths");
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|stock|crashed|3|0"]);
     assert_eq!(scene.count_in(State::Done).await, 1_000);
+    // Hundreds were claimed and waited at each death. They did not run, and no more had to run alone than did.
+    let extra = scene.database.query_one_i64("SELECT count(*) FROM run").await - 1_000;
+    assert!(extra <= 100 * i64::try_from(deaths).unwrap(), "{extra} runs too many after {deaths} deaths");
 }
 
 #[tokio::test(flavor = "multi_thread")]

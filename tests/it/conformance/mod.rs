@@ -14,6 +14,7 @@ macro_rules! every_store {
     () => {
         suite! {
             accept "../accept.rs"
+            claim_ahead "../claim_ahead.rs"
             claims "../claims.rs"
             extremes "../extremes.rs"
             flow "../flow.rs"

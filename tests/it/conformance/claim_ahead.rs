@@ -1,0 +1,204 @@
+//! What is claimed ahead: a fast handler is claimed for beyond its slots, and what waits is given back, dropped or run like anything else that is held.
+//!
+//! Each test lets a handler prove that it is fast, then closes its gate: what comes next fills its two slots and waits.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use wharf::{Inbox, Limits, Record, Running};
+
+use super::scene::{Db, Runs, Scene, State, quick, record, records};
+use support::events::Events;
+
+const SLOTS: usize = 2;
+/// Runs that make the handler known as fast, and deliveries that come when its gate is closed.
+const WARM_UP: usize = 200;
+const LATE: usize = 100;
+
+const HELD: &str = "inbox_delivery WHERE locked_until IS NOT NULL";
+
+/// A handler that has shown to be fast, and whose gate is closed now.
+struct Stalled {
+    scene: Scene,
+    runs: Runs,
+    gate: watch::Sender<bool>,
+    inbox: Inbox<Db>,
+    running: Running<Db>,
+}
+
+/// What waits may wait for longer than any test takes.
+fn patient() -> Limits {
+    quick().claim_ahead(Duration::from_secs(10))
+}
+
+fn late() -> Vec<Record> {
+    // Other tests of the process wait for events about deliveries of their own.
+    let batch: u64 = rand::random();
+    (0..LATE).map(|number| record(&format!("late-{batch}-{number}"))).collect()
+}
+
+impl Stalled {
+    async fn with(limits: Limits) -> Self {
+        let scene = Scene::new().await;
+        let (runs, gate) = (Runs::new(), watch::Sender::new(true));
+        let registration = runs.gated("stock", &gate).concurrency(SLOTS);
+        let inbox = scene.inbox().limits(limits).subscribe("orders", registration).build().unwrap();
+        let running = inbox.start().await.unwrap();
+        inbox.accept_all(records(WARM_UP)).await.unwrap();
+        scene.settled().await;
+        gate.send_replace(false);
+        Self { scene, runs, gate, inbox, running }
+    }
+
+    /// Two deliveries run, and the others that were accepted wait.
+    async fn with_late_ones_waiting(limits: Limits) -> Self {
+        let stalled = Self::with(limits).await;
+        stalled.inbox.accept_all(late()).await.unwrap();
+        stalled.runs.reached(WARM_UP + SLOTS).await;
+        stalled.held_are(LATE).await;
+        stalled
+    }
+
+    async fn held_are(&self, count: usize) {
+        self.scene.until(&format!("SELECT (count(*) = {count})::int::bigint FROM {HELD}")).await;
+    }
+
+    fn late_runs(&self) -> usize {
+        self.runs.count() - WARM_UP
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fast_handler_is_given_more_than_its_slots_and_runs_no_more_at_a_time() {
+    let stalled = Stalled::with_late_ones_waiting(patient()).await;
+    assert_eq!(stalled.late_runs(), SLOTS);
+
+    stalled.gate.send_replace(true);
+
+    stalled.scene.settled().await;
+    assert_eq!(stalled.scene.count_done_at_first().await, i64::try_from(WARM_UP + LATE).unwrap());
+    assert_eq!(stalled.late_runs(), LATE);
+    stalled.running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_is_claimed_as_well_as_handed_over() {
+    let stalled = Stalled::with(patient()).await;
+    // Not started: what it accepts can only be claimed.
+    let elsewhere = stalled.scene.another_inbox().await.subscribe("orders", Runs::new().handler("stock"));
+    elsewhere.build().unwrap().accept_all(late()).await.unwrap();
+    stalled.runs.reached(WARM_UP + SLOTS).await;
+    stalled.held_are(LATE).await;
+    assert_eq!(stalled.late_runs(), SLOTS);
+
+    stalled.gate.send_replace(true);
+
+    stalled.scene.settled().await;
+    assert_eq!(stalled.late_runs(), LATE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_claimed_ahead_where_that_is_switched_off_or_a_crash_would_count_too_much() {
+    for limits in [patient().claim_ahead(Duration::ZERO), patient().claim_ahead_rows(0), patient().crash_limit(2)] {
+        let stalled = Stalled::with(limits).await;
+        stalled.inbox.accept_all(late()).await.unwrap();
+        stalled.runs.reached(WARM_UP + SLOTS).await;
+        assert_eq!(stalled.scene.count(HELD).await, i64::try_from(SLOTS).unwrap());
+        stalled.running.shutdown(Duration::ZERO).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_gives_back_what_waits_and_charges_nothing() {
+    let Stalled { scene, runs, gate, running, .. } = Stalled::with_late_ones_waiting(patient()).await;
+
+    running.shutdown(Duration::ZERO).await.unwrap();
+
+    assert_eq!((runs.count(), scene.count(HELD).await), (WARM_UP + SLOTS, 0));
+    let unharmed = "inbox_status WHERE state = 'pending' AND errors = 0 AND crashes = 0";
+    assert_eq!(scene.count(unharmed).await, i64::try_from(LATE).unwrap());
+    drop(gate);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_with_grace_lets_what_runs_end_and_starts_nothing_that_waits() {
+    let Stalled { scene, runs, gate, running, .. } = Stalled::with_late_ones_waiting(patient()).await;
+
+    // Polled in this order: the gate is opened when the shutdown has begun.
+    let (ended, _) =
+        tokio::join!(running.shutdown(Duration::from_secs(60)), async { gate.send_replace(true) });
+
+    ended.unwrap();
+    assert_eq!(runs.count(), WARM_UP + SLOTS);
+    assert_eq!(scene.count_in(State::Done).await, i64::try_from(WARM_UP + SLOTS).unwrap());
+    assert_eq!(scene.count(HELD).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_a_handler_that_is_paused_is_given_back() {
+    let stalled = Stalled::with_late_ones_waiting(patient()).await;
+
+    stalled.scene.database.execute("UPDATE inbox_handler SET paused_at = now()").await;
+
+    stalled.held_are(SLOTS).await;
+    stalled.gate.send_replace(true);
+    stalled.held_are(0).await;
+    assert_eq!(stalled.late_runs(), SLOTS);
+    stalled.scene.database.execute("UPDATE inbox_handler SET paused_at = NULL").await;
+    stalled.scene.settled().await;
+    assert_eq!(stalled.late_runs(), LATE);
+    assert_eq!(stalled.scene.count_done_uncharged().await, i64::try_from(WARM_UP + LATE).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_is_taken_away_while_it_waits_never_starts() {
+    let events = Events::capture();
+    let stalled = Stalled::with_late_ones_waiting(patient()).await;
+
+    let finished = "UPDATE inbox_delivery SET locked_until = NULL, locked_by = NULL, status = 4, finished_at = due_at
+                    WHERE finished_at IS NULL";
+    stalled.scene.database.execute(finished).await;
+    let ids = "SELECT message_id FROM inbox_status WHERE state = 'discarded'";
+    for id in stalled.scene.database.query_texts(ids).await {
+        events.wait_for(|event| event.message == "claim lost" && event.has("message_id", &id)).await;
+    }
+    stalled.gate.send_replace(true);
+
+    stalled.running.shutdown(Duration::from_secs(60)).await.unwrap();
+    assert_eq!(stalled.runs.count(), WARM_UP + SLOTS);
+}
+
+// A handler that was fast and is not any more holds back nothing that another process could do.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_waited_too_long_is_given_back_for_others_to_run() {
+    let stalled = Stalled::with_late_ones_waiting(quick()).await;
+
+    stalled.held_are(SLOTS).await;
+
+    let free = Runs::new();
+    let other = stalled.scene.another_inbox().await.subscribe("orders", free.handler("stock")).build().unwrap();
+    let _other = other.start().await.unwrap();
+    free.reached(LATE - SLOTS).await;
+    assert_eq!(stalled.late_runs(), SLOTS);
+    stalled.running.shutdown(Duration::ZERO).await.unwrap();
+}
+
+// A crash is counted for everything that is held. What one more crash would make a suspect does not wait beside others.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_part_of_a_crash_starts_at_once_or_is_given_back() {
+    let stalled = Stalled::with(patient()).await;
+    let paused = "UPDATE inbox_handler SET paused_at = now()";
+    stalled.scene.database.execute(paused).await;
+    let elsewhere = stalled.scene.another_inbox().await.subscribe("orders", Runs::new().handler("stock"));
+    elsewhere.build().unwrap().accept_all(late()).await.unwrap();
+    stalled.scene.database.execute("UPDATE inbox_delivery SET crashes = 1 WHERE finished_at IS NULL").await;
+
+    stalled.scene.database.execute("UPDATE inbox_handler SET paused_at = NULL").await;
+
+    stalled.runs.reached(WARM_UP + SLOTS).await;
+    stalled.held_are(SLOTS).await;
+    stalled.gate.send_replace(true);
+    stalled.scene.settled().await;
+    assert_eq!(stalled.late_runs(), LATE);
+    assert_eq!(stalled.scene.count_done_uncharged().await, i64::try_from(WARM_UP + LATE).unwrap());
+}
