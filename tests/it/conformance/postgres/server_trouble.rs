@@ -1,11 +1,13 @@
 //! Trouble of the server is waited out, and no record is ever blamed for it. SQLite has no server to be away, and its one trouble, a
 //! writer that does not let go, is in `sqlite/one_writer.rs`. A batch that commits in two parts is PostgreSQL's as well.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Client;
 use wharf::{Inbox, Receipt, Record};
 
+use super::effect;
 use super::refused::{ACCEPTED, stock_inbox};
 use super::scene::{Db, Runs, Scene, quick, record, within};
 use support::events::Events;
@@ -51,6 +53,41 @@ async fn hand_over_beside_refusals(refusal: &str) {
     scene.settled().await;
     assert_eq!(scene.count_done_uncharged().await, 11);
     assert_eq!((runs.count(), scene.count("inbox_quarantine").await), (11, 10));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// The handler is to blame, but the server cannot say so: the connection is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_idles_past_the_servers_limit_every_time_is_poisoned_and_its_neighbours_are_done() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    let impatient = "CREATE FUNCTION be_impatient() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             IF NEW.message_id = 'bad' THEN PERFORM set_config('idle_in_transaction_session_timeout', '20ms', true); END IF;
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER be_impatient BEFORE INSERT ON effect FOR EACH ROW EXECUTE FUNCTION be_impatient()";
+    scene.database.execute(impatient).await;
+    let (runs, client) = (Runs::new(), Arc::new(scene.database.client().await));
+    let idling = effect::writing(&runs, "stock", move |message| {
+        let client = Arc::clone(&client);
+        Box::pin(async move {
+            let open = "SELECT count(*) FROM pg_stat_activity
+                        WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
+            while message.id() == "bad" && client.query_one(open, &[]).await.unwrap().get::<_, i64>(0) > 0 {}
+            Ok(())
+        })
+    });
+    let inbox = scene.inbox().limits(quick().trouble_limit(2)).subscribe("orders", idling).build().unwrap();
+    let running = inbox.start().await.unwrap();
+
+    inbox.accept_all(["bad", "x", "y"].map(record)).await.unwrap();
+    scene.settled().await;
+
+    let outcomes = "SELECT concat_ws('|', message_id, state, reason, errors, crashes) FROM inbox_status ORDER BY 1";
+    let expected = ["bad|poisoned|store trouble|0|0", "x|done|0|0", "y|done|0|0"];
+    assert_eq!(scene.database.query_texts(outcomes).await, expected);
+    assert_eq!(effect::effects(&scene).await, ["x", "y"]);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
