@@ -1,15 +1,17 @@
-//! `audit`: the ledger and the rows beside what Kafka has. Secrets for Kafka come from a file, never from the command line.
+//! `audit`: the ledger and the rows beside what Kafka has; what the database knows, when Kafka does not answer. Secrets for Kafka come from a file, never from the command line.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
 use wharf::kafka::{Audit, Finding, Kafka, PartitionAudit};
+use wharf::operate::LedgerFilter;
 use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::output::{cell, maybe, number, text};
 use crate::session::Session;
+use crate::when;
 
 /// Which Kafka.
 #[derive(Debug, Args)]
@@ -29,10 +31,14 @@ pub struct KafkaArguments {
 }
 
 pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -> Result<Exit, Failure> {
-    let Some(kafka) = arguments.kafka()? else {
+    let Some((kafka, group)) = arguments.kafka()? else {
         return Err(Failure::usage("which Kafka? Give --brokers and --group, or --kafka-config-file"));
     };
-    let audit = kafka.audit(&session.store).await?;
+    let audit = match kafka.audit(&session.store).await {
+        Ok(audit) => audit,
+        Err(error) if error.is_transient() => return without_kafka(session, &group, &error.to_string()).await,
+        Err(error) => return Err(error.into()),
+    };
     let findings = audit.findings();
     let output = session.output;
     if output.is_json {
@@ -68,6 +74,41 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -
     Ok(if findings.is_empty() { Exit::Well } else { Exit::Problem })
 }
 
+/// What the database knows of the group: its positions, and what the processes that read have written down.
+async fn without_kafka<B: Backend>(session: &Session<B>, group: &str, error: &str) -> Result<Exit, Failure> {
+    let mut of_group = LedgerFilter::default();
+    of_group.consumer_group = Some(group.to_owned());
+    let ledger = session.operator().positions(&of_group, u32::MAX).await?;
+    let facts = session.operator().doctor().await?.facts;
+    let (mut partitions, mut ingests) = facts.map_or_else(Default::default, |facts| (facts.partitions, facts.ingests));
+    partitions.retain(|one| one.consumer_group == group);
+    ingests.retain(|one| one.consumer_group == group);
+    let output = session.output;
+    if output.is_json {
+        output.document(&json!({
+            "is_well": false, "kafka_error": error, "ledger": ledger, "partitions": partitions, "ingests": ingests,
+        }))?;
+        return Ok(Exit::Connection);
+    }
+    if ledger.is_empty() {
+        output.line(format!("the ledger has no entry of group {group}"))?;
+    } else {
+        crate::ledger::table(output, &ledger)?;
+    }
+    output.line("")?;
+    for one in partitions {
+        let why = one.why.map_or_else(String::new, |why| format!(": {why}"));
+        let standing = format!("{} for {}{why}", one.standing, when::secs(one.secs));
+        output.line(format!("- {}[{}]: {standing}", one.topic, one.partition))?;
+    }
+    for one in ingests {
+        let trouble = one.trouble.map_or_else(String::new, |trouble| format!(": cannot read: {trouble}"));
+        output.line(format!("- {} was seen {} ago{trouble}", one.name, when::secs(one.seen_secs_ago)))?;
+    }
+    output.line(format!("- {error}: this is what the database knows"))?;
+    Ok(Exit::Connection)
+}
+
 pub fn document(audit: &Audit) -> Value {
     let partition = |one: &PartitionAudit| {
         json!({
@@ -100,8 +141,8 @@ fn code(finding: &Finding) -> &'static str {
 }
 
 impl KafkaArguments {
-    /// The Kafka that is meant; none when nothing is said of one.
-    pub fn kafka(&self) -> Result<Option<Kafka>, Failure> {
+    /// The Kafka that is meant, and the group; none when nothing is said of one.
+    pub fn kafka(&self) -> Result<Option<(Kafka, String)>, Failure> {
         let mut settings = self.of_file()?;
         for setting in &self.settings {
             // What was given is not quoted: it may be a secret.
@@ -124,8 +165,9 @@ impl KafkaArguments {
         match (brokers, group) {
             (None, None) if settings.is_empty() => Ok(None),
             (Some(brokers), Some(group)) => {
-                let kafka = Kafka::new(brokers, group);
-                Ok(Some(settings.into_iter().fold(kafka, |kafka, (name, value)| kafka.set(name, value))))
+                let kafka = Kafka::new(brokers, &group);
+                let kafka = settings.into_iter().fold(kafka, |kafka, (name, value)| kafka.set(name, value));
+                Ok(Some((kafka, group)))
             }
             _ => Err(Failure::usage("Kafka takes both, --brokers and --group")),
         }

@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::when;
 
 pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -> Result<Exit, Failure> {
-    let kafka = arguments.kafka()?;
+    let kafka = arguments.kafka()?.map(|(kafka, _)| kafka);
     let diagnosis = session.operator().doctor().await?;
     // What the database says is shown also when Kafka does not answer.
     let (audit, silence) = match kafka.filter(|_| diagnosis.facts.is_some()) {

@@ -121,7 +121,7 @@ async fn list<B: Backend>(session: &Session<B>, filter: &LedgerFilter, limit: u3
     Ok(if is_stopped { Exit::Problem } else { Exit::Well })
 }
 
-fn table(output: Output, found: &[LedgerStatus]) -> std::io::Result<()> {
+pub fn table(output: Output, found: &[LedgerStatus]) -> std::io::Result<()> {
     let columns = [text("GROUP"), text("PARTITION"), number("NEXT"), number("EPOCH"), word("MOVED"), text("STATE")];
     let row = |position: &LedgerStatus| {
         let next = match position.next_offset {

@@ -34,6 +34,31 @@ async fn a_mistyped_group_is_a_problem_and_not_an_empty_table() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_audit_shows_what_the_database_knows_when_kafka_does_not_answer() {
+    let scene = crate::scene::Scene::new().await;
+    scene
+        .database
+        .execute(
+            "INSERT INTO inbox_ledger (consumer_group, cluster_id, topic, kafka_partition, next_offset)
+             VALUES ('shop', 'C', 'orders', 0, 5), ('other', 'C', 'orders', 0, 6);
+             UPDATE inbox_ledger SET stopped_at = now(), stopped_why = 'truncated' WHERE consumer_group = 'shop';
+             INSERT INTO inbox_ingest (consumer_group, name, cluster_id, trouble, trouble_since)
+             VALUES ('shop', 'host/1', '', 'no broker', now())",
+        )
+        .await;
+    let program = Program::on(&scene);
+    let nobody = ["audit", "--brokers", "127.0.0.1:1", "--group", "shop"];
+    let (seen, shown) = tokio::join!(program.json(&nobody, 3), program.run(&nobody));
+    assert!(seen["kafka_error"].as_str().unwrap().contains("cannot ask Kafka about group shop"), "{seen}");
+    assert_eq!((seen["ledger"].as_array().unwrap().len(), &seen["ledger"][0]["next_offset"]), (1, &5.into()), "{seen}");
+    assert_eq!((&seen["ingests"][0]["trouble"], &seen["is_well"]), (&"no broker".into(), &false.into()));
+    assert_eq!(shown.code, 3);
+    for part in ["orders[0]", "truncated", "no broker", "cannot ask Kafka about group shop"] {
+        assert!(shown.stdout.contains(part), "{part}: {shown:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_shows_what_the_database_says_also_when_kafka_does_not_answer() {
     let scene = crate::scene::Scene::new().await;
     let program = Program::on(&scene);
