@@ -70,3 +70,5 @@ GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_discard, in
 TO :"admin";
 -- Moves positions in Kafka by these functions only; they run with the owner's rights and write the audit.
 GRANT EXECUTE ON FUNCTION inbox_ledger_reset, inbox_ledger_skip TO :"admin";
+-- Has a purged message accepted once more.
+GRANT EXECUTE ON FUNCTION inbox_forget_identity TO :"admin";

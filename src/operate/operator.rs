@@ -135,6 +135,16 @@ impl<B: Backend> Operator<B> {
         self.act(Act::Deliveries { verb: Verb::Discard, filter: filter.clone(), limit }).await
     }
 
+    /// Forgets the identity of a purged message, which retention keeps ([`Retention::keep_identities`](crate::Retention::keep_identities)): its
+    /// record is accepted once more when it comes again. Returns whether it was kept.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn forget_identity(&self, message_id: &str, source: &str) -> Result<bool> {
+        let (message_id, source) = (message_id.to_owned(), source.to_owned());
+        Ok(self.act(Act::ForgetIdentity { message_id, source }).await? > 0)
+    }
+
     /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
     /// Returns whether it was not paused before.
     ///

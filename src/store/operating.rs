@@ -119,6 +119,11 @@ pub enum Act {
         filter: LedgerFilter,
         to_offset: i64,
     },
+    /// The identity of a purged message is kept no longer.
+    ForgetIdentity {
+        message_id: String,
+        source: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +144,7 @@ impl Act {
             Self::Resume { .. } => "resume",
             Self::ResetLedger { .. } => "reset ledger",
             Self::SkipLedger { .. } => "skip ledger",
+            Self::ForgetIdentity { .. } => "forget identity",
         }
     }
 
@@ -149,6 +155,9 @@ impl Act {
             Self::Quarantined { filter, .. } => filter.to_json(),
             Self::ResetLedger { filter, to_offset } => filter.to_json(*to_offset),
             Self::SkipLedger { filter, to_offset } => filter.to_json(Some(*to_offset)),
+            Self::ForgetIdentity { message_id, source } => {
+                serde_json::json!({ "message_id": message_id, "source": source }).to_string()
+            }
             Self::Pause { handler_key } | Self::Resume { handler_key } => {
                 serde_json::json!({ "handler_key": handler_key }).to_string()
             }

@@ -135,7 +135,7 @@ CREATE TABLE inbox_partition (
     standing        text        NOT NULL,            -- reading, waiting (for its position), standing still (records cannot be read), stopped
     since           timestamptz NOT NULL DEFAULT now(),
     seen_at         timestamptz NOT NULL DEFAULT now(),
-    lag             bigint,                          -- records that Kafka had and that were not stored, at seen_at
+    lag             bigint,                          -- offsets that Kafka had and that were not stored, at seen_at; a last transaction's marker counts
     ingest          text        NOT NULL,            -- inbox_ingest.name
     why             text,
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
@@ -762,6 +762,20 @@ BEGIN
     INSERT INTO inbox_audit (action, filter, affected, because, actor)
     VALUES ('skip ledger', jsonb_strip_nulls(jsonb_build_object('consumer_group', $1, 'topic', $2, 'kafka_partition', $3, 'to_offset', $4,
                                                                 'cluster_id', $5)), changed, $6, $7);
+    RETURN changed;
+END $$;
+
+-- Forgets the identity of a purged message, which retention keeps: its record is accepted once more when it comes again. Returns 0 where
+-- none is kept.
+CREATE FUNCTION inbox_forget_identity(message_id text, source text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    DELETE FROM inbox_identity i WHERE i.hash = inbox_identity_hash($1, $2);
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('forget identity', jsonb_build_object('message_id', $1, 'source', $2), changed, $3, $4);
     RETURN changed;
 END $$;
 

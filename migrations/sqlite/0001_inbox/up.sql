@@ -126,7 +126,7 @@ CREATE TABLE inbox_partition (
     standing        TEXT    NOT NULL,                -- reading, waiting (for its position), standing still (records cannot be read), stopped
     since           INTEGER NOT NULL,
     seen_at         INTEGER NOT NULL,
-    lag             INTEGER,                         -- records that Kafka had and that were not stored, at seen_at
+    lag             INTEGER,                         -- offsets that Kafka had and that were not stored, at seen_at; a last transaction's marker counts
     ingest          TEXT    NOT NULL,                -- inbox_ingest.name
     why             TEXT,
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)

@@ -70,6 +70,27 @@ async fn an_identity_is_forgotten_when_its_time_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_person_can_have_an_identity_forgotten_and_the_audit_says_so() {
+    let runs = Runs::new();
+    let (scene, inbox) = quick_scene(&runs).await;
+    inbox.accept_all(records(2)).await.unwrap();
+    inbox.drain().await.unwrap();
+    purge(&scene, &keeping()).await;
+    let operator = scene.store.operate().because("sent again on purpose");
+
+    assert!(operator.forget_identity("m000001", "orders").await.unwrap());
+    assert!(!operator.forget_identity("m000001", "orders").await.unwrap(), "it is forgotten already");
+    assert!(!operator.forget_identity("m000000", "shop").await.unwrap(), "the id of another source");
+
+    let receipts = inbox.accept_all(records(2)).await.unwrap();
+    assert_eq!(receipts, [DUPLICATE, Receipt::Accepted { deliveries: 1 }]);
+    let audit = "SELECT action || ' ' || affected || ' ' || because FROM inbox_audit ORDER BY id LIMIT 1";
+    assert_eq!(scene.database.query_texts(audit).await, ["forget identity 1 sent again on purpose"]);
+    let named = "SELECT count(*) FROM inbox_audit WHERE filter->>'message_id' = 'm000001' AND filter->>'source' = 'orders'";
+    assert_eq!(scene.database.query_one_i64(named).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_store_keeps_the_same_16_bytes_of_an_identity_whatever_is_in_it() {
     let runs = Runs::new();
     let (scene, inbox) = quick_scene(&runs).await;

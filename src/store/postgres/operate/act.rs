@@ -35,6 +35,10 @@ statements! {
         handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
     }
 
+    ForgetIdentity<'a>("SELECT inbox_forget_identity(:message_id, :source, :because, :actor)") -> i64 {
+        message_id: &'a str, source: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
+    }
+
     ReturnParked<'a>("SELECT handler_key, returned FROM inbox_return_parked(:handler_ids, :limit, :actor)")
     -> (String, i64) { handler_ids: &'a [i16], limit: i32, actor: &'a str }
 
@@ -83,6 +87,9 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
         },
         Act::Pause { ref handler_key } => Pause { handler_key, because, actor }.load(conn).await,
         Act::Resume { ref handler_key } => Resume { handler_key, because, actor }.load(conn).await,
+        Act::ForgetIdentity { ref message_id, ref source } => {
+            ForgetIdentity { message_id, source, because, actor }.load(conn).await
+        }
         Act::ResetLedger { ref filter, to_offset } => {
             ledger::reset(conn, filter, to_offset, signed).await.map(|changed| vec![changed])
         }

@@ -7,6 +7,7 @@ use super::super::errors::database;
 use super::super::statement::{only_row, statements};
 use super::ledger;
 use super::look::{by_filter, by_quarantine_filter, is_meant};
+use crate::store::identity_hash::IdentityHash;
 use crate::store::operating::{Act, Signed, Verb};
 use crate::types::{DeliveryFilter, QuarantineFilter, Result};
 
@@ -57,6 +58,8 @@ statements! {
         WHERE message_seq = :message_seq AND handler_id = :handler_id")
     { because: Option<&'a str>, message_seq: i64, handler_id: i16 }
 
+    ForgetIdentity<'a>("DELETE FROM inbox_identity WHERE hash = :hash") { hash: &'a [u8] }
+
     Pause<'a>("
         UPDATE inbox_handler SET paused_at = (SELECT at FROM inbox_now)
         WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key) AND paused_at IS NULL")
@@ -99,6 +102,10 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
         // However many ids it has, it is one handler.
         Act::Pause { ref handler_key } => Pause { handler_key }.execute(conn)?.min(1),
         Act::Resume { ref handler_key } => Resume { handler_key }.execute(conn)?.min(1),
+        Act::ForgetIdentity { ref message_id, ref source } => {
+            let IdentityHash(hash) = IdentityHash::of(message_id, source);
+            ForgetIdentity { hash: &hash }.execute(conn)?
+        }
         Act::ResetLedger { ref filter, to_offset } => ledger::reset(conn, filter, to_offset)?,
         Act::SkipLedger { ref filter, to_offset } => ledger::skip(conn, filter, to_offset)?,
     };
