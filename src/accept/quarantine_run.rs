@@ -12,7 +12,7 @@ use super::intake::Intake;
 use super::write::Row;
 use crate::store::Backend;
 use crate::telemetry::events;
-use crate::types::{Error, QuarantineFilter, Receipt, Result};
+use crate::types::{Error, INTAKE_STOPPED, QuarantineFilter, Receipt, Result};
 
 /// How many records of each topic were quarantined in a row, in this process.
 #[derive(Debug, Default)]
@@ -60,12 +60,23 @@ pub(super) async fn refuse_while_stopped<B: Backend>(intake: &Intake<B>) -> Resu
         let of_topic = QuarantineFilter { topic: Some(topic.to_string()), ..QuarantineFilter::default() };
         let rows_max = u32::try_from(limit).unwrap_or(u32::MAX);
         if intake.store.backend.quarantined(&of_topic, rows_max).await?.len() >= limit {
-            let why = format!("intake is stopped: the last {limit} records of topic {topic} were all quarantined");
-            return Err(Error::refused(why));
+            return Err(Error::refused(why(limit, &topic)));
         }
         intake.quarantine_runs.forget(&topic);
     }
     Ok(())
+}
+
+fn why(limit: usize, topic: &str) -> String {
+    format!("{INTAKE_STOPPED}: the last {limit} records of topic {topic} were all quarantined")
+}
+
+impl<B: Backend> Intake<B> {
+    /// Why nothing is taken in from Kafka, if a topic has given nothing but records for the quarantine.
+    pub(crate) fn stopped_why(&self) -> Option<String> {
+        let limit = self.limits.quarantine_run_max?;
+        self.quarantine_runs.over(limit).map(|topic| why(limit, &topic))
+    }
 }
 
 /// Notes what became of a batch.

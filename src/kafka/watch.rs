@@ -115,7 +115,7 @@ impl<B: Backend> Watch<B> {
             group: Arc::clone(&self.context.group),
             cluster_id: reader.map_or_else(|| "".into(), |reader| Arc::clone(&reader.cluster_id)),
             name: Arc::clone(&self.name),
-            trouble: self.context.trouble().or_else(|| topics.trouble.clone()),
+            trouble: self.intake.stopped_why().or_else(|| self.context.trouble()).or_else(|| topics.trouble.clone()),
             partitions: partitions.collect(),
         };
         match self.intake.store.backend.report_ingest(&report).await {

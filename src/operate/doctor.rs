@@ -96,7 +96,7 @@ pub(super) fn judge(
         symptoms.of_handler(handler, alive.is_empty(), now);
     }
     for processor in alive {
-        symptoms.of_processor(processor);
+        symptoms.of_processor(processor, facts);
     }
     if let Some(facts) = facts {
         symptoms.of_leftovers(facts, now);
@@ -158,7 +158,7 @@ impl Symptoms {
             self.warning(
                 "held snapshot",
                 what,
-                "end it: until then nothing that was deleted is cleaned up, and claims slow down",
+                "end it: until then nothing that was deleted is cleaned up, and the tables grow",
             );
         }
         for table in facts.tables.iter().filter(|table| table.dead > DEAD_ROWS_MAX.max(table.live)) {
@@ -211,12 +211,13 @@ impl Symptoms {
         }
     }
 
-    fn of_processor(&mut self, processor: &ProcessorStatus) {
+    fn of_processor(&mut self, processor: &ProcessorStatus, facts: Option<&Facts>) {
         let Some(report) = &processor.report else { return };
         let name = &processor.name;
         if report.is_intake_open == Some(false) {
-            let advice = "it goes on by itself: the database is slow or away, or the backlog is over its limits";
-            self.problem("intake closed", format!("{name} reads nothing from Kafka"), advice);
+            let ingests = facts.map_or(&[][..], |facts| &facts.ingests);
+            let what = format!("{name} reads nothing from Kafka");
+            self.problem("intake closed", what, kafka::advice_for_closed(name, ingests));
         }
         if let Some(run) = report
             .longest_run

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::stamp;
 
+/// How the trouble of an ingest begins that was stopped because everything it read was quarantined.
+pub(crate) const INTAKE_STOPPED: &str = "intake is stopped";
+
 /// What a store tells of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

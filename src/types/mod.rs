@@ -30,6 +30,7 @@ pub use cloud_event::CloudEvent;
 #[cfg(feature = "testing")]
 pub use delivery::Delivery;
 pub use error::{Error, Result};
+pub(crate) use facts::INTAKE_STOPPED;
 pub use facts::{
     Connections, DeadClaims, Facts, GroupFacts, IngestFacts, Lag, OldestTransaction, PartitionFacts, TableFacts,
 };

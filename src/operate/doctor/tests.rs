@@ -174,6 +174,33 @@ fn what_a_process_says_of_itself_is_judged_while_it_is_alive() {
 }
 
 #[test]
+fn a_process_that_reads_nothing_goes_on_by_itself_or_says_what_it_needs() {
+    let report = ProcessorReport { is_intake_open: Some(false), ..ProcessorReport::default() };
+    let closed = ProcessorStatus { report: Some(report), ..processor() };
+    let symptoms = |ingests: &[(f64, Option<&str>)]| {
+        let ingest = |&(seen_secs_ago, trouble): &(f64, Option<&str>)| IngestFacts {
+            consumer_group: "shop".to_owned(),
+            name: closed.name.clone(),
+            seen_secs_ago,
+            trouble: trouble.map(str::to_owned),
+            trouble_secs: trouble.map(|_| 5.0),
+        };
+        let facts = Facts { ingests: ingests.iter().map(ingest).collect(), ..facts() };
+        judge(SCHEMA, Some(&facts), &[handler()], std::slice::from_ref(&closed), now())
+    };
+    let told = |ingests: &[(f64, Option<&str>)]| -> Vec<String> {
+        symptoms(ingests).iter().map(|symptom| format!("{}: {}", symptom.code, symptom.advice)).collect()
+    };
+    assert!(told(&[(3.0, None)])[0].starts_with("intake closed: it goes on by itself"));
+    // Its ingest has failed: it gives no sign of life, and the process does.
+    assert!(told(&[(30.0, None)])[0].contains("restart the process"));
+    assert!(told(&[])[0].contains("restart the process"));
+    let stopped = told(&[(3.0, Some("intake is stopped: the last 1000 records of topic orders were all quarantined"))]);
+    assert!(stopped[0].starts_with("intake closed: it goes on when"), "{stopped:?}");
+    assert!(stopped[1].starts_with("intake stopped: wharf quarantine list"), "{stopped:?}");
+}
+
+#[test]
 fn a_run_that_takes_very_long_is_named() {
     let codes = |secs, timeout_secs| {
         let run = LongestRun { handler_key: "stock".to_owned(), message_id: Some("a".to_owned()), secs, timeout_secs };

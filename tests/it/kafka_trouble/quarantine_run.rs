@@ -25,6 +25,9 @@ async fn intake_stops_after_too_many_quarantined_records_in_a_row_and_goes_on_wh
     let quarantined = stage.scene.count("inbox_quarantine").await;
     assert!((10..15).contains(&quarantined), "{quarantined}");
     assert_eq!(stage.ledger(0).await, Some(quarantined));
+    stage.scene.until("SELECT count(*) FROM inbox_ingest WHERE trouble LIKE 'intake is stopped%'").await;
+    let diagnosis = stage.scene.store.operate().doctor().await.unwrap();
+    assert!(diagnosis.symptoms.iter().any(|symptom| symptom.code == "intake stopped"), "{diagnosis:?}");
 
     let all = QuarantineFilter::all();
     stage.scene.store.operate().discard_quarantined(&all, 100).await.unwrap();
