@@ -2,7 +2,8 @@
 //!
 //! A partition is read only after its place in the ledger is durable. The database is asked until it answers. Kafka is asked once, in
 //! bounded time: each leader about all of its partitions in one request, all leaders at the same time. The answer of a leader is used as
-//! soon as it comes, so a partition without a leader, or behind a broker that does not answer, holds up no other.
+//! soon as it comes, so a partition without a leader, or behind a broker that does not answer, holds up no other. The group's coordinator is
+//! waited for only where there is no ledger.
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -28,6 +29,8 @@ use crate::telemetry::events;
 
 /// How long Kafka may take for each answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
+/// How long the ids of topics may take where no ledger has one to compare: brokers before Kafka 2.8 know none, and others may not answer.
+const NEW_IDS_WAIT: Duration = Duration::from_millis(500);
 
 /// Where a partition begins; `None` when Kafka did not say.
 #[derive(Debug)]
@@ -72,13 +75,16 @@ pub(super) async fn find<B: Backend>(
     };
     drop(tell.send(Told::Located(leaderless)));
     let mut looking = JoinSet::new();
-    for (leader, sought) in by_leader {
+    for ((leader, _), sought) in by_leader {
         let (intake, reader, consumer) = (Arc::clone(&intake), Arc::clone(&reader), consumer.clone());
         let tell = tell.clone();
         looking.spawn(async move {
-            let Some(looked) = joined(spawn_blocking(move || look(&consumer, leader, sought)).await) else { return };
+            let asking = consumer.clone();
+            let Some(looked) = joined(spawn_blocking(move || look(&asking, leader, sought)).await) else { return };
             open(&intake, &reader, &looked).await;
+            let begun = begun(&looked);
             drop(tell.send(Told::Located(looked.into_iter().map(|looked| looked.found).collect())));
+            joined(spawn_blocking(move || warn_of_group(&consumer, &begun)).await);
         });
     }
     while let Some(looked) = looking.join_next().await {
@@ -139,22 +145,26 @@ async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, looked: &[Looked]
 /// Partitions by the broker that leads them, and those that have no leader now.
 #[derive(Default)]
 struct Led {
-    by_leader: HashMap<i32, Vec<Sought>>,
+    /// By leader, those with a ledger apart from those without: the latter wait for the group's coordinator too.
+    by_leader: HashMap<(i32, bool), Vec<Sought>>,
     leaderless: Vec<Located>,
 }
 
-/// Blocks: asks once for each topic.
+/// Blocks: asks once for all topics.
 fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<Sought>) -> Led {
     let mut led = Led::default();
     let Some(consumer) = consumer.upgrade() else { return led };
-    let mut topics: HashMap<Arc<str>, KafkaResult<HashMap<i32, i32>>> = HashMap::new();
+    // Nobody waits for it any more.
+    if sought.is_empty() || consumer.context().is_closing() {
+        return led;
+    }
+    let leaders = leader::leaders(&consumer, ANSWER_WAIT);
     let mut troubles = Vec::new();
     for one in sought {
-        let topic = Arc::clone(&one.asked.place.0);
-        let leaders = topics.entry(topic).or_insert_with_key(|topic| leaders(&consumer, topic));
-        let error = match leaders.as_ref().map(|leaders| leaders.get(&one.asked.place.1)) {
+        let (topic, partition) = &one.asked.place;
+        let error = match leaders.as_ref().map(|leaders| leaders.get(&**topic).and_then(|led| led.get(partition))) {
             Ok(Some(&leader)) => {
-                led.by_leader.entry(leader).or_default().push(one);
+                led.by_leader.entry((leader, one.ledger.is_some())).or_default().push(one);
                 continue;
             }
             Ok(None) => KafkaError::MetadataFetch(RDKafkaErrorCode::LeaderNotAvailable),
@@ -167,18 +177,6 @@ fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<Sought>) -> Led {
     led
 }
 
-/// Who leads the partitions of a topic, where somebody does.
-fn leaders(consumer: &BaseConsumer<Context>, topic: &str) -> KafkaResult<HashMap<i32, i32>> {
-    // Nobody waits for it any more.
-    if consumer.context().is_closing() {
-        return Ok(HashMap::new());
-    }
-    let metadata = consumer.fetch_metadata(Some(topic), ANSWER_WAIT)?;
-    let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
-    let led = partitions.filter(|partition| partition.leader() >= 0);
-    Ok(led.map(|partition| (partition.id(), partition.leader())).collect())
-}
-
 /// Asks one leader about its partitions. Blocks.
 fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>) -> Vec<Looked> {
     let consumer = match consumer.upgrade() {
@@ -187,14 +185,22 @@ fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>
         Some(_) | None => return Vec::new(),
     };
     let places: Vec<TopicPartition> = sought.iter().map(|one| one.asked.place.clone()).collect();
-    let mut answers = leader::ask(&consumer, leader, &places, ANSWER_WAIT);
-    let committed = committed(&consumer, &sought);
+    // A ledger that has an id needs the answer.
+    let has_id = |one: &Sought| one.ledger.as_ref().is_some_and(|ledger| ledger.topic_id.is_some());
+    let ids_wait = if sought.iter().any(has_id) { ANSWER_WAIT } else { NEW_IDS_WAIT };
+    let mut answers = leader::ask(&consumer, leader, &places, ANSWER_WAIT, ids_wait);
+    let is_wanted = |one: &&Sought| one.ledger.is_none() && !one.asked.has_ledger;
+    let wanted = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
+    let committed = committed(&consumer, wanted);
     let mut troubles = Vec::new();
     let mut looked = Vec::with_capacity(sought.len());
     for one in sought {
         let known = known(&one, &mut answers, &committed);
-        if let Ok(known) = &known {
-            warn_of_group(&consumer.context().group, &one.asked, known);
+        if let Ok(Known { ledger: None, committed: Committed::ByUs, .. }) = &known
+            && !one.asked.has_ledger
+        {
+            let (topic, partition) = &one.asked.place;
+            events::kafka::ledger_lost(&consumer.context().group, topic, *partition);
         }
         let start = known.map(position::start);
         let topic_id = answers.topic_ids.get(&one.asked.place.0).cloned().flatten();
@@ -222,9 +228,8 @@ fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaRe
     let committed = match (ledger, committed.get(&asked.place)) {
         (None, _) if asked.has_ledger => Committed::ByUs,
         (None, Some(committed)) => committed.clone()?,
-        // The ledger decides; what the group says is only warned of.
-        (Some(_), Some(Ok(committed))) => *committed,
-        (Some(_), Some(Err(_)) | None) | (None, None) => Committed::Nothing,
+        // The ledger decides, whatever the group says.
+        (Some(_), _) | (None, None) => Committed::Nothing,
     };
     let read = ledger.as_ref().and_then(|ledger| ledger.topic_id.as_deref());
     let topic = match (read, answers.topic_ids.get(&asked.place.0)) {
@@ -238,25 +243,32 @@ fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaRe
     Ok(Known { ledger, topic, committed, low, high })
 }
 
-/// Says what a person may not expect: records that are going to be read again.
-fn warn_of_group(group: &str, asked: &Asked, known: &Known) {
-    let (topic, partition) = &asked.place;
-    match (known.ledger, known.committed) {
-        (Some(ledger), Committed::ByAnother(committed)) if committed > ledger.offset => {
-            events::kafka::group_ahead(group, topic, *partition, ledger.offset, committed);
+/// Partitions that begin in this process for the first time and that the ledger knows, with the ledger's offset.
+fn begun(looked: &[Looked]) -> Vec<(TopicPartition, i64)> {
+    let is_first = |one: &&Looked| one.found.start.is_some() && !one.found.asked.has_ledger;
+    let position = |one: &Looked| Some((one.found.asked.place.clone(), one.ledger.as_ref()?.next_offset));
+    looked.iter().filter(is_first).filter_map(position).collect()
+}
+
+/// Says what a person may not expect: records that another consumer of the group has passed are going to be read again. Nothing waits for it.
+/// Blocks.
+fn warn_of_group(consumer: &Weak<BaseConsumer<Context>>, begun: &[(TopicPartition, i64)]) {
+    let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else { return };
+    let offsets = committed(&consumer, begun.iter().map(|(place, _)| place.clone()).collect());
+    for ((topic, partition), ledger) in begun {
+        if let Some(Ok(Committed::ByAnother(committed))) = offsets.get(&(Arc::clone(topic), *partition))
+            && committed > ledger
+        {
+            events::kafka::group_ahead(&consumer.context().group, topic, *partition, *ledger, *committed);
         }
-        (None, Committed::ByUs) if !asked.has_ledger => events::kafka::ledger_lost(group, topic, *partition),
-        (Some(_) | None, _) => {}
     }
 }
 
 /// What the group has committed.
 type Offsets = HashMap<TopicPartition, KafkaResult<Committed>>;
 
-/// Of partitions that this process has not read yet, in one request.
-fn committed(consumer: &BaseConsumer<Context>, sought: &[Sought]) -> Offsets {
-    let is_wanted = |one: &&Sought| !one.asked.has_ledger;
-    let places: Vec<TopicPartition> = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
+/// In one request.
+fn committed(consumer: &BaseConsumer<Context>, places: Vec<TopicPartition>) -> Offsets {
     let Some(list) = partitions(&places) else { return Offsets::new() };
     let list = match consumer.committed_offsets(list, ANSWER_WAIT) {
         Ok(list) => list,
@@ -298,3 +310,6 @@ fn stopping(looked: &Looked) -> Option<Stopping> {
     let (topic, partition) = looked.found.asked.place.clone();
     Some(Stopping { topic, partition, next_offset: stop.ledger().offset, why: stop.to_string() })
 }
+
+#[cfg(test)]
+mod tests;

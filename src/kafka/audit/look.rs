@@ -73,7 +73,7 @@ fn ask(
     audited: &mut [PartitionAudit],
     topic_ids: &HashMap<TopicPartition, String>,
 ) {
-    let answers = leader::ask(consumer, leader, places, ANSWER_WAIT);
+    let answers = leader::ask(consumer, leader, places, ANSWER_WAIT, ANSWER_WAIT);
     let stable = leader::log_ends(consumer, places, LogEnd::Committed, ANSWER_WAIT);
     let stable: HashMap<&TopicPartition, i64> =
         places.iter().zip(stable).filter_map(|(place, end)| Some((place, end.ok()?))).collect();

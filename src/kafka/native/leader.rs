@@ -1,4 +1,4 @@
-//! Asks the leader of partitions about all of them at once: where their logs begin and end, and which ids their topics have.
+//! Asks who leads partitions, and each leader about all of its partitions at once: where their logs begin and end, and which ids their topics have.
 //!
 //! Each question is one request to one broker, however many partitions it leads. A broker that does not answer delays only the questions
 //! sent to it. Every call here blocks.
@@ -19,8 +19,8 @@ use rdkafka::bindings::{
     rd_kafka_TopicDescription_name, rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id,
     rd_kafka_Uuid_base64str, rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy,
     rd_kafka_event_DescribeTopics_result, rd_kafka_event_ListOffsets_result, rd_kafka_event_destroy,
-    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
-    rd_kafka_queue_t, rd_kafka_t,
+    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_queue_destroy,
+    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t,
 };
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
@@ -57,14 +57,45 @@ pub(in crate::kafka) struct Answers {
     pub(in crate::kafka) topic_ids: HashMap<Arc<str>, Option<String>>,
 }
 
-/// Asks `leader` about partitions that it leads. Three requests, all sent before the first answer is waited for.
+/// Who leads the partitions of each topic that this consumer was assigned, where somebody does. One request, whatever the number of topics.
+pub(in crate::kafka) fn leaders<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    wait: Duration,
+) -> KafkaResult<HashMap<String, HashMap<i32, i32>>> {
+    let mut metadata = ptr::null();
+    // SAFETY: the client lives as long as the consumer. No topic is named, and not all are asked for: that means those the client knows.
+    let error =
+        unsafe { rd_kafka_metadata(consumer.client().native_ptr(), 0, ptr::null_mut(), &mut metadata, millis(wait)) };
+    if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+        return Err(KafkaError::MetadataFetch(error.into()));
+    }
+    let mut leaders = HashMap::new();
+    // SAFETY: without an error there is an answer, which is ours to destroy, once. Its topics and their partitions are as many as it
+    // says, and names end with a NUL.
+    unsafe {
+        for index in 0..usize::try_from((*metadata).topic_cnt).unwrap_or_default() {
+            let topic = &*(*metadata).topics.add(index);
+            let Ok(name) = CStr::from_ptr(topic.topic).to_str() else { continue };
+            let count = usize::try_from(topic.partition_cnt).unwrap_or_default();
+            let partitions = (0..count).map(|index| &*topic.partitions.add(index));
+            let led = partitions.filter(|partition| partition.leader >= 0);
+            leaders.insert(name.to_owned(), led.map(|partition| (partition.id, partition.leader)).collect());
+        }
+        rd_kafka_metadata_destroy(metadata);
+    }
+    Ok(leaders)
+}
+
+/// Asks `leader` about partitions that it leads. Three requests, all sent before the first answer is waited for. The ids of the topics may
+/// take `ids_wait` and no longer.
 pub(in crate::kafka) fn ask<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     leader: i32,
     places: &[(Arc<str>, i32)],
     wait: Duration,
+    ids_wait: Duration,
 ) -> Answers {
-    let deadline = Instant::now() + wait;
+    let (deadline, ids_deadline) = (Instant::now() + wait, Instant::now() + ids_wait);
     let topics = topics(places);
     let low = list_offsets(consumer, places, EARLIEST, LogEnd::Written, wait);
     let high = list_offsets(consumer, places, LATEST, LogEnd::Written, wait);
@@ -75,7 +106,7 @@ pub(in crate::kafka) fn ask<C: ConsumerContext>(
         let both = low.and_then(|low| high.map(|high| Watermarks { low: low.min(high), high }));
         (place.clone(), both)
     });
-    Answers { watermarks: watermarks.collect(), topic_ids: topic_ids(&described.wait(deadline), &topics) }
+    Answers { watermarks: watermarks.collect(), topic_ids: topic_ids(&described.wait(ids_deadline), &topics) }
 }
 
 /// Asks one broker for the ids of topics. Those that it said nothing of are missing.

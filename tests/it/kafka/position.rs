@@ -73,9 +73,12 @@ async fn a_database_that_lost_everything_is_refilled_from_kafka() {
         .database
         .execute("DELETE FROM inbox_message; DELETE FROM inbox_delivery; DELETE FROM inbox_ledger")
         .await;
-    let runs = Runs::new();
+    let (runs, events) = (Runs::new(), Events::capture());
     let running = stage.start(&runs).await;
     runs.reached(5).await;
+    // The group's offset is an inbox's own, and so there was a ledger.
+    let told = events.matching(|event| event.message.starts_with("ledger lost") && event.has("topic", &stage.topic));
+    assert_eq!(told.len(), 1, "{told:?}");
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!(stage.positions().await, range(0, 0..5));
 }

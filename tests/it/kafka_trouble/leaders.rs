@@ -89,6 +89,36 @@ async fn partitions_without_a_leader_hold_up_no_other_and_begin_when_they_have_o
     end(running).await;
 }
 
+// The group's offsets matter only where there is no ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_coordinator_that_does_not_answer_holds_up_only_partitions_without_a_ledger() {
+    let (mock, stage) = staged(4).await;
+    mock.set_coordinator(&stage.group, 3);
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+    stage.scene.until("SELECT (count(*) = 4)::int::bigint FROM inbox_ledger").await;
+    end(running).await;
+    // Nothing is found before the coordinator has stopped to answer.
+    let client = stage.scene.database.client().await;
+    let hold = "DELETE FROM inbox_ledger WHERE kafka_partition IN (1, 3); BEGIN; LOCK TABLE inbox_ledger";
+    client.batch_execute(hold).await.unwrap();
+    let events = Events::capture();
+    let running = stage.start(&runs).await;
+    events.wait_for(|event| event.message == "partitions assigned" && event.has("group", &stage.group)).await;
+    mock.set_round_trip(MockBrokers::One(3), NEVER);
+    client.batch_execute("COMMIT").await.unwrap();
+
+    events.wait_for(|event| unfound(event, &stage)).await;
+
+    // Told before anybody gave up waiting for the coordinator.
+    let told = events.matching(|event| begun(event, &stage) || unfound(event, &stage));
+    let before: BTreeSet<_> =
+        told.iter().take_while(|event| begun(event, &stage)).map(|event| event.fields["partition"].clone()).collect();
+    assert_eq!(before, ["0", "2"].map(str::to_owned).into(), "{told:?}");
+    // The group cannot be left in order without its coordinator.
+    drop(running);
+}
+
 /// One round trip for each of them would take longer than any test may.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_thousand_partitions_are_found_without_a_round_trip_for_each() {
