@@ -227,7 +227,7 @@ async fn write_jobs<B: Backend>(intake: &Arc<Intake<B>>, jobs: Vec<Job>) {
         }
     }
     let patience = Patience::Until(Instant::now() + intake.limits.accept_patience);
-    let written = write(intake, RowBatch { rows: &rows, ledger: &[] }, patience).await;
+    let written = write(intake, RowBatch { rows: &rows, ledger: &[], is_in_doubt: false }, patience).await;
     let mut receipts = written.map(|written| written.receipts.into_iter());
     for (count, reply, _room) in callers {
         let written = match &mut receipts {

@@ -1,11 +1,13 @@
 //! Accepting: identity, fan-out, batch, one statement; then hand-over to handlers that are free.
 //!
 //! `rules.rs` says what a topic means, `identity.rs` is its identity policy, `prepare.rs` decides what a record becomes, `acceptor.rs` collects
-//! batches, `write.rs` stores a batch whatever the database and the data do, `hand_over.rs` is the way to handlers that are free. A record is
+//! batches, `write.rs` stores a batch whatever the database and the data do, `following.rs` sends one before its turn, `hand_over.rs` is the way to handlers that are free. A record is
 //! never dropped: it becomes a message or a quarantine row, or it is counted as unwanted.
 
 mod acceptor;
 mod cloud_event;
+#[cfg(feature = "kafka")]
+mod following;
 mod hand_over;
 mod identify;
 mod identity;
@@ -19,6 +21,8 @@ mod rules;
 mod write;
 
 pub(crate) use acceptor::{Acceptor, Unfit};
+#[cfg(feature = "kafka")]
+pub(crate) use following::{Followed, follow};
 pub(crate) use hand_over::{HandOver, Reservations};
 pub use identity::Identity;
 pub(crate) use intake::Intake;

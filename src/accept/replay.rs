@@ -68,7 +68,7 @@ async fn replay<B: Backend>(intake: &Arc<Intake<B>>, claimed: Vec<(i64, Record)>
         return Ok(());
     }
     let patience = Patience::Until(Instant::now() + intake.limits.accept_patience);
-    let written = write(intake, RowBatch { rows: &rows, ledger: &[] }, patience).await?;
+    let written = write(intake, RowBatch { rows: &rows, ledger: &[], is_in_doubt: false }, patience).await?;
     for ((id, has_id), receipt) in replayed.into_iter().zip(written.receipts) {
         match receipt {
             Receipt::Accepted { .. } | Receipt::Duplicate { .. } => leave(intake, id).await?,

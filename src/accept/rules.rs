@@ -67,6 +67,13 @@ impl Rules {
         self.of(topic).map_or_else(|| topic.into(), |rules| Arc::clone(&rules.topic))
     }
 
+    /// Whether messages of this topic have to be stored in the order of their partition, so that their seqs are in the order of their offsets:
+    /// then one batch of a partition ends before the next one is sent. No handler needs that so far.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn is_in_order(&self, _topic: &str) -> bool {
+        false
+    }
+
     /// The handlers that want a message of this topic and type, by their places in the order of registration.
     pub(super) fn wanted_by(&self, topic: &str, event_type: Option<&[u8]>) -> Few<usize> {
         let numbered = self.subscriptions.iter().enumerate();

@@ -32,13 +32,15 @@ pub(crate) enum Row {
 pub(crate) struct RowBatch<'a> {
     pub(crate) rows: &'a [Row],
     pub(crate) ledger: &'a [LedgerEntry],
+    /// An earlier try may have stored it, with deliveries as claimed.
+    pub(crate) is_in_doubt: bool,
 }
 
 impl<'a> RowBatch<'a> {
     /// Parts are written in order, so when the one that reaches the end is there, all are.
     fn part(&self, part: Range<usize>) -> RowBatch<'a> {
         let ledger = if part.end == self.rows.len() { self.ledger } else { &[] };
-        RowBatch { rows: &self.rows[part], ledger }
+        RowBatch { rows: &self.rows[part], ledger, is_in_doubt: self.is_in_doubt }
     }
 }
 
@@ -89,7 +91,7 @@ pub(crate) async fn write<B: Backend>(
     let mut ledger = Vec::new();
     let whole = 0..batch.rows.len();
     let mut parts: Vec<Range<usize>> = vec![whole];
-    let mut hand_over = HandOvers::Allowed;
+    let mut hand_over = if batch.is_in_doubt { HandOvers::InDoubt } else { HandOvers::Allowed };
     while let Some(range) = parts.pop() {
         let part = batch.part(range.clone());
         let written = match write_part(intake, part, patience, &mut hand_over).await {
@@ -145,8 +147,9 @@ async fn write_part<B: Backend>(
             HandOvers::Allowed => intake.hand_over(),
             HandOvers::InDoubt => None,
         };
-        match try_write(intake, part, hand_over).await {
-            Ok((written, known)) => {
+        match try_write(intake, part, Turn::Come, hand_over).await {
+            Ok(None) => return Err(Trouble::GaveUp(Error::bug("a batch that follows no other was told to wait"))),
+            Ok(Some((written, known))) => {
                 if *hand_overs == HandOvers::InDoubt {
                     release_lost_hand_overs(intake, rows, &known).await;
                 }
@@ -190,14 +193,25 @@ async fn is_blamed_on<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row]) -> bool
 }
 
 /// The seq of each row whose message was there already.
-type KnownSeqs = Vec<Option<i64>>;
+pub(super) type KnownSeqs = Vec<Option<i64>>;
 
-/// One try. With `hand_over`, deliveries are handed over as far as their handlers are free.
-async fn try_write<B: Backend>(
+/// Whether everything before a batch is stored, as far as this process knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Come,
+    /// The database decides.
+    #[cfg(feature = "kafka")]
+    Unknown,
+}
+
+/// One try. With `hand_over`, deliveries are handed over as far as their handlers are free. `None`, and nothing is written, when its turn has
+/// not come.
+pub(super) async fn try_write<B: Backend>(
     intake: &Arc<Intake<B>>,
-    RowBatch { rows, ledger }: RowBatch<'_>,
+    RowBatch { rows, ledger, .. }: RowBatch<'_>,
+    turn: Turn,
     hand_over: Option<Arc<dyn HandOver>>,
-) -> Result<(Written, KnownSeqs)> {
+) -> Result<Option<(Written, KnownSeqs)>> {
     let handlers = intake.handlers().await?;
     let mut reservations = match hand_over {
         Some(hand_over) => Some(hand_over.begin().await),
@@ -215,10 +229,11 @@ async fn try_write<B: Backend>(
         messages,
         quarantined,
         ledger: ledger.to_vec(),
+        is_following: turn != Turn::Come,
         processor: reservations.as_ref().map(|reservations| reservations.processor()),
         lease: intake.limits.lease,
     });
-    let answers = intake.store.backend.accept(&batch).await?;
+    let Some(answers) = intake.store.backend.accept(&batch).await? else { return Ok(None) };
     let messages = &batch.messages;
     if answers.messages.len() != messages.len() {
         let (sent, answered) = (messages.len(), answers.messages.len());
@@ -237,7 +252,7 @@ async fn try_write<B: Backend>(
     {
         hand_over.wake();
     }
-    Ok((Written { receipts, ledger: answers.ledger }, known))
+    Ok(Some((Written { receipts, ledger: answers.ledger }, known)))
 }
 
 /// A receipt for each row, and the seqs of messages that were known. Tells each as an event.
@@ -343,7 +358,7 @@ async fn quarantine<B: Backend>(
     let reason = "refused by the database";
     let record = Record::from(&**message);
     let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(format!("{error:#}")) }))];
-    match write_part(intake, RowBatch { rows: &rows, ledger: part.ledger }, patience, hand_overs).await {
+    match write_part(intake, RowBatch { rows: &rows, ..part }, patience, hand_overs).await {
         Ok(written) => Ok(written),
         Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),
     }

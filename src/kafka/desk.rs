@@ -1,29 +1,31 @@
 //! What the ingest knows of its partitions: which it owns, what waits to be written, what is being written, what may be committed.
 //!
-//! Records of a partition stay in one lane, and a lane writes one batch at a time, so what is stored of a partition is always a prefix
-//! of it. An assignment has a generation: whatever was begun under an older one changes nothing, so nothing is ever committed for a
+//! Records of a partition leave in the order of their offsets, and the database writes a batch only after the one that it follows, so what is
+//! stored of a partition is always a prefix of it. An assignment has a generation: whatever was begun under an older one changes nothing, so nothing is ever committed for a
 //! partition that was given away meanwhile. Pure: no call into Kafka or the store, and the time is an argument.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::position::{At, is_cut};
 use crate::accept::Row;
-use crate::store::ledger::{LedgerEntry, LedgerMove, Reader};
-use crate::types::Limits;
-use parts::{End, Owned, Standing, Waiting};
+use crate::store::ledger::Reader;
+use parts::{Owned, Queue, Standing, UnderWay, Waiting};
+use room::{Fill, Load};
 
+mod batches;
 mod parts;
+mod room;
 mod watch;
 
+pub(super) use batches::Batch;
+pub(super) use room::Pauses;
 pub(super) use watch::Watched;
 
 /// A topic and a partition of it.
 pub(super) type TopicPartition = (Arc<str>, i32);
 
-/// Batches that may be written at a time, of different partitions.
-pub(super) const LANES: usize = 2;
 /// Pause before a partition that could not be positioned is tried again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Pause before it is looked whether a person has put a stopped partition right.
@@ -34,16 +36,16 @@ pub(super) struct Desk {
     reader: Option<Arc<Reader>>,
     topics: HashMap<Arc<str>, HashMap<i32, Owned>>,
     generation: u64,
-    lanes: [WriteLane; LANES],
-    waiting_rows: usize,
-    waiting_bytes: usize,
-}
-
-#[derive(Default)]
-struct WriteLane {
-    waiting: VecDeque<Waiting>,
-    /// Where the batch under way ends.
-    writing: Option<Vec<End>>,
+    /// Batches that may be written at a time.
+    lanes: usize,
+    /// Topics of which one batch ends before the next one is sent.
+    in_order: HashSet<Arc<str>>,
+    /// By their ids.
+    under_way: BTreeMap<u64, UnderWay>,
+    last_batch: u64,
+    /// In all partitions.
+    waiting: Load,
+    fill: Fill,
 }
 
 /// A partition whose position is to be found.
@@ -67,38 +69,41 @@ pub(super) enum Expected {
     OutOfPlace,
 }
 
-/// A batch to write.
-pub(super) struct Batch {
-    pub(super) rows: Vec<Row>,
-    pub(super) ledger: Vec<LedgerEntry>,
-}
-
 impl Desk {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(lanes: usize, in_order: HashSet<Arc<str>>) -> Self {
         Self {
             reader: None,
             topics: HashMap::new(),
             generation: 0,
-            lanes: Default::default(),
-            waiting_rows: 0,
-            waiting_bytes: 0,
+            lanes,
+            in_order,
+            under_way: BTreeMap::new(),
+            last_batch: 0,
+            waiting: Load::default(),
+            fill: Fill::default(),
         }
     }
 
     /// Takes over partitions, paused.
     pub(super) fn assign(&mut self, places: &[TopicPartition], now: Instant) {
         self.generation += 1;
-        let mut loads = [0_usize; LANES];
+        let mut loads = vec![0_usize; self.lanes];
         self.all().for_each(|(_, owned)| loads[owned.lane] += 1);
         for (topic, partition) in places {
-            let lane = (0..LANES).min_by_key(|lane| loads[*lane]).unwrap_or_default();
+            let lane = (0..self.lanes).min_by_key(|lane| loads[*lane]).unwrap_or_default();
             loads[lane] += 1;
             let owned = Owned {
-                topic: Arc::clone(topic),
                 generation: self.generation,
                 lane,
                 standing: Standing::New { ask_at: now },
                 is_paused: true,
+                is_in_order: self.in_order.contains(topic),
+                waiting: Queue::default(),
+                fill: Fill::default(),
+                was_held_back: false,
+                under_way: 0,
+                last_batch: 0,
+                sent: 0,
                 next_offset: 0,
                 epoch: None,
                 cut: None,
@@ -124,12 +129,13 @@ impl Desk {
 
     /// Forgets what waits of these partitions. What is being written goes on.
     pub(super) fn drop_waiting(&mut self, places: &[TopicPartition]) {
-        let places: HashSet<&TopicPartition> = places.iter().collect();
-        for lane in &mut self.lanes {
-            lane.waiting.retain(|waiting| !places.contains(&waiting.place));
+        for (topic, partition) in places {
+            if let Some(owned) = self.get_mut(topic, *partition) {
+                let Load { rows, bytes } = std::mem::take(&mut owned.waiting).load();
+                self.waiting.rows -= rows;
+                self.waiting.bytes -= bytes;
+            }
         }
-        self.waiting_rows = self.lanes.iter().map(|lane| lane.waiting.len()).sum();
-        self.waiting_bytes = self.lanes.iter().flat_map(|lane| &lane.waiting).map(|waiting| waiting.size_bytes).sum();
     }
 
     pub(super) fn places(&self) -> Vec<TopicPartition> {
@@ -138,7 +144,7 @@ impl Desk {
 
     pub(super) fn is_writing_any_of(&self, places: &[TopicPartition]) -> bool {
         let places: HashSet<&TopicPartition> = places.iter().collect();
-        self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten()).any(|end| places.contains(&end.place))
+        self.under_way.values().flat_map(|batch| &batch.ends).any(|end| places.contains(&end.place))
     }
 
     /// Partitions whose position is to be found now. Not while records of them are on their way: the ledger would still move.
@@ -168,9 +174,9 @@ impl Desk {
 
     /// Partitions of which records wait or are being written.
     fn busy(&self) -> HashSet<TopicPartition> {
-        let waiting = self.lanes.iter().flat_map(|lane| lane.waiting.iter().map(|waiting| &waiting.place));
-        let writing = self.lanes.iter().flat_map(|lane| lane.writing.iter().flatten().map(|end| &end.place));
-        waiting.chain(writing).cloned().collect()
+        let waiting = self.all().filter(|(_, owned)| owned.waiting.front().is_some()).map(|(place, _)| place);
+        let writing = self.under_way.values().flat_map(|batch| batch.ends.iter().map(|end| end.place.clone()));
+        waiting.chain(writing).collect()
     }
 
     /// Whether an answer is about the assignment it was asked for.
@@ -193,6 +199,7 @@ impl Desk {
             owned.cut = None;
             owned.stopped_why = None;
             owned.stored = Some(at.offset);
+            owned.sent = at.offset;
         }
     }
 
@@ -250,86 +257,10 @@ impl Desk {
         owned.next_offset = at.offset + 1;
         owned.epoch = at.epoch;
         owned.stands_still = None;
-        let (lane, place) = (owned.lane, (Arc::clone(&owned.topic), partition));
         let (row, size_bytes) = row.map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
-        self.lanes[lane].waiting.push_back(Waiting { place, at, row, size_bytes });
-        self.waiting_rows += 1;
-        self.waiting_bytes += size_bytes;
-    }
-
-    pub(super) fn is_full(&self, limits: &Limits) -> bool {
-        self.waiting_rows >= limits.accept_queue_rows || self.waiting_bytes >= limits.accept_queue_bytes
-    }
-
-    /// Whether there is room again, after the desk was full.
-    pub(super) fn has_room(&self, limits: &Limits) -> bool {
-        self.waiting_rows <= limits.accept_queue_rows / 2 && self.waiting_bytes <= limits.accept_queue_bytes / 2
-    }
-
-    /// The next batch of a lane; `None` when nothing waits or one is under way.
-    pub(super) fn next_batch(&mut self, lane: usize, limits: &Limits) -> Option<Batch> {
-        if self.lanes[lane].writing.is_some() || self.lanes[lane].waiting.is_empty() {
-            return None;
-        }
-        let reader = Arc::clone(self.reader.as_ref()?);
-        let mut ends: HashMap<TopicPartition, At> = HashMap::new();
-        let mut rows = Vec::new();
-        let mut size_bytes = 0;
-        let waiting = &mut self.lanes[lane].waiting;
-        while let Some(next) = waiting.front() {
-            let is_full =
-                rows.len() >= limits.accept_batch_rows || size_bytes + next.size_bytes > limits.accept_batch_bytes;
-            if is_full && !rows.is_empty() {
-                break;
-            }
-            let Some(next) = waiting.pop_front() else { break };
-            size_bytes += next.size_bytes;
-            self.waiting_rows -= 1;
-            rows.extend(next.row);
-            ends.insert(next.place, next.at);
-        }
-        self.waiting_bytes -= size_bytes;
-        let mut ledger = Vec::with_capacity(ends.len());
-        let mut writing = Vec::with_capacity(ends.len());
-        for (place, last) in ends {
-            let next_offset = last.offset + 1;
-            // What waits is of partitions that are owned and have begun.
-            let Some(owned) = self.get(&place.0, place.1) else { continue };
-            ledger.push(LedgerEntry {
-                reader: Arc::clone(&reader),
-                topic: Arc::clone(&place.0),
-                partition: place.1,
-                from_offset: owned.stored.unwrap_or_default(),
-                next_offset,
-                leader_epoch: last.epoch,
-            });
-            writing.push(End { generation: owned.generation, place, next_offset });
-        }
-        self.lanes[lane].writing = Some(writing);
-        Some(Batch { rows, ledger })
-    }
-
-    /// The lane's batch is stored. Its offsets may be committed where the partition is still the same assignment; returns the partitions
-    /// whose ledger was not where it should have been. What waits of those is dropped, and they find their position anew.
-    pub(super) fn written(&mut self, lane: usize, moves: &[LedgerMove], now: Instant) -> Vec<TopicPartition> {
-        let mut behind = Vec::new();
-        for (end, step) in self.lanes[lane].writing.take().into_iter().flatten().zip(moves) {
-            let Some(owned) = self.get_mut(&end.place.0, end.place.1) else { continue };
-            if owned.generation != end.generation {
-                continue;
-            }
-            match step {
-                LedgerMove::Moved => owned.stored = Some(end.next_offset),
-                LedgerMove::Behind => {
-                    owned.standing = Standing::New { ask_at: now };
-                    behind.push(end.place);
-                }
-            }
-        }
-        if !behind.is_empty() {
-            self.drop_waiting(&behind);
-        }
-        behind
+        owned.waiting.push(Waiting { at, row, size_bytes });
+        self.waiting.rows += 1;
+        self.waiting.bytes += size_bytes;
     }
 
     /// The partition whose next offset this is, if it is the only one.
@@ -352,26 +283,6 @@ impl Desk {
         if let Some(owned) = self.get_mut(topic, partition) {
             owned.committed = Some(offset);
         }
-    }
-
-    /// Partitions to pause and to resume, and notes them as such: only what is being read goes on, and only while there is room.
-    /// What is resumed comes with the position that is expected next of it.
-    pub(super) fn pauses(&mut self, is_open: bool) -> (Vec<TopicPartition>, Vec<(TopicPartition, At)>) {
-        let (mut pause, mut resume) = (Vec::new(), Vec::new());
-        for (topic, partitions) in &mut self.topics {
-            for (&partition, owned) in partitions {
-                let wants_pause = !is_open || owned.standing != Standing::Reading;
-                if wants_pause != owned.is_paused {
-                    owned.is_paused = wants_pause;
-                    let place = (Arc::clone(topic), partition);
-                    match wants_pause {
-                        true => pause.push(place),
-                        false => resume.push((place, At { offset: owned.next_offset, epoch: owned.epoch })),
-                    }
-                }
-            }
-        }
-        (pause, resume)
     }
 
     fn get(&self, topic: &str, partition: i32) -> Option<&Owned> {

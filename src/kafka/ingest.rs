@@ -4,6 +4,7 @@
 //! full, partitions are paused and polling goes on, so the group loses no member. It ends by itself only when librdkafka says that the
 //! consumer cannot go on at all.
 
+mod batches;
 mod set_out;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,12 +21,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-use super::desk::{Batch, Expected, LANES};
-use super::for_ever::for_ever;
+use super::desk::{Desk, Expected, Pauses};
 use super::position::At;
 use super::rebalance::{Context, Told, offsets, partitions};
 use super::{Kafka, backlog, native, record, retention, settings, watch};
-use crate::accept::{self, Intake, Patience};
+use crate::accept::Intake;
 use crate::store::Backend;
 use crate::telemetry::events;
 use crate::types::{Error, Kind, Result, panic_text};
@@ -36,8 +36,8 @@ const COMMIT_EVERY: Duration = Duration::from_secs(1);
 /// The longest wait for a record. Something that was told is noticed this late at most.
 const POLL_MAX: Duration = Duration::from_millis(50);
 const POLL_MIN: Duration = Duration::from_millis(1);
-/// How long a full desk waits for a batch to end before partitions are paused: pausing throws away what was read ahead.
-const FULL_WAIT: Duration = Duration::from_millis(200);
+/// Batches that are read before it is looked whether one can be written.
+const READ_BATCHES: usize = 2;
 /// How long batches under way may take when the ingest ends.
 const LAST_BATCHES: Duration = Duration::from_secs(3);
 /// How often the backlog is looked at, where it has limits.
@@ -60,7 +60,10 @@ impl Ingest {
     ) -> Result<Prepared<B>> {
         let config = settings::config(kafka)?;
         let (tell, told) = channel();
-        let context = Context::new(kafka.group.as_str().into(), told);
+        let rules = &intake.rules;
+        let in_order = rules.topics().filter(|topic| rules.is_in_order(topic)).map(Arc::from).collect();
+        let desk = Desk::new(intake.limits.accept_batches, in_order);
+        let context = Context::new(kafka.group.as_str().into(), told, desk);
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
         Ok(Prepared(Work {
             intake: Arc::clone(intake),
@@ -164,8 +167,13 @@ impl<B: Backend> Work<B> {
             let is_told = self.consumer.context().hear(Duration::ZERO);
             self.set_out();
             self.start_batches();
-            self.open_or_close();
+            self.pause_and_resume();
             self.commit_when_due();
+            if self.consumer.context().desk().waits_for_room(&self.intake.limits, Instant::now()) {
+                // A batch that has ended has made room by taking the next one.
+                self.consumer.context().hear(POLL_MAX);
+                continue;
+            }
             match self.read() {
                 Ok(0) if !is_told => self.poll_wait = (self.poll_wait * 2).min(POLL_MAX),
                 Ok(_) => self.poll_wait = POLL_MIN,
@@ -206,46 +214,19 @@ impl<B: Backend> Work<B> {
         &self.consumer.context().group
     }
 
-    /// Sets the lanes going that stand still. A lane goes on by itself as long as something waits for it.
-    fn start_batches(&mut self) {
-        for lane in 0..LANES {
-            let Some(first) = self.consumer.context().desk().next_batch(lane, &self.intake.limits) else { continue };
-            let (intake, context) = (Arc::clone(&self.intake), Arc::clone(self.consumer.context()));
-            let tell = self.tell.clone();
-            let writing = async move {
-                let mut next = Some(first);
-                while let Some(batch) = next.take() {
-                    let Batch { rows, ledger } = batch;
-                    let write =
-                        || accept::write(&intake, accept::RowBatch { rows: &rows, ledger: &ledger }, Patience::ForEver);
-                    let written = for_ever(intake.limits.backoff_max, "accept", write).await;
-                    // Before room is made for others. Not left to the thread that reads, which may be reading for a while.
-                    drop(rows);
-                    next = context.written(lane, &written.ledger, &intake.limits);
-                    drop(tell.send(Told::Written));
-                }
-            };
-            self.tasks.spawn_on(writing, self.intake.store.backend.reactor());
-        }
-    }
-
     /// Pauses and resumes partitions, as there is room for their records.
-    fn open_or_close(&mut self) {
-        if self.is_open && self.consumer.context().desk().is_full(&self.intake.limits) {
-            // A batch that has ended has made room by taking the next one.
-            self.consumer.context().hear(FULL_WAIT);
-            self.start_batches();
-        }
+    fn pause_and_resume(&mut self) {
         let context = self.consumer.context();
-        let is_full = || context.desk().is_full(&self.intake.limits);
-        let has_room = if self.is_open { !is_full() } else { context.desk().has_room(&self.intake.limits) };
-        let is_open = has_room && !context.is_backlogged();
-        if is_open != self.is_open {
-            self.is_open = is_open;
+        let Pauses { pause, resume, held_back, let_go, is_closed } = context.desk().pauses(!context.is_backlogged());
+        if is_closed == self.is_open {
+            self.is_open = !is_closed;
             self.tell_intake();
-            events::kafka::intake(self.group(), is_open);
+            events::kafka::intake(self.group(), self.is_open);
         }
-        let (pause, resume) = context.desk().pauses(is_open);
+        held_back
+            .iter()
+            .for_each(|(topic, partition)| events::kafka::partition_paused(self.group(), topic, *partition));
+        let_go.iter().for_each(|(topic, partition)| events::kafka::partition_resumed(self.group(), topic, *partition));
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
         let resumed = positions(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
@@ -255,7 +236,7 @@ impl<B: Backend> Work<B> {
         for (place, is_set) in self.seek(&resume) {
             if let Err(error) = is_set {
                 self.consumer.context().tell_trouble("resume", &error);
-                context.desk().ask_again(&place, Instant::now());
+                self.consumer.context().desk().ask_again(&place, Instant::now());
             }
         }
     }
@@ -301,13 +282,13 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Reads what is there, at most a batch for each lane; returns how many records that were.
+    /// Reads what is there, at most a few batches; returns how many records that were.
     fn read(&self) -> Result<usize> {
         let mut wait = self.poll_wait;
         let mut count = 0;
         // Once for all of them: it only says from when on a position may be asked for anew.
         let now = Instant::now();
-        while count < self.intake.limits.accept_batch_rows * LANES {
+        while count < self.intake.limits.accept_batch_rows * READ_BATCHES {
             match self.consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) if self.take_in(&message, now) => return Ok(count + 1),
@@ -321,7 +302,7 @@ impl<B: Backend> Work<B> {
         Ok(count)
     }
 
-    /// Returns whether the desk is full now.
+    /// Returns whether no more may wait now, of this partition or of all.
     fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) -> bool {
         let context = self.consumer.context();
         let place = (message.topic(), message.partition());
@@ -336,7 +317,7 @@ impl<B: Backend> Work<B> {
                 let row = self.intake.row(record::read(message, topic, reader.as_deref()));
                 let mut desk = context.desk();
                 desk.take_in(place, at, row);
-                desk.is_full(&self.intake.limits)
+                desk.is_full(place, &self.intake.limits)
             }
             Expected::No => false,
             Expected::OutOfPlace => {

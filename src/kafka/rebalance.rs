@@ -15,6 +15,7 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Reb
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
+use tokio::sync::Notify;
 
 use super::desk::{Batch, Desk, TopicPartition};
 use super::find::Located;
@@ -45,6 +46,8 @@ pub(super) struct Context {
     /// The group and the cluster, once a broker has told the cluster's id.
     reader: OnceLock<Arc<Reader>>,
     desk: Mutex<Desk>,
+    /// Told whenever a batch has ended: another one's turn may have come.
+    has_ended: Notify,
     told: Mutex<Receiver<Told>>,
     found: Mutex<Vec<Located>>,
     is_backlogged: AtomicBool,
@@ -60,9 +63,10 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn new(group: Arc<str>, told: Receiver<Told>) -> Self {
+    pub(super) fn new(group: Arc<str>, told: Receiver<Told>, desk: Desk) -> Self {
         Self {
-            desk: Mutex::new(Desk::new()),
+            desk: Mutex::new(desk),
+            has_ended: Notify::new(),
             group,
             reader: OnceLock::new(),
             told: Mutex::new(told),
@@ -146,15 +150,28 @@ impl Context {
     }
 
     /// A lane's batch is stored; returns the next one, so that its connection does not wait for the thread that reads.
-    pub(super) fn written(&self, lane: usize, moves: &[LedgerMove], limits: &Limits) -> Option<Batch> {
+    pub(super) fn written(&self, lane: usize, id: u64, moves: &[LedgerMove], limits: &Limits) -> Option<Batch> {
         let mut desk = self.desk();
-        let behind = desk.written(lane, moves, Instant::now());
+        let behind = desk.written(id, moves, Instant::now());
         let next = desk.next_batch(lane, limits);
         drop(desk);
+        self.has_ended.notify_waiters();
         for (topic, partition) in behind {
             events::kafka::ledger_behind(&self.group, &topic, partition);
         }
         next
+    }
+
+    /// Waits until no earlier batch with records of the same partitions is under way.
+    pub(super) async fn turn(&self, id: u64) {
+        loop {
+            // Asked for before the desk is: what ends in between is noticed.
+            let has_ended = self.has_ended.notified();
+            if self.desk().is_first(id) {
+                return;
+            }
+            has_ended.await;
+        }
     }
 
     /// Takes up what is told within `wait`; returns whether anything was.

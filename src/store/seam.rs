@@ -50,8 +50,9 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Finds or makes the ids of handlers, in the order given.
     fn register(&self, wanted: &[WantedHandler]) -> impl Future<Output = Result<Vec<HandlerIds>>> + Send;
 
-    /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order.
-    fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Answers>> + Send;
+    /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order. `None` when the batch
+    /// follows another one that is not stored: then nothing was written.
+    fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Option<Answers>>> + Send;
 
     /// How many deliveries of these handlers are open, counted up to `count_max` each, and how long the oldest has been due.
     fn backlog(&self, handler_ids: &[i16], count_max: u32) -> impl Future<Output = Result<Backlog>> + Send;
@@ -145,6 +146,9 @@ pub struct AcceptBatch {
     pub quarantined: Vec<Quarantined>,
     /// Moves in the transaction that leaves nothing of the batch open, never before.
     pub ledger: Vec<LedgerEntry>,
+    /// An earlier batch of one of its partitions may still be under way: nothing is written unless every ledger has reached the place where
+    /// this batch begins. Then, as without, what is stored of a partition is always a prefix of it.
+    pub is_following: bool,
     /// Set when deliveries may be inserted already claimed.
     pub processor: Option<i32>,
     pub lease: Duration,

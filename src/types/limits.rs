@@ -43,11 +43,16 @@ pub struct Limits {
     pub accept_batch_rows: usize,
     /// Bytes in one accept statement; a single larger record goes alone. Default: 4 MiB.
     pub accept_batch_bytes: usize,
+    /// Batches of records from Kafka that are being written at a time, each on a connection of its own. Partitions share them; of a partition
+    /// with more than a batch waiting, the next batches are sent before the first one is answered, so that a distant database costs it no
+    /// round trips. From 3 on, one is kept for partitions of which nothing is being written. Default: 4. More pays off with more processors
+    /// for the database than that, and takes as many connections of its pool; 1 writes one batch after the other.
+    pub accept_batches: usize,
     /// Records waiting to be accepted by [`Inbox::accept`](crate::Inbox::accept) before callers wait; likewise records read from Kafka
-    /// before its partitions are paused. Default: 10,000.
+    /// before its partitions are paused. One partition of Kafka has at most half of it. Default: 10,000.
     pub accept_queue_rows: usize,
-    /// Bytes of records waiting to be accepted before callers wait, or Kafka's partitions are paused; a single larger record waits alone.
-    /// Default: 64 MiB.
+    /// Bytes of records waiting to be accepted before callers wait, or Kafka's partitions are paused; a single larger record waits alone. One
+    /// partition of Kafka has at most half of it. Default: 64 MiB.
     pub accept_queue_bytes: usize,
     /// How long [`Inbox::accept`](crate::Inbox::accept) goes on trying while the database is away before it returns a
     /// transient error. Default: 30 s.
@@ -98,6 +103,7 @@ setters!(Limits {
     unknown_key_grace: Duration,
     accept_batch_rows: usize,
     accept_batch_bytes: usize,
+    accept_batches: usize,
     accept_queue_rows: usize,
     accept_queue_bytes: usize,
     accept_patience: Duration,
@@ -128,6 +134,7 @@ impl Default for Limits {
             unknown_key_grace: Duration::from_secs(60 * 60),
             accept_batch_rows: 1_000,
             accept_batch_bytes: 4 << 20,
+            accept_batches: 4,
             accept_queue_rows: 10_000,
             accept_queue_bytes: 64 << 20,
             accept_patience: Duration::from_secs(30),
@@ -171,6 +178,7 @@ impl Limits {
             "unknown_key_grace" => self.unknown_key_grace = duration(name, text)?,
             "accept_batch_rows" => self.accept_batch_rows = number(name, text)?,
             "accept_batch_bytes" => self.accept_batch_bytes = number(name, text)?,
+            "accept_batches" => self.accept_batches = number(name, text)?,
             "accept_queue_rows" => self.accept_queue_rows = number(name, text)?,
             "accept_queue_bytes" => self.accept_queue_bytes = number(name, text)?,
             "accept_patience" => self.accept_patience = duration(name, text)?,
@@ -227,6 +235,7 @@ impl Limits {
         refuse(self.trouble_limit == 0, "trouble_limit is at least 1");
         refuse(!(1..=10_000).contains(&self.accept_batch_rows), "accept_batch_rows is 1 to 10000");
         refuse(self.accept_batch_bytes == 0, "accept_batch_bytes is at least 1");
+        refuse(!(1..=64).contains(&self.accept_batches), "accept_batches is 1 to 64");
         refuse(self.accept_queue_rows == 0, "accept_queue_rows is at least 1");
         refuse(self.accept_queue_bytes == 0, "accept_queue_bytes is at least 1");
         refuse(self.accept_queue_bytes > 1 << 40, "accept_queue_bytes is at most 1 TiB");

@@ -1,17 +1,52 @@
 //! What the desk keeps of a partition, a record and a batch.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::room::{Fill, Load};
 use super::{At, TopicPartition};
 use crate::accept::Row;
 
 /// A record that waits to be written; without a row when nobody wants it, but its offset counts all the same.
 pub(super) struct Waiting {
-    pub(super) place: TopicPartition,
     pub(super) at: At,
     pub(super) row: Option<Row>,
     pub(super) size_bytes: usize,
+}
+
+/// Records of a partition that wait to be written, in the order of their offsets.
+#[derive(Default)]
+pub(super) struct Queue {
+    records: VecDeque<Waiting>,
+    size_bytes: usize,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, record: Waiting) {
+        self.size_bytes += record.size_bytes;
+        self.records.push_back(record);
+    }
+
+    pub(super) fn front(&self) -> Option<&Waiting> {
+        self.records.front()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Waiting> {
+        let record = self.records.pop_front()?;
+        self.size_bytes -= record.size_bytes;
+        Some(record)
+    }
+
+    pub(super) fn load(&self) -> Load {
+        Load { rows: self.records.len(), bytes: self.size_bytes }
+    }
+}
+
+/// A batch that is being written.
+pub(super) struct UnderWay {
+    pub(super) lane: usize,
+    /// Where it ends in each of its partitions.
+    pub(super) ends: Vec<End>,
 }
 
 pub(super) struct End {
@@ -21,12 +56,23 @@ pub(super) struct End {
 }
 
 pub(super) struct Owned {
-    /// The name that all records of the topic share.
-    pub(super) topic: Arc<str>,
     pub(super) generation: u64,
     pub(super) lane: usize,
     pub(super) standing: Standing,
     pub(super) is_paused: bool,
+    /// One batch of it ends before the next one is sent.
+    pub(super) is_in_order: bool,
+    pub(super) waiting: Queue,
+    /// Whether too much of it waits.
+    pub(super) fill: Fill,
+    /// Whether that was told.
+    pub(super) was_held_back: bool,
+    /// Batches with records of it that are being written.
+    pub(super) under_way: usize,
+    /// The last batch with records of it: who has waited longest is next.
+    pub(super) last_batch: u64,
+    /// Where the next batch begins: everything before it is stored or being written.
+    pub(super) sent: i64,
     /// The offset that is expected next from Kafka.
     pub(super) next_offset: i64,
     /// The leader epoch of the record before it.

@@ -1,16 +1,28 @@
-//! The desk under every order of events: what may be committed is always a prefix of what was stored.
+//! The desk: what is taken in, what is committed, and when a position is found anew. Batches and room have files of their own.
 
-use proptest::prelude::*;
+mod prefix;
+mod room;
 
 use super::*;
-use crate::store::ledger::LedgerRow;
+use crate::store::ledger::{LedgerMove, LedgerRow};
+use crate::types::Limits;
 
 fn place(partition: i32) -> TopicPartition {
     (Arc::from("t"), partition)
 }
 
+/// Batches that are written at a time, as by default.
+const LANES: usize = 4;
+
+fn new_desk() -> Desk {
+    Desk::new(LANES, HashSet::new())
+}
+
 fn desk(partitions: &[i32]) -> Desk {
-    let mut desk = Desk::new();
+    begun(new_desk(), partitions)
+}
+
+fn begun(mut desk: Desk, partitions: &[i32]) -> Desk {
     desk.read_for(&Arc::new(Reader { group: "g".into(), cluster_id: "c".into() }));
     let now = Instant::now();
     let places: Vec<TopicPartition> = partitions.iter().map(|&partition| place(partition)).collect();
@@ -42,7 +54,7 @@ fn moved(batch: &Batch) -> Vec<LedgerMove> {
 
 #[test]
 fn nothing_is_taken_in_before_the_position_is_found() {
-    let mut desk = Desk::new();
+    let mut desk = new_desk();
     desk.assign(&[place(0)], Instant::now());
     assert_eq!(read(&mut desk, 0, 0), Expected::No);
     assert_eq!(read(&mut desk, 1, 0), Expected::No);
@@ -50,12 +62,12 @@ fn nothing_is_taken_in_before_the_position_is_found() {
 
 #[test]
 fn partitions_that_come_one_by_one_are_shared_out_to_the_lanes() {
-    let mut desk = Desk::new();
-    for partition in 0..4 {
+    let mut desk = new_desk();
+    for partition in 0..8 {
         desk.assign(&[place(partition)], Instant::now());
     }
     let of_lane = |lane| desk.all().filter(|(_, owned)| owned.lane == lane).count();
-    assert_eq!((of_lane(0), of_lane(1)), (2, 2));
+    assert_eq!([0, 1, 2, 3].map(of_lane), [2; LANES]);
 }
 
 #[test]
@@ -67,7 +79,7 @@ fn only_what_is_stored_is_committed() {
     let batch = desk.next_batch(0, &limits).unwrap();
     read(&mut desk, 0, 2);
     assert_eq!(desk.to_commit(), []);
-    desk.written(0, &moved(&batch), Instant::now());
+    desk.written(batch.id, &moved(&batch), Instant::now());
     assert_eq!(desk.to_commit(), [(place(0), 2)]);
     desk.committed("t", 0, 2);
     assert_eq!(desk.to_commit(), []);
@@ -80,7 +92,7 @@ fn a_batch_of_an_older_assignment_changes_nothing() {
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
     desk.revoke(&[place(0)]);
     desk.assign(&[place(0)], Instant::now());
-    desk.written(0, &moved(&batch), Instant::now());
+    desk.written(batch.id, &moved(&batch), Instant::now());
     assert_eq!(desk.to_commit(), []);
     assert!(!desk.is_writing_any_of(&[place(0)]));
 }
@@ -91,7 +103,7 @@ fn a_partition_that_was_sent_back_while_its_record_was_looked_at_takes_nothing_i
     read(&mut desk, 0, 0);
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
     assert_eq!(desk.expects(("t", 0), at(1), Instant::now(), || Some(0)), Expected::Yes);
-    desk.written(0, &vec![LedgerMove::Behind; batch.ledger.len()], Instant::now());
+    desk.written(batch.id, &vec![LedgerMove::Behind; batch.ledger.len()], Instant::now());
     desk.take_in(("t", 0), at(1), None);
     assert!(desk.next_batch(0, &Limits::default()).is_none());
 }
@@ -100,10 +112,10 @@ fn a_partition_that_was_sent_back_while_its_record_was_looked_at_takes_nothing_i
 fn a_ledger_that_is_behind_sends_the_partition_back() {
     let mut desk = desk(&[0]);
     read(&mut desk, 0, 0);
-    desk.next_batch(0, &Limits::default()).unwrap();
+    let batch = desk.next_batch(0, &Limits::default()).unwrap();
     read(&mut desk, 0, 1);
     let now = Instant::now();
-    assert_eq!(desk.written(0, &[LedgerMove::Behind], now), [place(0)]);
+    assert_eq!(desk.written(batch.id, &[LedgerMove::Behind], now), [place(0)]);
     assert_eq!(read(&mut desk, 0, 2), Expected::No);
     assert!(desk.next_batch(0, &Limits::default()).is_none());
     let asked = desk.ask(now);
@@ -139,24 +151,8 @@ fn a_position_is_asked_for_only_when_nothing_of_the_partition_is_on_its_way() {
     assert_eq!(desk.ask(now), []);
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
     assert_eq!(desk.ask(now), []);
-    desk.written(0, &moved(&batch), now);
+    desk.written(batch.id, &moved(&batch), now);
     assert_eq!(desk.ask(now).len(), 1);
-}
-
-#[test]
-fn a_full_desk_pauses_and_a_half_empty_one_resumes() {
-    let limits = Limits { accept_queue_rows: 4, accept_batch_rows: 2, ..Limits::default() };
-    let mut desk = desk(&[0]);
-    assert_eq!(desk.pauses(true), (vec![], vec![(place(0), at(0))]));
-    for offset in 0..4 {
-        assert!(!desk.is_full(&limits));
-        read(&mut desk, 0, offset);
-    }
-    assert!(desk.is_full(&limits));
-    assert_eq!(desk.pauses(false), (vec![place(0)], vec![]));
-    // Nobody wants these records, so a batch takes them all.
-    desk.next_batch(0, &limits).unwrap();
-    assert!(desk.has_room(&limits));
 }
 
 // A record before the expected one, written by a later leader: the log was truncated. By the same leader it proves nothing.
@@ -169,7 +165,7 @@ fn a_step_back_to_a_newer_epoch_is_a_truncation_and_is_remembered_until_a_positi
         read(&mut desk, 0, 1);
         let batch = desk.next_batch(0, &Limits::default()).unwrap();
         assert_eq!(batch.ledger[0].leader_epoch, Some(0));
-        desk.written(0, &moved(&batch), now);
+        desk.written(batch.id, &moved(&batch), now);
         let record = At { offset: 1, epoch };
         assert_eq!(desk.expects(("t", 0), record, now, || Some(0)), Expected::OutOfPlace);
         let cut = desk.ask(now)[0].cut;
@@ -196,7 +192,7 @@ fn a_ledger_that_is_not_where_it_was_left_sends_the_partition_back() {
         read(&mut desk, 0, 0);
         read(&mut desk, 0, 1);
         let batch = desk.next_batch(0, &Limits::default()).unwrap();
-        desk.written(0, &moved(&batch), now);
+        desk.written(batch.id, &moved(&batch), now);
         let watched = desk.watched();
         assert_eq!((watched[0].standing, watched[0].stored), ("reading", Some(2)));
         let sent_back = desk.compare(&[(&watched[0], row.as_ref(), is_other)], now);
@@ -221,73 +217,6 @@ fn a_batch_that_ends_while_the_ledger_is_compared_sends_nothing_back() {
     let batch = desk.next_batch(0, &Limits::default()).unwrap();
     let row = LedgerRow { next_offset: 1, leader_epoch: Some(0), topic_id: None, stopped: None };
     assert_eq!(desk.compare(&[(&watched[0], Some(&row), false)], now), []);
-    desk.written(0, &moved(&batch), now);
+    desk.written(batch.id, &moved(&batch), now);
     assert_eq!(desk.compare(&[(&watched[0], Some(&row), false)], now), []);
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Read(i32),
-    Batch(usize),
-    Written(usize),
-    Revoke(i32),
-    Assign(i32),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => (0..4i32).prop_map(Step::Read),
-        3 => (0..LANES).prop_map(Step::Batch),
-        3 => (0..LANES).prop_map(Step::Written),
-        1 => (0..4i32).prop_map(Step::Revoke),
-        1 => (0..4i32).prop_map(Step::Assign),
-    ]
-}
-
-proptest! {
-    // Whatever order batches end in, everything below a committed offset was stored, without a hole, under this assignment.
-    #[test]
-    fn what_may_be_committed_is_a_prefix_of_what_is_stored(steps in prop::collection::vec(step(), 1..200)) {
-        let mut desk = desk(&[0, 1, 2, 3]);
-        let limits = Limits { accept_batch_rows: 3, ..Limits::default() };
-        let now = Instant::now();
-        // The database: the ledger, which only moves.
-        let mut ledger = [0i64; 4];
-        let mut under_way: [Option<Batch>; LANES] = [const { None }; LANES];
-        for step in steps {
-            match step {
-                Step::Read(partition) => {
-                    if let Some(next) = desk.get("t", partition).map(|owned| owned.next_offset) {
-                        read(&mut desk, partition, next);
-                    }
-                }
-                Step::Batch(lane) => {
-                    if let Some(batch) = desk.next_batch(lane, &limits) {
-                        under_way[lane] = Some(batch);
-                    }
-                }
-                Step::Written(lane) => {
-                    if let Some(batch) = under_way[lane].take() {
-                        for entry in &batch.ledger {
-                            let at = &mut ledger[usize::try_from(entry.partition).unwrap()];
-                            prop_assert!(*at >= entry.from_offset, "a batch begins where the ledger is or before");
-                            *at = (*at).max(entry.next_offset);
-                        }
-                        desk.written(lane, &moved(&batch), now);
-                    }
-                }
-                Step::Revoke(partition) => desk.revoke(&[place(partition)]),
-                Step::Assign(partition) => {
-                    if desk.get("t", partition).is_none() {
-                        desk.assign(&[place(partition)], now);
-                        desk.ask(now);
-                        desk.begin(&place(partition), at(ledger[usize::try_from(partition).unwrap()]));
-                    }
-                }
-            }
-            for ((_, partition), offset) in desk.to_commit() {
-                prop_assert!(offset <= ledger[usize::try_from(partition).unwrap()]);
-            }
-        }
-    }
 }

@@ -14,7 +14,7 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::ledger::{self, Moved};
+use super::ledger::{self, Moved, Turn};
 use super::process::millis;
 use super::quarantine;
 use super::statement::{only_row, rows, statements};
@@ -28,7 +28,8 @@ use crate::types::{Error, Kind, Result};
 const ROUNDS_MAX: usize = 5;
 
 rows! {
-    /// The seqs that were set aside, one a message in the order of the batch; those that were used; and whose ledger has moved.
+    /// The seqs that were set aside, one a message in the order of the batch, and none when its turn has not come; those that were used; and
+    /// whose ledger has moved.
     InsertedRow { seqs: Vec<i64>, used: Vec<i64>, moved_topics: Vec<String>, moved_partitions: Vec<i32> }
 
     /// A message that was there before. `ord` is its place among those asked for, from 1.
@@ -40,14 +41,25 @@ statements! {
     /// used. Messages come sorted by identity, so that two acceptors never wait for each other in a circle; `rank` is their place in the
     /// batch, which the seq follows. Arrays are unnested in SELECT lists, side by side: in FROM each would be written out as a table
     /// of its own first, five times as dear. An identity that outlived its message is not new. synchronous_commit is forced: the offset is
-    /// committed on the strength of this statement.
+    /// committed on the strength of this statement. The ledger's rows are locked first and in order: a batch that follows another one of its
+    /// partition waits here until that one is committed, reads the ledger as it is then (`held`, not the statement's snapshot), and
+    /// writes nothing unless its turn has come.
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
+        held AS MATERIALIZED (
+            SELECT e.*, l.next_offset >= e.from_offset AND l.stopped_at IS NULL AS is_there
+            FROM unnest(:ledger_groups, :ledger_clusters, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets,
+                        :ledger_epochs)
+                AS e (consumer_group, cluster_id, topic, kafka_partition, from_offset, next_offset, leader_epoch)
+            JOIN inbox_ledger l USING (consumer_group, cluster_id, topic, kafka_partition)
+            ORDER BY consumer_group, cluster_id, topic, kafka_partition FOR NO KEY UPDATE OF l),
+        turn AS MATERIALIZED (
+            SELECT count(*) FILTER (WHERE is_there) = cardinality(:ledger_topics) OR NOT :is_following AS has_come FROM held),
         remembered AS MATERIALIZED (SELECT inbox_remembered(:identity_hashes) AS ranks),
         seqs AS MATERIALIZED (
             SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable)
-            FROM (SELECT generate_series(1, :count)) s),
+            FROM (SELECT generate_series(1, :count)) s WHERE (SELECT has_come FROM turn)),
         message AS (
             INSERT INTO inbox_message (seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at,
                                        record_key, headers, payload)
@@ -57,7 +69,8 @@ statements! {
                          unnest(:payload_hashes) AS payload_hash, unnest(:kafka_partitions) AS kafka_partition,
                          unnest(:kafka_offsets) AS kafka_offset, unnest(:recorded_ats) AS recorded_at, unnest(:record_keys) AS record_key, unnest(:headers) AS headers,
                          unnest(:payloads) AS payload) i
-            WHERE (SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[])
+            WHERE (SELECT has_come FROM turn)
+              AND ((SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[]))
             ON CONFLICT (message_id, source) DO NOTHING
             RETURNING seq),
         delivery AS (
@@ -74,14 +87,11 @@ statements! {
             UPDATE inbox_ledger l
             SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now(),
                 leader_epoch = CASE WHEN e.next_offset >= l.next_offset THEN e.leader_epoch ELSE l.leader_epoch END
-            FROM unnest(:ledger_groups, :ledger_clusters, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets,
-                        :ledger_epochs)
-                AS e (consumer_group, cluster_id, topic, kafka_partition, from_offset, next_offset, leader_epoch)
+            FROM held e
             WHERE l.consumer_group = e.consumer_group AND l.cluster_id = e.cluster_id AND l.topic = e.topic
-              AND l.kafka_partition = e.kafka_partition AND l.next_offset >= e.from_offset AND l.stopped_at IS NULL
-              AND (SELECT count(*) FROM message) = :count
+              AND l.kafka_partition = e.kafka_partition AND e.is_there AND (SELECT count(*) FROM message) = :count
             RETURNING l.topic, l.kafka_partition)
-        SELECT (SELECT by_rank FROM seqs), ARRAY(SELECT seq FROM message), ARRAY(SELECT topic FROM ledger),
+        SELECT coalesce((SELECT by_rank FROM seqs), '{}'), ARRAY(SELECT seq FROM message), ARRAY(SELECT topic FROM ledger),
                ARRAY(SELECT kafka_partition FROM ledger)")
     -> InsertedRow {
         identity_hashes: Vec<IdentityHash>, count: i32, ranks: Vec<i32>, message_ids: Vec<&'a str>,
@@ -91,7 +101,7 @@ statements! {
         delivery_ranks: Vec<i32>, delivery_handlers: Vec<i16>, delivery_handed_over: Vec<bool>,
         ledger_groups: Vec<&'a str>, ledger_clusters: Vec<&'a str>, ledger_topics: Vec<&'a str>,
         ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
-        ledger_epochs: Vec<Option<i32>>,
+        ledger_epochs: Vec<Option<i32>>, is_following: bool,
     }
 
     /// Finds known identities and locks their rows, in the order of seq: deadlock-free, and nobody adds deliveries meanwhile.
@@ -140,21 +150,24 @@ struct Progress {
     moved: Moved,
 }
 
-/// Accepts the batch. An identity that stands in it twice is new once; the others find it in the slow path.
-pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Result<Answers> {
+/// Accepts the batch; `None` when it is not its turn. An identity that stands in it twice is new once; the others find it in the slow path.
+pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Result<Option<Answers>> {
     let sent_at = Instant::now();
     let answers = vec![None; batch.messages.len()];
     let mut progress = Progress { answers, quarantined: Vec::new(), moved: Moved::default() };
     let mut quarantined = &*batch.quarantined;
     if batch.messages.is_empty() {
-        insert_quarantined(conn, batch, &mut progress).await?;
+        let Some(written) = quarantine::write_alone(conn, batch).await? else { return Ok(None) };
+        (progress.quarantined, progress.moved) = written;
     }
     for _ in 0..ROUNDS_MAX {
         let open: Vec<usize> = (0..batch.messages.len()).filter(|&at| progress.answers[at].is_none()).collect();
         if open.is_empty() {
             break;
         }
-        insert_new(conn, batch, &open, quarantined, &mut progress).await?;
+        if insert_new(conn, batch, &open, quarantined, &mut progress).await? == Turn::NotYet {
+            return Ok(None);
+        }
         quarantined = &[];
         let known: Vec<usize> = open.into_iter().filter(|&at| progress.answers[at].is_none()).collect();
         if !known.is_empty() {
@@ -168,19 +181,7 @@ pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) ->
         )
     })?;
     let ledger = ledger::moves(&batch.ledger, &progress.moved);
-    Ok(Answers { sent_at, messages, quarantined: progress.quarantined, ledger })
-}
-
-/// A batch without a message: nothing in it was wanted, or all of it is quarantined.
-async fn insert_quarantined(conn: &mut AsyncPgConnection, batch: &AcceptBatch, progress: &mut Progress) -> Result<()> {
-    let mut transaction = conn.build_transaction().read_committed();
-    let written = transaction.run(async |conn| {
-        let quarantined = quarantine::write(conn, &batch.quarantined).await?;
-        QueryResult::Ok((quarantined, ledger::advance(conn, &batch.ledger).await?))
-    });
-    let cannot = database(format!("cannot quarantine {} records", batch.quarantined.len()));
-    (progress.quarantined, progress.moved) = written.await.map_err(cannot)?;
-    Ok(())
+    Ok(Some(Answers { sent_at, messages, quarantined: progress.quarantined, ledger }))
 }
 
 /// The fast path. With records to quarantine it is a transaction of two statements, else a single autocommitted one.
@@ -190,20 +191,26 @@ async fn insert_new(
     open: &[usize],
     quarantined: &[Quarantined],
     progress: &mut Progress,
-) -> Result<()> {
+) -> Result<Turn> {
     let cannot = || database(format!("cannot accept {} messages", open.len()));
-    let inserted: InsertedRow = if quarantined.is_empty() {
-        insert(batch, open).load(conn).await.and_then(only_row).map_err(cannot())?
+    let inserted: Option<InsertedRow> = if quarantined.is_empty() {
+        insert(batch, open).load(conn).await.and_then(only_row).map(Some).map_err(cannot())?
     } else {
         let mut transaction = conn.build_transaction().read_committed();
         let written = transaction.run(async |conn| {
+            if ledger::turn(conn, batch).await? == Turn::NotYet {
+                return Ok(None);
+            }
             let ids = quarantine::write(conn, quarantined).await?;
-            QueryResult::Ok((ids, insert(batch, open).load(conn).await.and_then(only_row)?))
+            let inserted = insert(batch, open).load(conn).await.and_then(only_row)?;
+            QueryResult::Ok(Some((ids, inserted)))
         });
-        let (ids, inserted) = written.await.map_err(cannot())?;
-        progress.quarantined = ids;
-        inserted
+        written.await.map_err(cannot())?.map(|(ids, inserted)| {
+            progress.quarantined = ids;
+            inserted
+        })
     };
+    let Some(inserted) = inserted.filter(|inserted| !inserted.seqs.is_empty()) else { return Ok(Turn::NotYet) };
     progress.moved.extend(inserted.moved_topics.into_iter().zip(inserted.moved_partitions));
     debug_assert_eq!(inserted.seqs.len(), open.len(), "one seq is set aside for each message");
     let used: HashSet<i64> = inserted.used.into_iter().collect();
@@ -212,7 +219,7 @@ async fn insert_new(
             progress.answers[index] = Some(Accepted::New { seq });
         }
     }
-    Ok(())
+    Ok(Turn::Come)
 }
 
 /// The slow path: identities that were there before.
@@ -357,6 +364,7 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         ledger_from_offsets: batch.ledger.iter().map(|entry| entry.from_offset).collect(),
         ledger_next_offsets: batch.ledger.iter().map(|entry| entry.next_offset).collect(),
         ledger_epochs: batch.ledger.iter().map(|entry| entry.leader_epoch).collect(),
+        is_following: batch.is_following,
     }
 }
 

@@ -11,10 +11,19 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::{rows, statements};
+use super::statement::{only_row, rows, statements};
 use crate::store::ledger::{LedgerEntry, LedgerMove, LedgerReport, LedgerRow, LedgerState, Opening, Reader, Stopping};
 use crate::store::rows::{GapRow, gap};
+use crate::store::seam::AcceptBatch;
 use crate::types::Result;
+
+/// Whether what precedes a batch in its partitions is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Come,
+    /// Nothing may be written.
+    NotYet,
+}
 
 /// Topics and partitions whose ledger has moved.
 pub(super) type Moved = HashSet<(String, i32)>;
@@ -41,6 +50,18 @@ statements! {
     -> (String, i32) {
         groups: Vec<&'a str>, cluster_ids: Vec<&'a str>, topics: Vec<&'a str>, partitions: Vec<i32>,
         from_offsets: Vec<i64>, next_offsets: Vec<i64>, leader_epochs: Vec<Option<i32>>,
+    }
+
+    /// How many ledgers are where they are believed to be. Their rows stay locked, in the same order as by accept's own statement.
+    Hold<'a>("
+        SELECT count(*) FILTER (WHERE is_there)
+        FROM (SELECT l.next_offset >= e.from_offset AND l.stopped_at IS NULL AS is_there
+              FROM unnest(:groups, :cluster_ids, :topics, :partitions, :from_offsets)
+                  AS e (consumer_group, cluster_id, topic, kafka_partition, from_offset)
+              JOIN inbox_ledger l USING (consumer_group, cluster_id, topic, kafka_partition)
+              ORDER BY consumer_group, cluster_id, topic, kafka_partition FOR NO KEY UPDATE OF l) held")
+    -> i64 {
+        groups: Vec<&'a str>, cluster_ids: Vec<&'a str>, topics: Vec<&'a str>, partitions: Vec<i32>, from_offsets: Vec<i64>,
     }
 
     Read<'a>("
@@ -100,6 +121,23 @@ statements! {
         SELECT topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
         WHERE consumer_group = :group ORDER BY topic, kafka_partition, from_offset, to_offset")
     -> GapRow<PgTimestamp> { group: &'a str }
+}
+
+/// Waits for a batch that precedes this one, in a transaction of several statements. Asks nothing for a batch that follows no other.
+pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> QueryResult<Turn> {
+    let entries = &batch.ledger;
+    if !batch.is_following {
+        return Ok(Turn::Come);
+    }
+    let hold = Hold {
+        groups: entries.iter().map(|entry| &*entry.reader.group).collect(),
+        cluster_ids: entries.iter().map(|entry| &*entry.reader.cluster_id).collect(),
+        topics: entries.iter().map(|entry| &*entry.topic).collect(),
+        partitions: entries.iter().map(|entry| entry.partition).collect(),
+        from_offsets: entries.iter().map(|entry| entry.from_offset).collect(),
+    };
+    let there: i64 = hold.load(conn).await.and_then(only_row)?;
+    Ok(if usize::try_from(there) == Ok(entries.len()) { Turn::Come } else { Turn::NotYet })
 }
 
 /// Moves the ledger; returns what has moved.

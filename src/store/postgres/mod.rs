@@ -172,7 +172,7 @@ impl Seam for Postgres {
         act!(self, conn => register::register(&mut conn, wanted))
     }
 
-    async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Answers> {
+    async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Option<Answers>> {
         act!(self, judged conn => accept::accept(&mut conn, batch))
     }
 

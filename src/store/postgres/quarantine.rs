@@ -7,10 +7,11 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
+use super::ledger::{self, Moved, Turn};
 use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::quarantined::{self, record_hash};
-use crate::store::seam::{NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, NewMessage, Quarantined};
 use crate::types::Result;
 
 rows! {
@@ -109,4 +110,21 @@ fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
         payloads: records().map(|record| record.payload.as_deref()).collect(),
         record_hashes: records().map(record_hash).collect(),
     }
+}
+
+/// A batch without a message: nothing in it was wanted, or all of it is quarantined. Returns the ids of its rows and what has moved; `None` when it is not
+/// its turn.
+pub(super) async fn write_alone(
+    conn: &mut AsyncPgConnection,
+    batch: &AcceptBatch,
+) -> Result<Option<(Vec<Option<i64>>, Moved)>> {
+    let mut transaction = conn.build_transaction().read_committed();
+    let written = transaction.run(async |conn| {
+        if ledger::turn(conn, batch).await? == Turn::NotYet {
+            return Ok(None);
+        }
+        let ids = write(conn, &batch.quarantined).await?;
+        Ok(Some((ids, ledger::advance(conn, &batch.ledger).await?)))
+    });
+    written.await.map_err(database(format!("cannot quarantine {} records", batch.quarantined.len())))
 }

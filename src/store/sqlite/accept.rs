@@ -54,9 +54,13 @@ statements! {
     IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = :hash") -> bool { hash: &'a [u8] }
 }
 
-pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &AcceptBatch) -> Result<Answers> {
+/// `None`, and nothing is written, when it is not the batch's turn.
+pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &AcceptBatch) -> Result<Option<Answers>> {
     let count = batch.messages.len();
     let cannot = || database(format!("cannot accept {count} messages"));
+    if batch.is_following && !ledger::are_there(conn, &batch.ledger).map_err(cannot())? {
+        return Ok(None);
+    }
     let now = clock::now(conn).map_err(cannot())?;
     let mut quarantined = Vec::with_capacity(batch.quarantined.len());
     for record in &batch.quarantined {
@@ -87,7 +91,7 @@ pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &Acce
     }
     // After everything else of the batch, and in its transaction.
     let ledger = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
-    Ok(Answers { sent_at, messages, quarantined, ledger })
+    Ok(Some(Answers { sent_at, messages, quarantined, ledger }))
 }
 
 fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResult<bool> {

@@ -82,6 +82,18 @@ statements! {
     -> GapRow<i64> { group: &'a str }
 }
 
+/// Whether every ledger has reached the place where its entry begins, and is not stopped.
+pub(super) fn are_there(conn: &mut SqliteConnection, entries: &[LedgerEntry]) -> QueryResult<bool> {
+    for LedgerEntry { reader, topic, partition, from_offset, .. } in entries {
+        let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
+        let row = Read { group, cluster_id, topic, partition: *partition }.load::<StandingRow>(conn)?.pop();
+        if row.is_none_or(|row| row.next_offset < *from_offset || row.stopped.is_some()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Moves the ledger in the transaction of the caller; one answer an entry.
 pub(super) fn advance(conn: &mut SqliteConnection, entries: &[LedgerEntry], now: i64) -> QueryResult<Vec<LedgerMove>> {
     let mut moves = Vec::with_capacity(entries.len());

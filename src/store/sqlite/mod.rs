@@ -164,7 +164,7 @@ impl Seam for Sqlite {
         self.write(move |conn| register::register(conn, &wanted)).await
     }
 
-    async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Answers> {
+    async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Option<Answers>> {
         let batch = Arc::clone(batch);
         self.writer.act(move |conn, sent_at| accept::accept(conn, sent_at, &batch)).await
     }

@@ -32,6 +32,16 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
 }
 
 async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64, next_offset: i64) -> Answers {
+    accept_as(store, messages, from_offset, next_offset, false).await.unwrap()
+}
+
+async fn accept_as(
+    store: &Store<Sqlite>,
+    messages: &[NewMessage],
+    from_offset: i64,
+    next_offset: i64,
+    is_following: bool,
+) -> Option<Answers> {
     let entry = LedgerEntry {
         reader: Arc::new(shop()),
         topic: "orders".into(),
@@ -42,7 +52,7 @@ async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64
     };
     let lease = Duration::from_secs(30);
     let (messages, ledger) = (messages.to_vec(), vec![entry]);
-    let batch = AcceptBatch { messages, quarantined: Vec::new(), ledger, processor: None, lease };
+    let batch = AcceptBatch { messages, quarantined: Vec::new(), ledger, is_following, processor: None, lease };
     store.backend.accept(&Arc::new(batch)).await.unwrap()
 }
 
@@ -83,6 +93,24 @@ async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
 
     store.backend.open_ledger(&shop(), &[opening(3, None)]).await.unwrap();
     assert_eq!(next_offset(&store).await, Some(7));
+}
+
+// On PostgreSQL: `kafka::pipeline`.
+#[tokio::test]
+async fn a_batch_that_follows_is_written_when_its_turn_has_come_and_else_leaves_no_trace() {
+    let (store, ids) = store().await;
+    store.backend.open_ledger(&shop(), &[opening(0, None)]).await.unwrap();
+    assert!(accept_as(&store, &[message(&ids, 1)], 1, 2, true).await.is_none());
+    assert_eq!(next_offset(&store).await, Some(0));
+
+    accept(&store, &[message(&ids, 0)], 0, 1).await;
+    let answers = accept_as(&store, &[message(&ids, 1)], 1, 2, true).await.unwrap();
+    assert!(matches!(answers.messages[..], [Accepted::New { seq: 2 }]));
+    assert_eq!((answers.ledger, next_offset(&store).await), (vec![LedgerMove::Moved], Some(2)));
+
+    let stop = Stopping { topic: "orders".into(), partition: 0, next_offset: 2, why: "cut".to_owned() };
+    store.backend.stop_partitions(&shop(), &[stop]).await.unwrap();
+    assert!(accept_as(&store, &[message(&ids, 2)], 2, 3, true).await.is_none());
 }
 
 #[tokio::test]

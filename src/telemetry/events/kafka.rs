@@ -92,6 +92,17 @@ pub(crate) fn stands_still(group: &str, topic: &str, partition: i32, offset: i64
     error!(target: "wharf::kafka", group, topic, partition, offset, reason = %Shown(&reason), "partition stands still");
 }
 
+/// More records of the partition wait than may, and have for a while.
+pub(crate) fn partition_paused(group: &str, topic: &str, partition: i32) {
+    count(group, "partition paused");
+    info!(target: "wharf::kafka", group, topic, partition, "partition paused: its records wait to be written");
+}
+
+pub(crate) fn partition_resumed(group: &str, topic: &str, partition: i32) {
+    count(group, "partition resumed");
+    info!(target: "wharf::kafka", group, topic, partition, "partition resumed");
+}
+
 pub(crate) fn intake(group: &str, is_open: bool) {
     count(group, if is_open { "intake open" } else { "intake closed" });
     if is_open {

@@ -71,7 +71,7 @@ async fn topics_that_kafka_does_not_have_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_problem_is_named_in_one_error() {
     let scene = Scene::new().await;
-    let limits = Limits::default().lease(Duration::ZERO).poll(Duration::ZERO).crash_limit(0).accept_batch_rows(0).accept_batch_bytes(0).accept_queue_rows(0).payload_bytes_max(usize::MAX).headers_bytes_max(usize::MAX).settle_batch_rows(501).settle_queue_rows(0).backoff_max(Duration::ZERO);
+    let limits = Limits::default().lease(Duration::ZERO).poll(Duration::ZERO).crash_limit(0).accept_batch_rows(0).accept_batch_bytes(0).accept_batches(0).accept_queue_rows(0).payload_bytes_max(usize::MAX).headers_bytes_max(usize::MAX).settle_batch_rows(501).settle_queue_rows(0).backoff_max(Duration::ZERO);
     let wrong = stock().concurrency(0).timeout(Duration::ZERO).formerly("no spaces");
 
     let error = refusal(scene.inbox().limits(limits).subscribe("a b", wrong).subscribe("orders", stock()).build());
@@ -98,6 +98,7 @@ async fn every_problem_is_named_in_one_error() {
     for name in names.as_flattened() {
         assert!(error.contains(name), "{name} is not in {error}");
     }
+    assert!(error.contains("accept_batches is 1 to 64"), "{error}");
     assert!(refusal(scene.inbox().build()).contains("at least one handler"));
 }
 
@@ -121,7 +122,7 @@ async fn limits_that_would_overflow_a_clock_are_refused_or_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_smallest_limits_that_are_allowed_work() {
     let scene = Scene::new().await;
-    let smallest = Limits::default().lease(Duration::from_millis(100)).poll(Duration::from_millis(1)).crash_limit(1).trouble_limit(1).unknown_key_grace(Duration::ZERO).accept_batch_rows(1).accept_batch_bytes(1).accept_queue_rows(1).accept_queue_bytes(1).accept_patience(Duration::ZERO).payload_bytes_max(100).headers_bytes_max(0).quarantine_run_max(1).claim_batch_rows(1).claim_ahead(Duration::ZERO).claim_ahead_rows(0).claim_ahead_bytes(0).settle_batch_rows(1).settle_queue_rows(1).error_chars_max(0).backoff_max(Duration::from_nanos(1)).backlog_rows_max(1).backlog_age_max(Duration::ZERO).solo_wait_max(Duration::ZERO);
+    let smallest = Limits::default().lease(Duration::from_millis(100)).poll(Duration::from_millis(1)).crash_limit(1).trouble_limit(1).unknown_key_grace(Duration::ZERO).accept_batch_rows(1).accept_batch_bytes(1).accept_batches(1).accept_queue_rows(1).accept_queue_bytes(1).accept_patience(Duration::ZERO).payload_bytes_max(100).headers_bytes_max(0).quarantine_run_max(1).claim_batch_rows(1).claim_ahead(Duration::ZERO).claim_ahead_rows(0).claim_ahead_bytes(0).settle_batch_rows(1).settle_queue_rows(1).error_chars_max(0).backoff_max(Duration::from_nanos(1)).backlog_rows_max(1).backlog_age_max(Duration::ZERO).solo_wait_max(Duration::ZERO);
     let runs = Runs::new();
     let failing = runs.answering("stock", |_| Err(wharf::Failure::poison("no"))).concurrency(1);
     let inbox = scene.inbox().limits(smallest).subscribe("orders", failing).build().unwrap();

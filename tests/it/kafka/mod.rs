@@ -4,6 +4,7 @@
 mod flow;
 mod kill_points;
 mod observer;
+mod pipeline;
 mod position;
 mod power_cut;
 pub mod reader;

@@ -24,6 +24,10 @@ const GROUP: &str = "READER_GROUP";
 const TOPIC: &str = "READER_TOPIC";
 /// `name=value`, one a line.
 const SETTINGS: &str = "READER_SETTINGS";
+/// Of `Limits`, the same way.
+const LIMITS: &str = "READER_LIMITS";
+/// Not empty: records have no identity, and each time one is stored it is a message of its own.
+const UNDEDUPLICATED: &str = "READER_UNDEDUPLICATED";
 /// The event at which whatever emits it panics; empty for none.
 const PANICS_AT: &str = "READER_PANICS_AT";
 
@@ -39,6 +43,8 @@ pub struct Reader {
     group: String,
     topic: String,
     settings: Vec<(String, String)>,
+    limits: &'static str,
+    undeduplicated: &'static str,
     panics_at: &'static str,
 }
 
@@ -51,6 +57,8 @@ impl Reader {
             group: stage.group.clone(),
             topic: stage.topic.clone(),
             settings: Vec::new(),
+            limits: "",
+            undeduplicated: "",
             panics_at: "",
         }
         .set("client.id", "reader")
@@ -72,6 +80,16 @@ impl Reader {
         self.set("group.instance.id", name)
     }
 
+    /// Lines of `name=value`.
+    pub fn limits(self, limits: &'static str) -> Reader {
+        Reader { limits, ..self }
+    }
+
+    /// Nothing is recognised when it comes again.
+    pub fn undeduplicated(self) -> Reader {
+        Reader { undeduplicated: "yes", ..self }
+    }
+
     /// Has the thread or task panic that emits this event.
     pub fn panics_at(self, event: &'static str) -> Reader {
         Reader { panics_at: event, ..self }
@@ -85,6 +103,8 @@ impl Reader {
             (GROUP, &self.group),
             (TOPIC, &self.topic),
             (SETTINGS, &settings.join("\n")),
+            (LIMITS, self.limits),
+            (UNDEDUPLICATED, self.undeduplicated),
             (PANICS_AT, self.panics_at),
         ];
         Child::spawn(ROLE.0, &variables)
@@ -103,11 +123,18 @@ fn read() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let topic = parameter(TOPIC);
-        let limits = quick().crash_limit(1_000).backoff_max(Duration::from_millis(200));
+        let mut limits = quick().crash_limit(1_000).backoff_max(Duration::from_millis(200));
+        for (name, value) in parameter(LIMITS).lines().map(|line| line.split_once('=').unwrap()) {
+            limits.set(name, value).unwrap();
+        }
+        let identity = match &*parameter(UNDEDUPLICATED) {
+            "" => Identity::position(),
+            _ => Identity::header("none").or_undeduplicated(),
+        };
         let inbox = Inbox::builder(Store::connect(&parameter(URL)).await.unwrap())
             .limits(limits)
             .subscribe(&*topic, handler(key("a"), async |_: Message<Raw>| Ok::<(), Failure>(())).concurrency(100))
-            .identity(&*topic, Identity::position())
+            .identity(&*topic, identity)
             .build()
             .unwrap();
         let settings = parameter(SETTINGS);

@@ -15,6 +15,7 @@ mod memory;
 mod pressure;
 mod quarantine_run;
 mod secure;
+mod skew;
 mod truncation;
 
 use crate::kafka::stage;

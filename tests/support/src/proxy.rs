@@ -53,6 +53,8 @@ pub struct Shared {
     /// The connections since the last reset. A std mutex: nothing awaits while holding it.
     generation: Mutex<Arc<Generation>>,
     faults: Faults,
+    /// How long each byte takes, in either direction; `None` for a proxy that looks at statements.
+    delay: Option<Duration>,
 }
 
 /// Connections that are reset together.
@@ -80,10 +82,13 @@ impl Proxy {
 
     /// Starts a proxy before the server of this URL.
     pub async fn start_for(server_url: &str) -> Proxy {
-        let server: Config = server_url.parse().expect("a database URL");
-        let [Host::Tcp(host)] = server.get_hosts() else { panic!("not one TCP host in the database URL") };
-        let port = server.get_ports().first().copied().unwrap_or(5432);
-        Proxy::start_before(Upstream { host: host.clone(), port }).await
+        Proxy::start_before(Upstream::of(server_url)).await
+    }
+
+    /// Starts a proxy before the server of this URL that is this far away: every byte takes so long, in either direction, however many are on
+    /// their way. It knows no statement faults.
+    pub async fn start_far_from(server_url: &str, delay: Duration) -> Proxy {
+        Proxy::start_with(Upstream::of(server_url), Some(delay)).await
     }
 
     pub fn port(&self) -> u16 {
@@ -150,6 +155,10 @@ impl Proxy {
     }
 
     async fn start_before(upstream: Upstream) -> Proxy {
+        Proxy::start_with(upstream, None).await
+    }
+
+    async fn start_with(upstream: Upstream, delay: Option<Duration>) -> Proxy {
         let (port, listener) = listen().await;
         let shared = Arc::new(Shared {
             mode: watch::Sender::new(Mode::Pass),
@@ -157,6 +166,7 @@ impl Proxy {
             upstream: watch::Sender::new(upstream),
             generation: Mutex::new(Generation::start()),
             faults: Faults::default(),
+            delay,
         });
         let acceptor = tokio::spawn(accept(Arc::clone(&shared), port, listener));
         Proxy { port, shared, acceptor }
@@ -176,7 +186,20 @@ impl Drop for Proxy {
     }
 }
 
+impl Upstream {
+    /// The server of a database URL.
+    fn of(server_url: &str) -> Upstream {
+        let server: Config = server_url.parse().expect("a database URL");
+        let [Host::Tcp(host)] = server.get_hosts() else { panic!("not one TCP host in the database URL") };
+        Upstream { host: host.clone(), port: server.get_ports().first().copied().unwrap_or(5432) }
+    }
+}
+
 impl Shared {
+    pub fn delay(&self) -> Option<Duration> {
+        self.delay
+    }
+
     pub fn upstream(&self) -> Upstream {
         self.upstream.borrow().clone()
     }

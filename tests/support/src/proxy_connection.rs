@@ -5,10 +5,13 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::{Instant, sleep_until};
 
 use crate::proxy::{Place, Shared};
 use crate::proxy_fault::Armed;
@@ -63,6 +66,11 @@ async fn pump_both(shared: &Shared, client: &mut TcpStream) -> End {
     let conversation = Mutex::new(Conversation::default());
     let (client_reader, client_writer) = client.split();
     let (server_reader, server_writer) = server.split();
+    if let Some(delay) = shared.delay() {
+        let requests = pump_late(shared, client_reader, server_writer, delay);
+        let answers = pump_late(shared, server_reader, client_writer, delay);
+        return tokio::try_join!(requests, answers).map_or_else(|end| end, |_| End::Closed);
+    }
     let requests =
         pump(shared, client_reader, server_writer, |buffer| lock(&conversation).client_sent(buffer, shared.faults()));
     let answers = pump(shared, server_reader, client_writer, |buffer| lock(&conversation).server_sent(buffer));
@@ -109,6 +117,34 @@ async fn pump(
             }
         }
     }
+}
+
+/// Moves one direction until its end, each piece a while after it came. Reading goes on meanwhile: a distance, not a narrow line.
+async fn pump_late(shared: &Shared, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, delay: Duration) -> Result<(), End> {
+    let (sender, mut on_their_way) = unbounded_channel::<(Instant, Vec<u8>)>();
+    let reading = async move {
+        let mut chunk = vec![0; READ_BYTES];
+        loop {
+            let count = from.read(&mut chunk).await?;
+            if count == 0 {
+                return Ok::<(), End>(());
+            }
+            // It fails only when the other half has ended, which ends this one.
+            let _ = sender.send((Instant::now() + delay, chunk[..count].to_vec()));
+        }
+    };
+    let writing = async {
+        while let Some((due, piece)) = on_their_way.recv().await {
+            if !delay.is_zero() {
+                sleep_until(due).await;
+            }
+            shared.until_passing().await;
+            to.write_all(&piece).await?;
+        }
+        to.shutdown().await?;
+        Ok(())
+    };
+    tokio::try_join!(reading, writing).map(drop)
 }
 
 fn lock(conversation: &Mutex<Conversation>) -> MutexGuard<'_, Conversation> {

@@ -1,0 +1,94 @@
+//! Several batches of one partition on their way at once, and the process is killed: what is stored stays a prefix of the partition, so that
+//! nothing is lost, and nothing is doubled even where records have no identity.
+//!
+//! The test holds the ledger's row, so that batches wait for it in the database, one behind the other, when the process dies.
+
+use tokio_postgres::Client;
+
+use super::reader::Reader;
+use super::stage::Stage;
+use support::child::Child;
+use support::postgres::connect;
+
+const RECORDS: usize = 200;
+/// Batches of one partition that are under way at once, by default.
+const UNDER_WAY: usize = 3;
+const ROUNDS: usize = 2;
+
+/// The processes of statements that accept and wait for the ledger, the first of them first.
+const WAITING: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+                       AND query LIKE '%held AS MATERIALIZED%' ORDER BY query_start";
+
+/// What is killed with the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Killed {
+    /// The statements that wait go on when the ledger is free, and nobody hears of it.
+    TheReader,
+    /// The first of them is gone as well, as if it had never come: those that follow have to leave no trace.
+    ItsFirstStatement,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_with_batches_under_way_nothing_is_lost_or_doubled() {
+    killed(Killed::TheReader).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_with_its_first_batch_lost_none_that_follows_is_stored() {
+    killed(Killed::ItsFirstStatement).await;
+}
+
+async fn killed(what: Killed) {
+    let stage = Stage::new(1).await;
+    let observer = stage.observed();
+    let holder = connect(&stage.scene.database.url()).await;
+    let reader = Reader::on(&stage).named("reader").limits("accept_batch_rows=10").undeduplicated();
+    for round in 0..ROUNDS {
+        let child = reader.spawn();
+        begun(&child).await;
+        caught_up(&stage, round * RECORDS).await;
+        hold_ledger(&holder).await;
+        stage.produce(0, RECORDS).await;
+        waiting(&stage, UNDER_WAY).await;
+        child.kill9().await;
+        if what == Killed::ItsFirstStatement {
+            let gone = format!("SELECT pg_terminate_backend(pid)::int::bigint FROM ({WAITING} LIMIT 1) first");
+            assert_eq!(stage.scene.database.query_one_i64(&gone).await, 1);
+            waiting(&stage, UNDER_WAY - 1).await;
+        }
+        holder.batch_execute("COMMIT").await.unwrap();
+        waiting(&stage, 0).await;
+        if what == Killed::ItsFirstStatement {
+            assert_eq!(stage.positions().await.len(), round * RECORDS);
+        }
+    }
+    let survivor = reader.spawn();
+    begun(&survivor).await;
+    let produced = [i64::try_from(ROUNDS * RECORDS).unwrap()];
+    stage.caught_up(&produced).await;
+    survivor.term();
+    assert!(survivor.wait().await.success());
+    observer.finish().await;
+    stage.assert_whole(&produced).await;
+    assert_eq!(stage.positions().await.len(), ROUNDS * RECORDS);
+    let in_order = "SELECT (bool_and(is_later))::int::bigint FROM
+                    (SELECT seq > lag(seq, 1, 0) OVER (ORDER BY kafka_offset) AS is_later FROM inbox_message) m";
+    assert_eq!(stage.scene.database.query_one_i64(in_order).await, 1);
+}
+
+async fn hold_ledger(holder: &Client) {
+    holder.batch_execute("BEGIN; SELECT FROM inbox_ledger FOR UPDATE").await.unwrap();
+}
+
+async fn waiting(stage: &Stage, count: usize) {
+    stage.scene.until(&format!("SELECT (count(*) = {count})::int::bigint FROM ({WAITING}) waiting")).await;
+}
+
+async fn caught_up(stage: &Stage, count: usize) {
+    stage.scene.until(&format!("SELECT (max(next_offset) = {count})::int::bigint FROM inbox_ledger")).await;
+}
+
+/// Waits until the reader reads.
+async fn begun(reader: &Child) {
+    reader.await_line(|line| line.starts_with("partition begun")).await;
+}
