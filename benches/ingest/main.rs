@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench ingest` prints a table and writes `target/bench/ingest.json`. Topics are filled before anything is timed; the
 //! broker that serves them runs on the same machine. `-- --smoke` only shows that everything still runs; `--messages=` and `--repeats=`
-//! set the scale, `--only-throughput` and `--only-latency` leave the rest out and write nothing down, `--statements` shows what the server was asked.
+//! set the scale, `--batches=` how many are written at a time, `--only-throughput`, `--only-latency` and `--only-far` leave the rest out and write nothing down,
+//! `--statements` shows what the server was asked.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,11 +16,13 @@
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
 
 mod bare_sql;
+mod far;
 mod latency;
 mod memory;
 mod report;
 mod throughput;
 
+use far::Far;
 use report::Report;
 use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, start_postgres};
 use support::kafka::Kafka;
@@ -71,6 +74,10 @@ async fn run(scale: Scale) {
         report.latency = latency::measure(&servers, scale).await;
         return report.print_latency();
     }
+    if is_asked_for("--only-far") {
+        measure_far(&servers, scale, &mut report).await;
+        return report.far.print();
+    }
     println!("filling a topic with {} records", scale.messages);
     let topic = throughput::fill(&servers, scale).await;
     for repeat in 1..=scale.repeats {
@@ -84,10 +91,19 @@ async fn run(scale: Scale) {
     if is_asked_for("--only-throughput") {
         return report.print_throughput();
     }
+    measure_far(&servers, scale, &mut report).await;
     report.latency = latency::measure(&servers, scale).await;
     report.memory = memory::measure(&servers, scale).await;
     report.print();
     report.write();
+}
+
+async fn measure_far(servers: &Servers, scale: Scale, report: &mut Report) {
+    println!("filling a partition");
+    Far::fill(servers, scale).await;
+    for _ in 0..scale.repeats {
+        report.far.measure(servers, scale).await;
+    }
 }
 
 /// A fresh database with the inbox's schema, for one measurement.

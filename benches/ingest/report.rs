@@ -1,5 +1,6 @@
 //! The figures: a table for people, JSON for machines.
 
+use crate::far::Far;
 use crate::latency::Latency;
 use crate::{PARTITIONS, Scale};
 use support::bench::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Pairs, write_json};
@@ -9,6 +10,7 @@ pub struct Report {
     scale: Scale,
     pub one_handler: Pairs,
     pub three_handlers: Pairs,
+    pub far: Far,
     pub latency: Latency,
     /// Peak of a process that reads large records while the database is away, in MiB.
     pub memory: f64,
@@ -20,6 +22,7 @@ impl Report {
             scale,
             one_handler: Pairs::default(),
             three_handlers: Pairs::default(),
+            far: Far::default(),
             latency: Latency::default(),
             memory: 0.0,
         }
@@ -48,6 +51,7 @@ impl Report {
 
     pub fn print(&self) {
         self.print_throughput();
+        self.far.print();
         let (partitions, records) = self.scale.large;
         self.print_latency();
         println!(
@@ -60,6 +64,9 @@ impl Report {
         let json = serde_json::json!({
             "ingest_vs_sql": self.one_handler.ratio(),
             "ingest3_vs_sql": self.three_handlers.ratio(),
+            "far_hot_vs_near": self.far.ratio(),
+            "far_hot_per_second": self.far.far().per_second,
+            "near_hot_per_second": self.far.near().per_second,
             "record_to_handler_p50_ms": self.latency.p50_ms,
             "record_to_handler_p99_ms": self.latency.p99_ms,
             "commit_p50_ms": self.latency.commit_p50_ms,

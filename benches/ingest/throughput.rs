@@ -7,10 +7,11 @@ use wharf::kafka::Kafka as Source;
 use wharf::{Failure, HandlerKey, Identity, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Store, handler};
 
 use crate::{PARTITIONS, Scale, Servers, fresh_database};
-use support::bench::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, done_with};
+use support::bench::{BATCH_ROWS, Measured, Meter, PAYLOAD_BYTES, argument, done_with};
 use support::kafka_admin::unique_name;
 use support::kafka_records::TestRecord;
 use support::postgres::connect;
+use support::proxy::Proxy;
 
 const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("bench.b"), HandlerKey::new("bench.c")];
 
@@ -20,16 +21,33 @@ const TOPIC: &str = "bench";
 /// A topic with all records, each with an id in a header.
 pub async fn fill(servers: &Servers, scale: Scale) -> &'static str {
     servers.kafka.create_topic(TOPIC, PARTITIONS, &[]).await;
-    let record =
-        |number: usize| TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"));
     servers.kafka.produce_many(TOPIC, PARTITIONS, scale.messages, record).await;
     TOPIC
 }
 
+pub fn record(number: usize) -> TestRecord {
+    TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"))
+}
+
 /// From the first records that are stored to the last.
 pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16) -> Measured {
+    ingest_by_way_of(None, servers, scale, topic, handlers).await
+}
+
+/// The same with the database behind a proxy that is this far away from it.
+pub async fn ingest_by_way_of(
+    delay: Option<Duration>,
+    servers: &Servers,
+    scale: Scale,
+    topic: &str,
+    handlers: i16,
+) -> Measured {
     let url = fresh_database(&servers.postgres).await;
-    let mut builder = builder(&url).await;
+    let proxy = match delay {
+        Some(delay) => Some(Proxy::start_far_from(&url, delay).await),
+        None => None,
+    };
+    let mut builder = builder(&proxy.as_ref().map_or_else(|| url.clone(), |proxy| proxy.url(&url))).await;
     for key in KEYS.into_iter().take(handlers.unsigned_abs().into()) {
         builder = builder.subscribe(topic, handler(key, |_: Message<Raw>| async { Ok::<(), Failure>(()) }));
     }
@@ -51,7 +69,15 @@ pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16)
 
 pub async fn builder(url: &str) -> InboxBuilder<Postgres> {
     let store = Store::<Postgres>::connect(url).await.unwrap();
-    Inbox::builder(store).limits(Limits::default().accept_batch_rows(BATCH_ROWS))
+    Inbox::builder(store).limits(limits())
+}
+
+fn limits() -> Limits {
+    let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
+    match argument("--batches=") {
+        Some(batches) => limits.accept_batches(batches),
+        None => limits,
+    }
 }
 
 /// Waits until the ledger has passed this many records; returns how many it has. Asks seldom while that is far away, because asking takes
