@@ -25,6 +25,9 @@ pub(crate) struct TopicRules {
     pub(super) identity: Identity,
     /// A handler wants some CloudEvents types only, so the type must be read.
     pub(super) is_type_asked_for: bool,
+    /// A handler needs the messages of each partition stored and handed over in the order of their offsets. None does so far.
+    #[cfg(feature = "kafka")]
+    is_in_order: bool,
 }
 
 impl Rules {
@@ -67,11 +70,10 @@ impl Rules {
         self.of(topic).map_or_else(|| topic.into(), |rules| Arc::clone(&rules.topic))
     }
 
-    /// Whether messages of this topic have to be stored in the order of their partition, so that their seqs are in the order of their offsets:
-    /// then one batch of a partition ends before the next one is sent. No handler needs that so far.
+    /// Whether one batch of a partition of this topic has to end before the next one is sent.
     #[cfg(feature = "kafka")]
-    pub(crate) fn is_in_order(&self, _topic: &str) -> bool {
-        false
+    pub(crate) fn is_in_order(&self, topic: &str) -> bool {
+        self.of(topic).is_some_and(|rules| rules.is_in_order)
     }
 
     /// The handlers that want a message of this topic and type, by their places in the order of registration.

@@ -15,9 +15,10 @@ const RECORDS: usize = 200;
 const UNDER_WAY: usize = 3;
 const ROUNDS: usize = 2;
 
-/// The processes of statements that accept and wait for the ledger, the first of them first.
-const WAITING: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-                       AND query LIKE '%held AS MATERIALIZED%' ORDER BY query_start";
+/// The processes of statements that accept and wait for the ledger.
+const WAITING: &str =
+    "SELECT pid::bigint FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+                       AND query LIKE '%held AS MATERIALIZED%'";
 
 /// What is killed with the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,18 +49,26 @@ async fn killed(what: Killed) {
         begun(&child).await;
         caught_up(&stage, round * RECORDS).await;
         hold_ledger(&holder).await;
-        stage.produce(0, RECORDS).await;
+        // The first batch waits before there is another one.
+        stage.produce(0, 1).await;
+        waiting(&stage, 1).await;
+        let first = stage.scene.database.query_one_i64(WAITING).await;
+        stage.produce(0, RECORDS - 1).await;
         waiting(&stage, UNDER_WAY).await;
         child.kill9().await;
         if what == Killed::ItsFirstStatement {
-            let gone = format!("SELECT pg_terminate_backend(pid)::int::bigint FROM ({WAITING} LIMIT 1) first");
+            let gone = format!("SELECT pg_terminate_backend({first})::int::bigint");
             assert_eq!(stage.scene.database.query_one_i64(&gone).await, 1);
             waiting(&stage, UNDER_WAY - 1).await;
         }
         holder.batch_execute("COMMIT").await.unwrap();
-        waiting(&stage, 0).await;
+        nothing_runs(&stage).await;
         if what == Killed::ItsFirstStatement {
-            assert_eq!(stage.positions().await.len(), round * RECORDS);
+            assert_eq!(
+                stage.positions().await.len(),
+                round * RECORDS,
+                "a batch was stored before the one that it follows"
+            );
         }
     }
     let survivor = reader.spawn();
@@ -82,6 +91,13 @@ async fn hold_ledger(holder: &Client) {
 
 async fn waiting(stage: &Stage, count: usize) {
     stage.scene.until(&format!("SELECT (count(*) = {count})::int::bigint FROM ({WAITING}) waiting")).await;
+}
+
+/// Statements of a process that was killed go on; when they have ended, nobody writes.
+async fn nothing_runs(stage: &Stage) {
+    let running = "pg_stat_activity WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid()
+                   AND query LIKE '%held AS MATERIALIZED%'";
+    stage.scene.until(&format!("SELECT (count(*) = 0)::int::bigint FROM {running}")).await;
 }
 
 async fn caught_up(stage: &Stage, count: usize) {
