@@ -24,7 +24,7 @@ impl Far {
         let trickle = scale.messages / HOT_SHARE;
         let hot = scale.messages - trickle;
         servers.kafka.produce_many(TOPIC, 1, hot, record).await;
-        servers.kafka.produce_many(TOPIC, PARTITIONS, trickle, |number| record(hot + number)).await;
+        servers.kafka.produce_many(TOPIC, PARTITIONS, trickle, move |number| record(hot + number)).await;
     }
 
     /// One repeat.

@@ -14,9 +14,9 @@ struct Source {
 }
 
 impl Source {
-    /// The text before the unit tests, which stand last or in a file of their own.
+    /// The text before the unit tests, which stand last, or in a file or a folder of their own.
     fn code(&self) -> &str {
-        if self.path.ends_with("/tests.rs") {
+        if self.path.ends_with("/tests.rs") || self.path.contains("/tests/") {
             return "";
         }
         self.text.split("#[cfg(test)]").next().unwrap_or_default()
