@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::lane::Redact;
 use crate::handler::{Failure, RetryPolicy, Wish};
-use crate::types::{Outcome, PoisonReason, sanitize};
+use crate::types::{FailedBy, Outcome, PoisonReason, sanitize};
 
 /// How a run of a handler ended.
 #[derive(Debug)]
@@ -72,26 +72,28 @@ impl Circumstances<'_> {
 pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Option<Outcome> {
     let clean = |text: &str| circumstances.clean(text);
     let poisoned = |reason, error: &str, charged| Outcome::Poisoned { reason, error: Some(clean(error)), charged };
-    let failed = |error: &str, after: Option<Duration>| {
+    let failed = |error: &str, after: Option<Duration>, by: FailedBy| {
         let errors = u32::try_from(circumstances.errors.max(0)).unwrap_or(u32::MAX).saturating_add(1);
         // The number of retries holds even where the handler names the time.
         match circumstances.policy.delay_after(errors, error, circumstances.chance) {
-            None => poisoned(PoisonReason::RetriesExhausted, error, true),
-            Some(by_policy) => Outcome::Retry { after: after.unwrap_or(by_policy), error: clean(error) },
+            None => poisoned(PoisonReason::RetriesExhausted(by), error, true),
+            Some(by_policy) => Outcome::Retry { after: after.unwrap_or(by_policy), error: clean(error), by },
         }
     };
     Some(match answer {
         Answer::Finished(Ok(())) => Outcome::Done,
         Answer::Finished(Err(Failure { wish, error })) => match wish {
-            Wish::Retry => failed(&error, None),
-            Wish::RetryAfter(after) => failed(&error, Some(after)),
+            Wish::Retry => failed(&error, None, FailedBy::Error),
+            Wish::RetryAfter(after) => failed(&error, Some(after), FailedBy::Error),
             Wish::Snooze(after) => Outcome::Snoozed { after },
             Wish::Poison => poisoned(PoisonReason::Permanent, &error, true),
             Wish::Undecodable => poisoned(PoisonReason::Undecodable, &error, false),
             Wish::Discard => Outcome::Discarded { reason: clean(&error) },
         },
-        Answer::Panicked(message) => failed(&format!("panicked: {message}"), None),
-        Answer::TimedOut(after) => failed(&format!("timed out after {}", humantime::format_duration(after)), None),
+        Answer::Panicked(message) => failed(&format!("panicked: {message}"), None, FailedBy::Panic),
+        Answer::TimedOut(after) => {
+            failed(&format!("timed out after {}", humantime::format_duration(after)), None, FailedBy::Timeout)
+        }
         Answer::Stopped(StopReason::LeaseEnding | StopReason::Shutdown) => Outcome::Released,
         Answer::StoreFailed(failure) => troubled(&failure, circumstances),
         Answer::Stopped(StopReason::ClaimLost) => return None,
@@ -157,8 +159,11 @@ mod tests {
         let answer = || Answer::Finished(Err(Failure::retry("no")));
         assert!(matches!(decide_with(answer(), 0, &policy), Some(Outcome::Retry { .. })));
         assert!(matches!(decide_with(answer(), 1, &policy), Some(Outcome::Retry { .. })));
-        let expected =
-            Outcome::Poisoned { reason: PoisonReason::RetriesExhausted, error: Some("no".to_owned()), charged: true };
+        let expected = Outcome::Poisoned {
+            reason: PoisonReason::RetriesExhausted(FailedBy::Error),
+            error: Some("no".to_owned()),
+            charged: true,
+        };
         assert_eq!(decide_with(answer(), 2, &policy), Some(expected));
     }
 
@@ -166,7 +171,7 @@ mod tests {
     fn a_time_named_by_the_handler_beats_the_policy_but_not_the_number_of_retries() {
         let policy = RetryPolicy::exponential().max_retries(1);
         let answer = || Answer::Finished(Err(Failure::retry_after(Duration::from_secs(7), "busy")));
-        let expected = Outcome::Retry { after: Duration::from_secs(7), error: "busy".to_owned() };
+        let expected = Outcome::Retry { after: Duration::from_secs(7), error: "busy".to_owned(), by: FailedBy::Error };
         assert_eq!(decide_with(answer(), 0, &policy), Some(expected));
         assert!(matches!(decide_with(answer(), 1, &policy), Some(Outcome::Poisoned { .. })));
     }
@@ -183,8 +188,15 @@ mod tests {
     #[test]
     fn panic_and_time_out_are_failures() {
         let policy = RetryPolicy::exponential();
-        for answer in [Answer::Panicked("boom".to_owned()), Answer::TimedOut(Duration::from_secs(3))] {
-            assert!(matches!(decide_with(answer, 0, &policy), Some(Outcome::Retry { .. })));
+        let answers = [
+            (Answer::Panicked("boom".to_owned()), FailedBy::Panic),
+            (Answer::TimedOut(Duration::from_secs(3)), FailedBy::Timeout),
+        ];
+        for (answer, expected) in answers {
+            assert!(
+                matches!(decide_with(answer, 0, &policy), Some(Outcome::Retry { by, .. }) if by == expected),
+                "{expected:?}"
+            );
         }
     }
 

@@ -13,7 +13,7 @@ use super::in_flight::InFlight;
 use super::lane::Lane;
 use super::outcomes::Outcomes;
 use super::trouble::Troubles;
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Settler};
 use crate::store::{Backend, Store};
 use crate::telemetry::{events, events::Subject};
 use crate::types::{Error, Limits, Result};
@@ -175,6 +175,12 @@ impl<B: Backend> Engine<B> {
             solo_from: self.limits.solo_from(),
             solo_from_troubles: self.limits.solo_from_troubles(),
         }
+    }
+
+    /// As whom this process writes outcomes.
+    pub(super) fn settler(&self) -> Settler {
+        let attempt_rows_max = i16::try_from(self.limits.attempt_rows_max).unwrap_or(i16::MAX);
+        Settler { processor: self.processor, attempt_rows_max }
     }
 
     /// A claim as the subject of an event.

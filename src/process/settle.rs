@@ -98,7 +98,7 @@ async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement
         if part.is_empty() {
             continue;
         }
-        match engine.store.backend.settle(engine.processor, &part).await {
+        match engine.store.backend.settle(engine.settler(), &part).await {
             Ok(lost) => written(&engine, &part, &lost),
             Err(error) => {
                 // The server refused the batch, perhaps because of a single row: find out which. With the connection gone there is

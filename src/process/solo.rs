@@ -106,7 +106,7 @@ pub(super) async fn give_back<B: Backend>(engine: &Engine<B>, deliveries: &[Clai
 
 /// Writes what became of deliveries that were claimed and did not run.
 async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settlements: &[Settlement]) -> Result<()> {
-    let lost = engine.store.backend.settle(engine.processor, settlements).await?;
+    let lost = engine.store.backend.settle(engine.settler(), settlements).await?;
     for (delivery, settlement) in deliveries.iter().zip(settlements) {
         let subject = engine.subject_of(delivery);
         match lost.contains(&settlement.claim) {

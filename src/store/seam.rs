@@ -63,8 +63,9 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Takes due deliveries for this processor, at most as many as asked for.
     fn claim(&self, request: &ClaimRequest) -> impl Future<Output = Result<Claims>> + Send;
 
-    /// Writes outcomes of this processor, each only while its claim is current. Returns the claims that were lost.
-    fn settle(&self, processor: i32, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
+    /// Writes outcomes of this processor, each only while its claim is current, and with them how attempts failed. Returns the claims
+    /// that were lost.
+    fn settle(&self, by: Settler, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
 
     /// Gives back deliveries that this processor inserted as claimed (attempt 1) without ever learning that it had.
     fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32)
@@ -261,6 +262,14 @@ pub struct Claimed {
 pub struct Settlement {
     pub claim: ClaimId,
     pub(crate) outcome: Outcome,
+}
+
+/// Who writes outcomes.
+#[derive(Debug, Clone, Copy)]
+pub struct Settler {
+    pub processor: i32,
+    /// Failed attempts that are kept of a delivery, at least 2.
+    pub attempt_rows_max: i16,
 }
 
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::seam::{AcceptBatch, NewDelivery};
-use crate::types::Outcome;
+use super::seam::{AcceptBatch, NewDelivery, Settler};
+use crate::types::{Outcome, PoisonReason};
 
 /// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -24,6 +24,8 @@ pub(super) struct Written<'a> {
     pub(super) troubles: Option<i32>,
     pub(super) reason: Option<&'a str>,
     pub(super) error: Option<&'a str>,
+    /// How the attempt failed, which is kept in `inbox_attempt`; `None`: it did not fail.
+    pub(super) why: Option<&'static str>,
 }
 
 impl<'a> From<&'a Outcome> for Written<'a> {
@@ -36,20 +38,26 @@ impl<'a> From<&'a Outcome> for Written<'a> {
             troubles: None,
             reason: None,
             error: None,
+            why: None,
         };
         match outcome {
             Outcome::Done => Written { status: DONE, ..open },
-            Outcome::Retry { after, error } => Written {
+            Outcome::Retry { after, error, by } => Written {
                 delay: Some((*after).min(DELAY_MAX)),
                 is_charged: true,
                 troubles: Some(0),
                 error: Some(error),
+                why: Some(by.as_str()),
                 ..open
             },
             Outcome::Snoozed { after } => Written { delay: Some((*after).min(DELAY_MAX)), troubles: Some(0), ..open },
-            Outcome::Troubled { after, troubles, error } => {
-                Written { delay: Some((*after).min(DELAY_MAX)), troubles: Some(*troubles), error: Some(error), ..open }
-            }
+            Outcome::Troubled { after, troubles, error } => Written {
+                delay: Some((*after).min(DELAY_MAX)),
+                troubles: Some(*troubles),
+                error: Some(error),
+                why: Some(PoisonReason::StoreTrouble.as_str()),
+                ..open
+            },
             Outcome::Discarded { reason } => Written { status: DISCARDED, reason: Some(reason), ..open },
             Outcome::Poisoned { reason, error, charged } => Written {
                 status: POISONED,
@@ -57,6 +65,10 @@ impl<'a> From<&'a Outcome> for Written<'a> {
                 keeps_crashes: true,
                 reason: Some(reason.as_str()),
                 error: error.as_deref(),
+                why: Some(match reason {
+                    PoisonReason::RetriesExhausted(by) => by.as_str(),
+                    other => other.as_str(),
+                }),
                 ..open
             },
             Outcome::Released => Written { keeps_crashes: true, ..open },
@@ -76,5 +88,38 @@ impl AcceptBatch {
     /// The processor that a delivery is inserted as claimed by. Without one nobody would run what is inserted so.
     pub(super) fn claimed_by(&self, delivery: &NewDelivery) -> Option<i32> {
         self.processor.filter(|_| delivery.is_handed_over)
+    }
+}
+
+impl Settler {
+    /// The place in which the failure of an attempt is kept: the first attempt has its own, the others take turns with the rest. So a
+    /// failure is overwritten only by one that is at least `attempt_rows_max - 1` attempts later, and no row has to be looked for or deleted.
+    pub(super) fn place(&self, attempt: i32) -> i16 {
+        let others = i32::from(self.attempt_rows_max).saturating_sub(1).max(1);
+        let place = if attempt == 1 { 0 } else { 1 + attempt.rem_euclid(others) };
+        // Less than `attempt_rows_max`.
+        i16::try_from(place).unwrap_or(i16::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn the_first_failure_and_those_of_the_newest_attempts_are_kept_and_never_more_than_the_limit() {
+        for attempt_rows_max in [2, 3, 20] {
+            let settler = Settler { processor: 1, attempt_rows_max };
+            let mut kept = HashMap::new();
+            for attempt in 1..=200 {
+                kept.insert(settler.place(attempt), attempt);
+                assert!(kept.len() <= attempt_rows_max.unsigned_abs().into());
+                assert_eq!(kept[&0], 1);
+                let newest = (attempt - i32::from(attempt_rows_max) + 2).max(1);
+                assert!((newest..=attempt).all(|newer| kept.values().any(|&one| one == newer)), "{kept:?}");
+            }
+        }
     }
 }

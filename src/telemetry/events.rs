@@ -157,7 +157,7 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
     count_outcome(subject.handler, outcome.name());
     match outcome {
         Outcome::Done => about!(debug, "wharf::process", subject, "done"),
-        Outcome::Retry { after, error } => {
+        Outcome::Retry { after, error, .. } => {
             let error = sanitize::text(error, ERROR_CHARS_MAX);
             about!(info, "wharf::process", subject, after_ms = as_millis(*after), error, "retried");
         }

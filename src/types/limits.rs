@@ -80,8 +80,10 @@ pub struct Limits {
     pub settle_batch_rows: usize,
     /// Outcomes waiting to be written before no more work is claimed. Default: 10,000.
     pub settle_queue_rows: usize,
-    /// Characters of a handler's error that are kept in `last_error`. Default: 2,000.
+    /// Characters of a handler's error that are kept, in `last_error` and for each failed attempt. Default: 2,000.
     pub error_chars_max: usize,
+    /// Failed attempts that are kept of one delivery in `inbox_attempt`: the first, and those among the newest. Default: 20.
+    pub attempt_rows_max: usize,
     /// The longest pause between two tries while the database is away. Default: 5 s, jittered.
     pub backoff_max: Duration,
     /// Open deliveries of the inbox's handlers from which on no more records are read from Kafka, until there are fewer. Looked at every
@@ -116,6 +118,7 @@ setters!(Limits {
     settle_batch_rows: usize,
     settle_queue_rows: usize,
     error_chars_max: usize,
+    attempt_rows_max: usize,
     backoff_max: Duration,
     solo_wait_max: Duration,
 } optional {
@@ -148,6 +151,7 @@ impl Default for Limits {
             settle_batch_rows: 500,
             settle_queue_rows: 10_000,
             error_chars_max: 2_000,
+            attempt_rows_max: 20,
             backoff_max: Duration::from_secs(5),
             backlog_rows_max: None,
             backlog_age_max: None,
@@ -192,6 +196,7 @@ impl Limits {
             "settle_batch_rows" => self.settle_batch_rows = number(name, text)?,
             "settle_queue_rows" => self.settle_queue_rows = number(name, text)?,
             "error_chars_max" => self.error_chars_max = number(name, text)?,
+            "attempt_rows_max" => self.attempt_rows_max = number(name, text)?,
             "backoff_max" => self.backoff_max = duration(name, text)?,
             "backlog_rows_max" => self.backlog_rows_max = Some(number(name, text)?),
             "backlog_age_max" => self.backlog_age_max = Some(duration(name, text)?),
@@ -248,6 +253,7 @@ impl Limits {
         refuse(self.claim_ahead_rows > 100_000, "claim_ahead_rows is at most 100000");
         refuse(self.claim_ahead_bytes > 1 << 40, "claim_ahead_bytes is at most 1 TiB");
         refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
+        refuse(!(2..=1_000).contains(&self.attempt_rows_max), "attempt_rows_max is 2 to 1000");
         refuse(self.backoff_max.is_zero(), "backoff_max is not zero");
         refuse(self.backlog_rows_max == Some(0), "backlog_rows_max is at least 1");
         refuse(self.quarantine_run_max == Some(0), "quarantine_run_max is at least 1");

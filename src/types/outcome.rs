@@ -13,6 +13,7 @@ pub(crate) enum Outcome {
     Retry {
         after: Duration,
         error: String,
+        by: FailedBy,
     },
     /// Later, nothing charged.
     Snoozed {
@@ -53,10 +54,29 @@ impl Outcome {
     }
 }
 
+/// How an attempt failed that counts against the retry limit; the text stands in `inbox_attempt.why`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FailedBy {
+    Error,
+    Timeout,
+    Panic,
+}
+
+impl FailedBy {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "failed",
+            Self::Timeout => "timed out",
+            Self::Panic => "panicked",
+        }
+    }
+}
+
 /// Why a delivery was poisoned; the text stands in `inbox_poisoned.reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PoisonReason {
-    RetriesExhausted,
+    /// The last attempt failed by this.
+    RetriesExhausted(FailedBy),
     Crashed,
     Permanent,
     Undecodable,
@@ -68,7 +88,7 @@ pub(crate) enum PoisonReason {
 impl PoisonReason {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Self::RetriesExhausted => "retries exhausted",
+            Self::RetriesExhausted(_) => "retries exhausted",
             Self::Crashed => "crashed",
             Self::Permanent => "permanent",
             Self::Undecodable => "undecodable",

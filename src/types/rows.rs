@@ -182,7 +182,7 @@ pub struct DeliverySummary {
     pub handler_id: i16,
 }
 
-/// A delivery with its message and what it had come to before.
+/// A delivery with its message, its failed attempts and what it had come to before.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DeliveryDetails {
@@ -192,6 +192,26 @@ pub struct DeliveryDetails {
     pub record: Option<Record>,
     /// What it had come to each time a person replayed or discarded it, the oldest first.
     pub history: Vec<HistoryEntry>,
+    /// Attempts that failed, the oldest first: the first and those among the newest, at most
+    /// [`Limits::attempt_rows_max`](crate::Limits::attempt_rows_max). A replay leaves them. Numbers that are missing are attempts that
+    /// were done, snoozed, released, overwritten by newer ones, or that ended with their process.
+    pub failures: Vec<FailedAttempt>,
+}
+
+/// An attempt that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FailedAttempt {
+    /// Its number.
+    pub attempt: i32,
+    /// When it was settled.
+    #[serde(with = "stamp")]
+    pub failed_at: SystemTime,
+    /// How it failed: `failed`, `timed out`, `panicked`, `store trouble`; or why it made the delivery poisoned: `permanent`, `undecodable`,
+    /// `crashed`, `message missing`.
+    pub why: String,
+    /// The error, as it was kept after the redactor.
+    pub error: Option<String>,
 }
 
 /// What a delivery had come to when a person acted on it.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use wharf::{Inbox, Postgres, Receipt};
+use wharf::{Failure, Inbox, Postgres, Receipt};
 
 use crate::scene::{Runs, Scene, quick, record, records};
 use support::proxy::{Fault, Proxy};
@@ -142,4 +142,23 @@ async fn an_inbox_that_only_accepts_rides_out_lost_replies_too() {
 
     assert_eq!(stage.inbox.drain().await.unwrap(), 6);
     stage.assert_handled_once(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_whose_settlement_is_sent_again_is_kept_once_and_charged_once() {
+    for fault in [Fault::LoseReply, Fault::LoseRequest] {
+        let scene = Scene::new().await;
+        let (proxy, store) = scene.store_behind_a_proxy().await;
+        let failing = Runs::new().answering("stock", |_| Err(Failure::retry_after(Duration::from_secs(3_600), "no")));
+        let inbox = Inbox::builder(store).limits(quick()).subscribe("orders", failing).build().unwrap();
+        let lost = proxy.on_next_statement("INSERT INTO inbox_attempt", fault);
+        let running = inbox.start().await.unwrap();
+        inbox.accept(record("a")).await.unwrap();
+        lost.fired().await;
+        scene.until("SELECT count(*) FROM inbox_status WHERE state = 'pending' AND errors = 1 AND attempts = 1").await;
+        // Whatever is to be sent again has been sent when this has ended.
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
+        assert_eq!(scene.count("inbox_status WHERE state = 'pending' AND errors = 1 AND attempts = 1").await, 1);
+        assert_eq!(scene.count("inbox_attempt WHERE attempt = 1 AND why = 'failed'").await, 1);
+    }
 }

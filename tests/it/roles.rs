@@ -84,6 +84,14 @@ async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_othe
     let processing = build(store_of(&scene, "process").await);
     assert_eq!(processing.drain().await.unwrap(), 1);
     assert_eq!(scene.states().await, ["a stock done"]);
+    let failing = runs.answering("stock", |message| match message.attempt() {
+        1 => Err(Failure::retry_after(Duration::ZERO, "no")),
+        _ => Ok(()),
+    });
+    let failing = Inbox::builder(store_of(&scene, "process").await).subscribe("orders", failing).build().unwrap();
+    accepting.accept(record("b")).await.unwrap();
+    assert_eq!(failing.drain().await.unwrap(), 2);
+    assert_eq!(scene.count("inbox_failures WHERE message_id = 'b'").await, 1);
     let insert = "INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('x', 'x', 'x', '')";
     refuses(
         &scene,

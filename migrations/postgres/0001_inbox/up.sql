@@ -98,6 +98,19 @@ CREATE TABLE inbox_history (
     PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
 );
 
+-- How attempts failed, written by the statement that settles them. Each attempt has a place of a bounded number of places, and is written over what
+-- stood there: the first has its own, the others take turns. So the first failure and those of the newest attempts are there. Goes with its message.
+CREATE TABLE inbox_attempt (
+    message_seq bigint      NOT NULL,
+    failed_at   timestamptz NOT NULL,
+    attempt     integer     NOT NULL,                -- inbox_delivery.attempts of that run
+    handler_id  smallint    NOT NULL,
+    place       smallint    NOT NULL,                -- 0 for attempt 1
+    why         text        NOT NULL,                -- failed, timed out, panicked, store trouble; or the reason why it was poisoned
+    error       text,
+    PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
+);
+
 -- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
 -- identify a record: the same offset holds another record in another cluster, in a topic that was created anew, and after a truncation.
 CREATE TABLE inbox_ledger (
@@ -359,6 +372,14 @@ FROM inbox_delivery d
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3
 GROUP BY d.handler_id, h.key, d.reason, inbox_fingerprint(d.last_error);
+
+-- How attempts failed, in words: the first and those among the newest of each delivery.
+CREATE VIEW inbox_failures AS
+SELECT m.message_id, m.source, m.topic, h.key AS handler_key, a.attempt, a.failed_at, a.why, a.error, inbox_fingerprint(a.error) AS fingerprint,
+       a.message_seq, a.handler_id
+FROM inbox_attempt a
+LEFT JOIN inbox_message m ON m.seq = a.message_seq
+LEFT JOIN inbox_handler h ON h.id = a.handler_id;
 
 -- Records that could not become messages, readable.
 CREATE VIEW inbox_quarantined AS

@@ -89,6 +89,19 @@ CREATE TABLE inbox_history (
     PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
 ) WITHOUT ROWID;
 
+-- How attempts failed, written by the statement that settles them. Each attempt has a place of a bounded number of places, and is written over what
+-- stood there: the first has its own, the others take turns. So the first failure and those of the newest attempts are there. Goes with its message.
+CREATE TABLE inbox_attempt (
+    message_seq INTEGER NOT NULL,
+    handler_id  INTEGER NOT NULL,
+    place       INTEGER NOT NULL,                    -- 0 for attempt 1
+    attempt     INTEGER NOT NULL,                    -- inbox_delivery.attempts of that run
+    failed_at   INTEGER NOT NULL,
+    why         TEXT    NOT NULL,                    -- failed, timed out, panicked, store trouble; or the reason why it was poisoned
+    error       TEXT,
+    PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
+) WITHOUT ROWID;
+
 -- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
 -- identify a record: the same offset holds another record in another cluster, in a topic that was created anew, and after a truncation.
 CREATE TABLE inbox_ledger (
@@ -261,6 +274,14 @@ FROM inbox_delivery d
 LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3;
+
+-- How attempts failed, in words: the first and those among the newest of each delivery.
+CREATE VIEW inbox_failures AS
+SELECT m.message_id, m.source, m.topic, h.key AS handler_key, a.attempt,
+       strftime('%Y-%m-%d %H:%M:%f', a.failed_at / 1e6, 'unixepoch') AS failed_at, a.why, a.error, a.message_seq, a.handler_id
+FROM inbox_attempt a
+LEFT JOIN inbox_message m ON m.seq = a.message_seq
+LEFT JOIN inbox_handler h ON h.id = a.handler_id;
 
 -- Records that could not become messages, readable.
 CREATE VIEW inbox_quarantined AS

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use wharf::operate::{DeliveryDetails, DeliveryFilter, DeliverySummary, HistoryEntry, State};
+use wharf::operate::{DeliveryDetails, DeliveryFilter, DeliverySummary, FailedAttempt, HistoryEntry, State};
 use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
@@ -28,7 +28,7 @@ pub enum DeliveriesCommand {
         #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// One delivery with its record and history
+    /// One delivery with its record, its failed attempts and history
     Show(ShowArguments),
 }
 
@@ -156,6 +156,7 @@ pub async fn show<B: Backend>(
     match session.output.is_json {
         true => session.output.document(&json!({
             "delivery": details.delivery,
+            "failures": details.failures,
             "history": details.history,
             "record": details.record.as_ref().map(|record| record::document(record, arguments.payload)),
         }))?,
@@ -187,6 +188,11 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         None => fields.push(("record", cell("the message is gone"))),
     }
     output.fields(fields)?;
+    if !details.failures.is_empty() {
+        output.line("")?;
+        let columns = [number("ATTEMPT"), text("FAILED AT"), word("WHY"), text("ERROR")];
+        output.table(&columns, details.failures.iter().map(failure_row).collect())?;
+    }
     if !details.history.is_empty() {
         output.line("")?;
         let columns = [text("WHEN"), word("ACTION"), text("BY"), text("BECAUSE"), text("IT WAS")];
@@ -196,6 +202,15 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         record::payload(record, payload, output)?;
     }
     Ok(())
+}
+
+fn failure_row(failure: &FailedAttempt) -> Vec<Cell> {
+    vec![
+        cell(failure.attempt),
+        cell(when::at(failure.failed_at)),
+        cell(&failure.why),
+        brief(failure.error.as_deref(), ERROR_CHARS_MAX),
+    ]
 }
 
 fn history_row(entry: &HistoryEntry) -> Vec<Cell> {

@@ -27,7 +27,7 @@ pub enum PoisonedCommand {
         #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// One of them with its record and history
+    /// One of them with its record, its failed attempts and history
     Show(ShowArguments),
     /// Give them a fresh set of retries, due now; by --message also discarded ones
     Replay {

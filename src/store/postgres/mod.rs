@@ -37,7 +37,7 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
-    Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
+    Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
@@ -188,8 +188,8 @@ impl Seam for Postgres {
         act!(self, conn => process::claim(&mut conn, request))
     }
 
-    async fn settle(&self, processor: i32, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
-        act!(self, judged conn => process::settle(&mut conn, processor, settlements))
+    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+        act!(self, judged conn => process::settle(&mut conn, by, settlements))
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {

@@ -11,9 +11,10 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::statement::{rows, statements};
+use super::statement::{only_row, rows, statements};
+use crate::store::counts::count;
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claims, LookFrom, Renewal, Settlement, Stamp};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -70,28 +71,38 @@ statements! {
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL")
     { processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
 
-    /// Everything that is not simply done.
+    /// Everything that is not simply done. How an attempt failed is written with the outcome, for exactly the rows that were settled, and over
+    /// what stood in its place: nothing has to be read or deleted to keep the number of rows bounded.
     SettleOther<'a>("
-        UPDATE inbox_delivery d
-        SET due_at = CASE WHEN s.delay_ms IS NULL THEN d.due_at ELSE now() + s.delay_ms * interval '1 millisecond' END,
-            finished_at = CASE WHEN s.status = 0 THEN NULL ELSE now() END,
-            status = s.status,
-            errors = d.errors + CASE WHEN d.errors = 2147483647 THEN 0 ELSE s.charge END,
-            crashes = CASE WHEN s.keep_crashes THEN d.crashes ELSE 0 END,
-            troubles = coalesce(s.troubles, d.troubles),
-            locked_until = NULL, locked_by = NULL,
-            reason = s.reason,
-            last_error = coalesce(s.error, d.last_error)
-        FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt,
-                     unnest(:statuses) AS status, unnest(:delays_ms) AS delay_ms, unnest(:charges) AS charge,
-                     unnest(:keep_crashes) AS keep_crashes, unnest(:troubles) AS troubles, unnest(:reasons) AS reason, unnest(:errors) AS error) s
-        WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
-          AND CASE WHEN d.attempts = s.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
-                   THEN true ELSE false END
-          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL") {
+        WITH settled AS (
+            UPDATE inbox_delivery d
+            SET due_at = CASE WHEN s.delay_ms IS NULL THEN d.due_at ELSE now() + s.delay_ms * interval '1 millisecond' END,
+                finished_at = CASE WHEN s.status = 0 THEN NULL ELSE now() END,
+                status = s.status,
+                errors = d.errors + CASE WHEN d.errors = 2147483647 THEN 0 ELSE s.charge END,
+                crashes = CASE WHEN s.keep_crashes THEN d.crashes ELSE 0 END,
+                troubles = coalesce(s.troubles, d.troubles),
+                locked_until = NULL, locked_by = NULL,
+                reason = s.reason,
+                last_error = coalesce(s.error, d.last_error)
+            FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt,
+                         unnest(:statuses) AS status, unnest(:delays_ms) AS delay_ms, unnest(:charges) AS charge,
+                         unnest(:keep_crashes) AS keep_crashes, unnest(:troubles) AS troubles, unnest(:reasons) AS reason, unnest(:errors) AS error,
+                         unnest(:places) AS place, unnest(:whys) AS why) s
+            WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
+              AND CASE WHEN d.attempts = s.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                       THEN true ELSE false END
+              AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL
+            RETURNING s.message_seq, s.handler_id, s.attempt, s.place, s.why, s.error),
+        failed AS (
+            INSERT INTO inbox_attempt (message_seq, handler_id, place, attempt, failed_at, why, error)
+            SELECT message_seq, handler_id, place, attempt, now(), why, error FROM settled WHERE why IS NOT NULL
+            ON CONFLICT (message_seq, handler_id, place)
+            DO UPDATE SET attempt = excluded.attempt, failed_at = excluded.failed_at, why = excluded.why, error = excluded.error)
+        SELECT count(*) FROM settled") -> i64 {
         processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16>,
         delays_ms: Vec<Option<i64>>, charges: Vec<i32>, keep_crashes: Vec<bool>, troubles: Vec<Option<i32>>, reasons: Vec<Option<&'a str>>,
-        errors: Vec<Option<&'a str>>,
+        errors: Vec<Option<&'a str>>, places: Vec<i16>, whys: Vec<Option<&'a str>>,
     }
 
     /// Which settlements did not take effect. One that did, in a try whose answer was lost, shows as its attempt, unlocked, with the
@@ -167,7 +178,7 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) 
 
 pub(super) async fn settle(
     conn: &mut AsyncPgConnection,
-    processor: i32,
+    by: Settler,
     settlements: &[Settlement],
 ) -> Result<Vec<ClaimId>> {
     let mut sorted: Vec<&Settlement> = settlements.iter().collect();
@@ -179,13 +190,14 @@ pub(super) async fn settle(
     let mut settled = 0;
     if !done.is_empty() {
         let (message_seqs, handler_ids, attempts) = columns(done.iter().map(|settlement| settlement.claim));
-        let settle = SettleDone { processor, message_seqs, handler_ids, attempts };
-        settled += settle.execute(conn).await.map_err(cannot())?;
+        let settle = SettleDone { processor: by.processor, message_seqs, handler_ids, attempts };
+        settled += settle.execute(conn).await.map_err(cannot())? as u64;
     }
     if !other.is_empty() {
-        settled += settle_other(processor, &other).execute(conn).await.map_err(cannot())?;
+        let count = settle_other(by, &other).load(conn).await.and_then(only_row).map(self::count);
+        settled += count.map_err(cannot())?;
     }
-    if settled == settlements.len() {
+    if settled == settlements.len() as u64 {
         return Ok(Vec::new());
     }
     let (message_seqs, handler_ids, attempts) = columns(sorted.iter().map(|settlement| settlement.claim));
@@ -230,11 +242,13 @@ pub(super) async fn renew(
     Ok(renewal)
 }
 
-fn settle_other<'a>(processor: i32, settlements: &[&'a Settlement]) -> SettleOther<'a> {
+fn settle_other<'a>(by: Settler, settlements: &[&'a Settlement]) -> SettleOther<'a> {
     let (message_seqs, handler_ids, attempts) = columns(settlements.iter().map(|settlement| settlement.claim));
     let written: Vec<Written<'_>> = settlements.iter().map(|settlement| Written::from(&settlement.outcome)).collect();
     SettleOther {
-        processor,
+        processor: by.processor,
+        places: attempts.iter().map(|&attempt| by.place(attempt)).collect(),
+        whys: written.iter().map(|w| w.why).collect(),
         message_seqs,
         handler_ids,
         attempts,

@@ -42,6 +42,7 @@ statements! {
         partition AS (UPDATE inbox_partition SET since = since - passed, seen_at = seen_at - passed FROM past),
         ingest AS (UPDATE inbox_ingest SET started_at = started_at - passed, seen_at = seen_at - passed,
                                            trouble_since = trouble_since - passed FROM past),
+        attempt AS (UPDATE inbox_attempt SET failed_at = failed_at - passed FROM past),
         audit AS (UPDATE inbox_audit SET acted_at = acted_at - passed FROM past)
         UPDATE inbox_history SET finished_at = finished_at - passed FROM past") { by_ms: i64 }
 

@@ -41,7 +41,7 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
-    Renewal, Seam, Settlement, UnknownHandler, WantedHandler,
+    Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::{ReadBack, Transacted, TxWork};
 use super::version::{Migration, SchemaRow};
@@ -185,9 +185,9 @@ impl Seam for Sqlite {
     }
 
     // One file has no replica that could be promoted without the last claims: the attempt alone is the fence, here and in the next two.
-    async fn settle(&self, _processor: i32, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
         let settlements = settlements.to_vec();
-        self.write(move |conn| process::settle(conn, &settlements)).await
+        self.write(move |conn| process::settle(conn, by, &settlements)).await
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {

@@ -11,7 +11,7 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{only_row, statements};
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Stamp};
+use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -69,6 +69,14 @@ statements! {
         reason: Option<&'a str>, error: Option<&'a str>, message_seq: i64, handler_id: i16, attempt: i32,
     }
 
+    /// How an attempt failed, over what stood in its place: nothing has to be deleted to keep the number of rows bounded.
+    NoteFailure<'a>("
+        INSERT INTO inbox_attempt (message_seq, handler_id, place, attempt, failed_at, why, error)
+        VALUES (:message_seq, :handler_id, :place, :attempt, :now, :why, :error)
+        ON CONFLICT (message_seq, handler_id, place)
+        DO UPDATE SET attempt = excluded.attempt, failed_at = excluded.failed_at, why = excluded.why, error = excluded.error")
+    { message_seq: i64, handler_id: i16, place: i16, attempt: i32, now: i64, why: &'a str, error: Option<&'a str> }
+
     /// Whether a settlement took effect in an earlier try whose answer was lost: its attempt, unlocked, with the status it set.
     HasTakenEffect("
         SELECT count(*) > 0 FROM inbox_delivery
@@ -117,20 +125,37 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
     Ok(Claims { sent_at, deliveries })
 }
 
-pub(super) fn settle(conn: &mut SqliteConnection, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+pub(super) fn settle(conn: &mut SqliteConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
     let cannot = || database(format!("cannot settle {} deliveries", settlements.len()));
     let now = clock::now(conn).map_err(cannot())?;
     let mut lost = Vec::new();
     for Settlement { claim, outcome } in settlements {
         let settled = match outcome {
             Outcome::Done => done(conn, *claim, now),
-            other => settle_other(*claim, &Written::from(other), now).execute(conn),
+            other => not_done(conn, by, *claim, &Written::from(other), now),
         };
         if settled.map_err(cannot())? == 0 && !has_taken_effect(conn, *claim, outcome).map_err(cannot())? {
             lost.push(*claim);
         }
     }
     Ok(lost)
+}
+
+/// Settles as anything else, with how the attempt failed; 0 when the claim is not current.
+fn not_done(
+    conn: &mut SqliteConnection,
+    by: Settler,
+    claim: ClaimId,
+    written: &Written<'_>,
+    now: i64,
+) -> QueryResult<usize> {
+    let settled = settle_other(claim, written, now).execute(conn)?;
+    if let Some(why) = written.why.filter(|_| settled > 0) {
+        let ClaimId { message_seq, handler_id, attempt } = claim;
+        let place = by.place(attempt);
+        NoteFailure { message_seq, handler_id, place, attempt, now, why, error: written.error }.execute(conn)?;
+    }
+    Ok(settled)
 }
 
 /// Settles as done; 0 when the claim is not current.

@@ -76,6 +76,8 @@ statements! {
 
     RemoveHistory("DELETE FROM inbox_history WHERE message_seq = :message_seq") { message_seq: i64 }
 
+    RemoveAttempts("DELETE FROM inbox_attempt WHERE message_seq = :message_seq") { message_seq: i64 }
+
     RemoveMessage("DELETE FROM inbox_message WHERE seq = :message_seq") { message_seq: i64 }
 
     Keep<'a>("
@@ -145,6 +147,7 @@ fn remove(
     for Over { seq, message_id, source, .. } in over {
         step.deliveries += RemoveDeliveries { message_seq: seq }.execute(conn)? as u64;
         RemoveHistory { message_seq: seq }.execute(conn)?;
+        RemoveAttempts { message_seq: seq }.execute(conn)?;
         RemoveMessage { message_seq: seq }.execute(conn)?;
         if let Some(keep) = keep {
             let IdentityHash(hash) = IdentityHash::of(&message_id, &source);

@@ -89,6 +89,11 @@ async fn deliveries_are_listed_by_state_and_a_message_of_two_handlers_asks_which
     assert!(which.stderr.contains("--handler stock.reserve --source orders"), "{}", which.stderr);
     let one = program.json(&["deliveries", "show", "order-1", "--handler", "stock.reserve"], 0).await;
     assert_eq!((&one["delivery"]["state"], &one["record"]["topic"]), (&"done".into(), &"orders".into()));
+    assert_eq!(one["failures"], serde_json::json!([]));
+    let failed = program.json(&["poisoned", "show", "order-2"], 0).await;
+    assert_eq!((&failed["failures"][0]["attempt"], &failed["failures"][0]["why"]), (&1.into(), &"permanent".into()));
+    let shown = program.well(&["deliveries", "show", "order-2", "--handler", "mail.receipt"]).await;
+    assert!(shown.contains("FAILED AT") && shown.contains("does not know mallory"), "{shown}");
     assert_eq!(program.run(&["deliveries", "show", "order-9"]).await.code, 1);
 }
 

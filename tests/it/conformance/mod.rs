@@ -15,6 +15,7 @@ macro_rules! every_store {
         suite! {
             accept "../accept.rs"
             claim_ahead "../claim_ahead.rs"
+            attempts "../attempts.rs"
             claims "../claims.rs"
             extremes "../extremes.rs"
             flow "../flow.rs"

@@ -26,7 +26,7 @@ const SETTINGS: [(&str, &str); 10] = [
 ];
 
 /// 200,000 messages, 120,000 of them old; deliveries done, not yet due, due for a handler that nobody has, poisoned, and 3,000 that are
-/// due; 200,000 identities of purged ones, 5,000 of them over their time.
+/// due; 100,000 failed attempts; 200,000 identities of purged ones, 5,000 of them over their time.
 const FILL: &str = r"
     INSERT INTO inbox_message (message_id, source, topic, received_at, payload_hash, payload)
     SELECT id, 'orders', 'orders', now() - CASE WHEN n <= 120000 THEN interval '2 days' ELSE interval '0' END,
@@ -49,6 +49,8 @@ const FILL: &str = r"
     FROM old WHERE key = 'audit' AND n BETWEEN 190001 AND 190200;
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT seq, id, now() - interval '1 hour' FROM old WHERE key = 'audit' AND n BETWEEN 100001 AND 103000;
+    INSERT INTO inbox_attempt (message_seq, handler_id, place, attempt, failed_at, why, error)
+    SELECT seq, id, 0, 1, now() - interval '1 day', 'failed', 'no' FROM old WHERE key = 'mail' AND n <= 100000;
     INSERT INTO inbox_quarantine (topic, reason, payload, record_hash)
     SELECT 'orders', 'conflict', convert_to(n::text, 'UTF8'), sha256(convert_to(n::text, 'UTF8'))
     FROM generate_series(1, 200000) n;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// The tables that grow without end.
-const TABLES: [&str; 4] = ["inbox_delivery", "inbox_message", "inbox_quarantine", "inbox_identity"];
+const TABLES: [&str; 5] = ["inbox_delivery", "inbox_message", "inbox_quarantine", "inbox_identity", "inbox_attempt"];
 
 /// Rows that one scan of a statement may look at: what is asked for, and what is running or not settled yet. Much less than a table.
 const ROWS_MAX: f64 = 20_000.0;

@@ -12,7 +12,7 @@ use super::look;
 use crate::store::counts::limit;
 use crate::store::operating::{Replayed, from_json};
 use crate::store::rows::{RecordRow, record};
-use crate::types::{DeliveryDetails, HistoryEntry, QuarantineDetails, Record, Result};
+use crate::types::{DeliveryDetails, FailedAttempt, HistoryEntry, QuarantineDetails, Record, Result};
 
 statements! {
     MessageRecord("
@@ -49,6 +49,12 @@ statements! {
             FROM inbox_history h LEFT JOIN inbox_audit a ON a.id = h.audit_id
             WHERE h.message_seq = :message_seq AND h.handler_id = :handler_id ORDER BY h.audit_id) x")
     -> String { message_seq: i64, handler_id: i16 }
+
+    Failures("
+        SELECT row_to_json(x)::text FROM (
+            SELECT attempt, inbox_micros(failed_at) AS failed_at, why, error FROM inbox_attempt
+            WHERE message_seq = :message_seq AND handler_id = :handler_id ORDER BY attempt) x")
+    -> String { message_seq: i64, handler_id: i16 }
 }
 
 pub(super) async fn delivery(
@@ -62,7 +68,9 @@ pub(super) async fn delivery(
         MessageRecord { seq: message_seq }.load::<RecordRow<PgTimestamp>>(conn).await.map_err(cannot())?.pop();
     let history: Vec<HistoryEntry> =
         from_json(History { message_seq, handler_id }.load(conn).await.map_err(cannot())?)?;
-    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history }))
+    let failures: Vec<FailedAttempt> =
+        from_json(Failures { message_seq, handler_id }.load(conn).await.map_err(cannot())?)?;
+    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history, failures }))
 }
 
 pub(super) async fn quarantined(conn: &mut AsyncPgConnection, id: i64) -> Result<Option<QuarantineDetails>> {

@@ -249,6 +249,12 @@ statements! {
                 SELECT h.tid FROM judged j
                 CROSS JOIN LATERAL (SELECT h.ctid AS tid FROM inbox_history h WHERE h.message_seq = j.seq
                                     ORDER BY h.message_seq, h.handler_id, h.audit_id LIMIT 32768) h))),
+        attempt AS (
+            DELETE FROM inbox_attempt t
+            WHERE t.ctid = ANY (ARRAY(
+                SELECT a.tid FROM judged j
+                CROSS JOIN LATERAL (SELECT a.ctid AS tid FROM inbox_attempt a WHERE a.message_seq = j.seq
+                                    ORDER BY a.message_seq, a.handler_id, a.place LIMIT 32768) a))),
         message AS (
             DELETE FROM inbox_message t
             WHERE t.ctid = ANY (ARRAY(

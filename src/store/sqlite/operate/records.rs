@@ -10,7 +10,7 @@ use super::super::statement::statements;
 use super::look;
 use crate::store::operating::{Replayed, from_json};
 use crate::store::rows::{RecordRow, record};
-use crate::types::{DeliveryDetails, HistoryEntry, QuarantineDetails, QuarantineFilter, Record, Result};
+use crate::types::{DeliveryDetails, FailedAttempt, HistoryEntry, QuarantineDetails, QuarantineFilter, Record, Result};
 
 statements! {
     MessageRecord("
@@ -43,6 +43,11 @@ statements! {
         FROM inbox_history h LEFT JOIN inbox_audit a ON a.id = h.audit_id
         WHERE h.message_seq = :message_seq AND h.handler_id = :handler_id ORDER BY h.audit_id")
     -> String { message_seq: i64, handler_id: i16 }
+
+    Failures("
+        SELECT json_object('attempt', attempt, 'failed_at', failed_at, 'why', why, 'error', error) FROM inbox_attempt
+        WHERE message_seq = :message_seq AND handler_id = :handler_id ORDER BY attempt")
+    -> String { message_seq: i64, handler_id: i16 }
 }
 
 pub(super) fn delivery(
@@ -54,7 +59,8 @@ pub(super) fn delivery(
     let Some(delivery) = look::delivery(conn, message_seq, handler_id)? else { return Ok(None) };
     let message = MessageRecord { seq: message_seq }.load::<RecordRow<i64>>(conn).map_err(cannot())?.pop();
     let history: Vec<HistoryEntry> = from_json(History { message_seq, handler_id }.load(conn).map_err(cannot())?)?;
-    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history }))
+    let failures: Vec<FailedAttempt> = from_json(Failures { message_seq, handler_id }.load(conn).map_err(cannot())?)?;
+    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history, failures }))
 }
 
 pub(super) fn quarantined(conn: &mut SqliteConnection, id: i64) -> Result<Option<QuarantineDetails>> {
