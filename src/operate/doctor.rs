@@ -228,7 +228,7 @@ impl Symptoms {
             let what = format!("{name} has been running {message} of {} for {}", run.handler_key, secs(run.secs));
             let advice = match run.timeout_secs {
                 Some(_) => "its timeout is over: the handler blocks its thread; restart the process",
-                None => "give the handler a timeout if it hangs; a restart runs the delivery again",
+                None => "give the handler a timeout if it hangs; `wharf deliveries release` runs the delivery again",
             };
             self.warning("long run", what, advice);
         }

@@ -145,6 +145,31 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::ForgetIdentity { message_id, source }).await? > 0)
     }
 
+    /// Takes the claim of a running delivery away, as it was looked at: of that attempt and no later one. The delivery is due at once and runs
+    /// elsewhere; what the released run comes to changes nothing any more, and its handler is told to stop within a third of the lease.
+    /// Nothing is charged. Returns false when that attempt is not running any more, or its outcome is being written at this moment.
+    ///
+    /// A handler that does not yield cannot be stopped, only made irrelevant: what it does from here on happens beside the next run. On
+    /// SQLite a transactional handler cannot be released, because it has the only writer.
+    ///
+    /// ```no_run
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::{DeliveryFilter, State};
+    /// let operator = store.operate().acting_as("alice").because("the connection to the mail server hangs");
+    /// let stuck = DeliveryFilter::default().message_id("order-17/placed").handler_key("mail.receipt");
+    /// for run in operator.deliveries(&stuck, Some(State::Running), 1).await? {
+    ///     operator.release(&run).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the message is gone, or the database does not answer.
+    pub async fn release(&self, run: &DeliverySummary) -> Result<bool> {
+        let filter = one(run)?;
+        Ok(self.act(Act::Release { filter, attempt: run.attempts }).await? > 0)
+    }
+
     /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
     /// Returns whether it was not paused before.
     ///
@@ -239,6 +264,20 @@ impl<B: Backend> Operator<B> {
         known.dedup();
         Err(Error::configuration(format!("there is no handler key {wanted:?}; there are: {}", known.join(", "))))
     }
+}
+
+/// A filter that means this delivery and no other.
+fn one(delivery: &DeliverySummary) -> Result<DeliveryFilter> {
+    let DeliverySummary { message_id, source, handler_key, .. } = delivery;
+    if message_id.is_none() || handler_key.is_none() {
+        return Err(Error::configuration("the message of this delivery is gone, or its handler"));
+    }
+    Ok(DeliveryFilter {
+        message_id: message_id.clone(),
+        source: source.clone(),
+        handler_key: handler_key.clone(),
+        ..DeliveryFilter::default()
+    })
 }
 
 /// Adds up what live processes report.

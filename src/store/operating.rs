@@ -98,6 +98,11 @@ pub enum Act {
         filter: DeliveryFilter,
         limit: u32,
     },
+    /// The claim of a run is taken away: of this attempt, of the delivery that a message id, a handler key and perhaps a source mean.
+    Release {
+        filter: DeliveryFilter,
+        attempt: i32,
+    },
     Quarantined {
         verb: Verb,
         filter: QuarantineFilter,
@@ -140,6 +145,7 @@ impl Act {
             Self::Deliveries { verb: Verb::Discard, .. } => "discard",
             Self::Quarantined { verb: Verb::Replay, .. } => "replay quarantined",
             Self::Quarantined { verb: Verb::Discard, .. } => "discard quarantined",
+            Self::Release { .. } => "release",
             Self::Pause { .. } => "pause",
             Self::Resume { .. } => "resume",
             Self::ResetLedger { .. } => "reset ledger",
@@ -152,6 +158,7 @@ impl Act {
     pub(super) fn filter(&self) -> String {
         match self {
             Self::Deliveries { filter, .. } => filter.to_json(),
+            Self::Release { filter, attempt } => filter.to_json_of(*attempt),
             Self::Quarantined { filter, .. } => filter.to_json(),
             Self::ResetLedger { filter, to_offset } => filter.to_json(*to_offset),
             Self::SkipLedger { filter, to_offset } => filter.to_json(Some(*to_offset)),

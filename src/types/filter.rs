@@ -101,6 +101,14 @@ impl DeliveryFilter {
         json(&texts, self.older_than, self.newer_than, self.all).to_string()
     }
 
+    /// As it is written into the audit, with the attempt that is meant.
+    pub(crate) fn to_json_of(&self, attempt: i32) -> String {
+        let texts = [("handler_key", &self.handler_key), ("message_id", &self.message_id), ("source", &self.source)];
+        let mut json = json(&texts, None, None, false);
+        json["attempt"] = attempt.into();
+        json.to_string()
+    }
+
     pub(crate) fn refuse_empty(&self) -> Result<()> {
         if *self == Self::default() { Err(says_nothing()) } else { Ok(()) }
     }

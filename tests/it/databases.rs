@@ -31,6 +31,9 @@ pub trait Database: Sized {
     /// Replays as an operator would, in SQL. Returns how many deliveries that were.
     fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> impl Future<Output = i64>;
 
+    /// Releases a run, in SQL; returns how many that were.
+    fn release(&self, message_id: &str, handler_key: &str, attempt: Option<i32>) -> impl Future<Output = i64>;
+
     /// Resets or skips a position as an operator would, in SQL: group, topic, partition and offset as SQL values.
     fn move_ledger(&self, act: &str, values: &str) -> impl Future<Output = ()>;
 
@@ -140,6 +143,12 @@ impl Database for TestDatabase {
     async fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> i64 {
         let source = source.map_or("NULL".to_owned(), |source| format!("'{source}'"));
         self.query_one_i64(&format!("SELECT inbox_replay('{message_id}', '{handler_key}', {source})")).await
+    }
+
+    async fn release(&self, message_id: &str, handler_key: &str, attempt: Option<i32>) -> i64 {
+        let attempt = attempt.map_or("NULL".to_owned(), |attempt| attempt.to_string());
+        self.query_one_i64(&format!("SELECT inbox_release('{message_id}', '{handler_key}', attempt => {attempt})"))
+            .await
     }
 
     async fn move_ledger(&self, act: &str, values: &str) {
@@ -278,6 +287,13 @@ impl Database for SqliteFile {
         let source = source.map_or("NULL".to_owned(), |source| format!("'{source}'"));
         let values = format!("VALUES ('{message_id}', '{handler_key}', {source})");
         self.execute(&format!("INSERT INTO inbox_replay (message_id, handler_key, source) {values}")).await;
+        self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
+    }
+
+    async fn release(&self, message_id: &str, handler_key: &str, attempt: Option<i32>) -> i64 {
+        let attempt = attempt.map_or("NULL".to_owned(), |attempt| attempt.to_string());
+        let values = format!("VALUES ('{message_id}', '{handler_key}', {attempt})");
+        self.execute(&format!("INSERT INTO inbox_release (message_id, handler_key, attempt) {values}")).await;
         self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
     }
 

@@ -132,6 +132,8 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
     let of = |id: &str| DeliveryFilter::default().message_id(id);
     assert_eq!(operator.replay(&of("a"), 1).await.unwrap(), 1);
     assert_eq!(operator.discard(&of("b"), 1).await.unwrap(), 1);
+    let done = operator.deliveries(&of("b"), None, 1).await.unwrap().remove(0);
+    assert!(!operator.release(&done).await.unwrap());
     assert!(operator.pause("stock").await.unwrap() && operator.resume("stock").await.unwrap());
     let backfill = Backfill::new("mail", ["orders"]);
     assert_eq!(operator.backfill(&backfill, |_| ()).await.unwrap(), 2);

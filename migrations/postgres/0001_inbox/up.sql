@@ -52,7 +52,7 @@ CREATE TABLE inbox_delivery (
     due_at       timestamptz NOT NULL,
     locked_until timestamptz,                        -- the claim's end; past and not NULL: its process died. Not indexed
     finished_at  timestamptz,                        -- set for done, discarded and poisoned: leaves the claim index
-    locked_by    integer,                            -- inbox_processor.id
+    locked_by    integer,                            -- inbox_processor.id; 0 when a person has taken the claim away (inbox_release)
     attempts     integer     NOT NULL DEFAULT 0,     -- starts. Only ever grows: it is the claim's fencing token
     errors       integer     NOT NULL DEFAULT 0,     -- failures charged against the retry limit
     crashes      integer     NOT NULL DEFAULT 0,     -- process deaths in a row; reset by any outcome
@@ -608,6 +608,36 @@ CREATE FUNCTION inbox_discard_matching(filter jsonb, row_limit integer DEFAULT 1
 LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('discard', $1, $2, $3, $4)
 $$;
+
+-- Takes the claim of a running delivery away: it is due at once, and what its run comes to changes nothing any more. Its handler is told to stop when
+-- its process renews its claims next, within a third of the lease. Nothing is charged. `attempt` says which run is meant (inbox_status.attempts);
+-- without one, the run of this moment. Returns 0 when no such run is going on, or its outcome is being written.
+CREATE FUNCTION inbox_release(message_id text, handler_key text, source text DEFAULT NULL, attempt integer DEFAULT NULL,
+                              because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    tids tid[];
+    act bigint;
+BEGIN
+    PERFORM inbox_check_handler_key($2);
+    SELECT array_agg(d.tid) INTO tids
+    FROM inbox_message m
+    CROSS JOIN unnest(inbox_handler_ids($2)) AS h (id)
+    CROSS JOIN LATERAL (SELECT ctid AS tid FROM inbox_delivery
+                        WHERE message_seq = m.seq AND handler_id = h.id AND status = 0 AND locked_until > now() AND ($4 IS NULL OR attempts = $4)
+                        LIMIT 1 FOR UPDATE SKIP LOCKED) d
+    WHERE m.message_id = $1 AND ($3 IS NULL OR m.source = $3);
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('release', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3, 'attempt', $4)),
+            coalesce(cardinality(tids), 0), $5, $6)
+    RETURNING id INTO act;
+    INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+    SELECT d.message_seq, d.handler_id, act, d.status, d.finished_at, d.attempts, d.errors, d.crashes, d.reason, d.last_error
+    FROM inbox_delivery d WHERE d.ctid = ANY (tids);
+    UPDATE inbox_delivery d SET locked_until = NULL, locked_by = 0, due_at = now() WHERE d.ctid = ANY (tids);
+    RETURN coalesce(cardinality(tids), 0);
+END $$;
 
 -- Nobody claims a paused handler's deliveries, in any process, within ten seconds; what runs goes on to its end. They wait and lose nothing.
 CREATE FUNCTION inbox_set_paused(handler_key text, is_paused boolean, because text, actor text) RETURNS bigint

@@ -55,7 +55,7 @@ CREATE TABLE inbox_delivery (
     due_at       INTEGER NOT NULL,
     locked_until INTEGER,                            -- the claim's end; past and not NULL: its process died. Not indexed
     finished_at  INTEGER,                            -- set for done, discarded and poisoned: leaves the claim index
-    locked_by    INTEGER,                            -- inbox_processor.id
+    locked_by    INTEGER,                            -- inbox_processor.id; 0 when a person has taken the claim away (inbox_release)
     attempts     INTEGER NOT NULL DEFAULT 0,         -- starts. Only ever grows: it is the claim's fencing token
     errors       INTEGER NOT NULL DEFAULT 0,         -- failures charged against the retry limit
     crashes      INTEGER NOT NULL DEFAULT 0,         -- process deaths in a row; reset by any outcome
@@ -362,6 +362,7 @@ FROM inbox_message m;
 -- What a person does. SQLite has no functions to store; what is written to one of these views, a trigger acts on:
 --     INSERT INTO inbox_replay (message_id, handler_key) VALUES ('order-17/placed', 'mail.receipt');
 --     INSERT INTO inbox_discard (message_id, handler_key, because) VALUES ('order-17/placed', 'mail.receipt', 'a test order');
+--     INSERT INTO inbox_release (message_id, handler_key, attempt) VALUES ('order-17/placed', 'mail.receipt', 3);
 --     INSERT INTO inbox_pause_handler (handler_key) VALUES ('mail.receipt');
 -- with a source, if there are several. How many it was stands in inbox_audit: 0 when there is none that it is meant for. Every act is fenced
 -- against running work, leaves a row in inbox_audit, and does nothing when it is repeated.
@@ -419,6 +420,34 @@ BEGIN
     UPDATE inbox_delivery
     SET status = 4, finished_at = (SELECT at FROM inbox_now), locked_until = NULL, locked_by = NULL,
         reason = coalesce(NEW.because, 'by a person')
+    WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
+                                        WHERE audit_id = (SELECT max(id) FROM inbox_audit)
+                                          AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
+END;
+
+-- Takes the claim of a running delivery away: it is due at once, and what its run comes to changes nothing any more. Its handler is told to stop when
+-- its process renews its claims next, within a third of the lease. Nothing is charged. `attempt` says which run is meant (inbox_status.attempts);
+-- without one, the run of this moment.
+CREATE VIEW inbox_release AS
+SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS attempt, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_release_now INSTEAD OF INSERT ON inbox_release
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'release',
+           json_object('message_id', NEW.message_id, 'source', NEW.source, 'handler_key', NEW.handler_key, 'attempt', NEW.attempt), count(*),
+           NEW.because, NEW.actor
+    FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+    WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
+      AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
+      AND d.status = 0 AND d.locked_until > (SELECT at FROM inbox_now) AND d.attempts = coalesce(NEW.attempt, d.attempts);
+    INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+    SELECT d.message_seq, d.handler_id, (SELECT max(id) FROM inbox_audit), d.status, d.finished_at, d.attempts, d.errors, d.crashes,
+           d.reason, d.last_error
+    FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+    WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
+      AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
+      AND d.status = 0 AND d.locked_until > (SELECT at FROM inbox_now) AND d.attempts = coalesce(NEW.attempt, d.attempts);
+    UPDATE inbox_delivery SET locked_until = NULL, locked_by = 0, due_at = (SELECT at FROM inbox_now)
     WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
                                         WHERE audit_id = (SELECT max(id) FROM inbox_audit)
                                           AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));

@@ -9,6 +9,7 @@ use crate::exit::{Exit, Failure};
 use crate::filter::{DeliveryOptions, StateOption};
 use crate::output::{Cell, Output, Tone, brief, cell, maybe, number, text, word};
 use crate::record::{self, PayloadOption};
+use crate::release::{self, ReleaseArguments};
 use crate::session::Session;
 use crate::when;
 
@@ -30,10 +31,13 @@ pub enum DeliveriesCommand {
     },
     /// One delivery with its record, its failed attempts and history
     Show(ShowArguments),
+    /// Take a stuck run's claim away: the delivery is due at once, and what that run comes to counts no more
+    Release(ReleaseArguments),
 }
 
+/// One delivery.
 #[derive(Debug, Args)]
-pub struct ShowArguments {
+pub struct Which {
     /// The message's id
     message_id: String,
     /// The handler, where the message has several
@@ -42,6 +46,12 @@ pub struct ShowArguments {
     /// The source, where several use the same id
     #[arg(long, value_name = "SOURCE")]
     source: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ShowArguments {
+    #[command(flatten)]
+    which: Which,
     #[command(flatten)]
     payload: PayloadOption,
 }
@@ -56,6 +66,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: DeliveriesCommand) -
             list(session.output, found, limit, any_table)
         }
         DeliveriesCommand::Show(arguments) => show(session, &arguments, None).await,
+        DeliveriesCommand::Release(arguments) => release::release(session, &arguments).await,
     }
 }
 
@@ -82,7 +93,7 @@ pub fn list(
     Ok(Exit::Well)
 }
 
-fn any_table(output: Output, found: &[DeliverySummary]) -> std::io::Result<()> {
+pub fn any_table(output: Output, found: &[DeliverySummary]) -> std::io::Result<()> {
     let columns =
         [text("MESSAGE"), text("HANDLER"), word("STATE"), number("ATTEMPT"), text("WHEN"), text("LAST ERROR")];
     let row = |one: &DeliverySummary| {
@@ -127,29 +138,45 @@ pub fn poisoned_table(output: Output, found: &[DeliverySummary]) -> std::io::Res
     output.table(&columns, found.iter().map(row).collect())
 }
 
-/// Shows the one delivery that is meant; when it is several, says which there are.
+impl Which {
+    pub fn filter(&self) -> DeliveryFilter {
+        let mut filter = DeliveryFilter::default().message_id(&self.message_id);
+        filter.handler_key.clone_from(&self.handler);
+        filter.source.clone_from(&self.source);
+        filter
+    }
+
+    /// The delivery that is meant; when it is several, says which there are.
+    pub async fn one<B: Backend>(
+        &self,
+        session: &Session<B>,
+        state: Option<State>,
+    ) -> Result<DeliverySummary, Failure> {
+        let found = session.operator().deliveries(&self.filter(), state, 100).await?;
+        only(found)?.ok_or_else(|| Failure::problem("there is no such delivery"))
+    }
+}
+
+/// The one that was found, if any; when it is several, says which there are.
+pub fn only(mut found: Vec<DeliverySummary>) -> Result<Option<DeliverySummary>, Failure> {
+    if found.len() <= 1 {
+        return Ok(found.pop());
+    }
+    let which = |one: &DeliverySummary| {
+        let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+        format!("--handler {} --source {}", or_dash(&one.handler_key), or_dash(&one.source))
+    };
+    let which: Vec<String> = found.iter().map(which).collect();
+    Err(Failure::usage(format!("which one?\n  {}", which.join("\n  "))))
+}
+
+/// Shows the one delivery that is meant.
 pub async fn show<B: Backend>(
     session: &Session<B>,
     arguments: &ShowArguments,
     state: Option<State>,
 ) -> Result<Exit, Failure> {
-    let mut filter = DeliveryFilter::default().message_id(&arguments.message_id);
-    filter.handler_key.clone_from(&arguments.handler);
-    filter.source.clone_from(&arguments.source);
-    let mut found = session.operator().deliveries(&filter, state, 100).await?;
-    let one = match (found.pop(), found.is_empty()) {
-        (None, _) => return Err(Failure::problem("there is no such delivery")),
-        (Some(one), true) => one,
-        (Some(last), false) => {
-            found.push(last);
-            let which = |one: &DeliverySummary| {
-                let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
-                format!("--handler {} --source {}", or_dash(&one.handler_key), or_dash(&one.source))
-            };
-            let which: Vec<String> = found.iter().map(which).collect();
-            return Err(Failure::usage(format!("which one?\n  {}", which.join("\n  "))));
-        }
-    };
+    let one = arguments.which.one(session, state).await?;
     let Some(details) = session.operator().delivery(&one).await? else {
         return Err(Failure::problem("the delivery has just been purged"));
     };

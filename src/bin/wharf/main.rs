@@ -21,6 +21,7 @@ mod poisoned;
 mod progress;
 mod quarantine;
 mod record;
+mod release;
 mod replay;
 mod session;
 mod status;

@@ -105,14 +105,14 @@ statements! {
         errors: Vec<Option<&'a str>>, places: Vec<i16>, whys: Vec<Option<&'a str>>,
     }
 
-    /// Which settlements did not take effect. One that did, in a try whose answer was lost, shows as its attempt, unlocked, with the
-    /// status it set.
+    /// Which settlements did not take effect. One that did, in a try whose answer was lost, shows as its attempt, unlocked by nobody else, with
+    /// the status it set.
     FindLost("
         SELECT s.message_seq, s.handler_id, s.attempt
         FROM unnest(:message_seqs, :handler_ids, :attempts, :statuses) AS s (message_seq, handler_id, attempt, status)
         WHERE (SELECT true FROM inbox_delivery d
                WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id AND d.attempts = s.attempt
-                 AND d.locked_until IS NULL AND d.status = s.status) IS NOT TRUE")
+                 AND d.locked_until IS NULL AND d.locked_by IS NULL AND d.status = s.status) IS NOT TRUE")
     -> ClaimId { message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16> }
 
     /// Skips rows that are locked, so that one transaction that hangs cannot let the claims of all others run out.

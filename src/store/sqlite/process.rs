@@ -77,11 +77,11 @@ statements! {
         DO UPDATE SET attempt = excluded.attempt, failed_at = excluded.failed_at, why = excluded.why, error = excluded.error")
     { message_seq: i64, handler_id: i16, place: i16, attempt: i32, now: i64, why: &'a str, error: Option<&'a str> }
 
-    /// Whether a settlement took effect in an earlier try whose answer was lost: its attempt, unlocked, with the status it set.
+    /// Whether a settlement took effect in an earlier try whose answer was lost: its attempt, unlocked by nobody else, with the status it set.
     HasTakenEffect("
         SELECT count(*) > 0 FROM inbox_delivery
         WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempt AND locked_until IS NULL
-          AND status = :status")
+          AND locked_by IS NULL AND status = :status")
     -> bool { message_seq: i64, handler_id: i16, attempt: i32, status: i16 }
 
     Renew(concat!("

@@ -3,7 +3,7 @@
 use serde_json::json;
 use wharf::Failure;
 
-use super::scene::{Runs, Scene, State, record, records};
+use super::scene::{Runs, Scene, State, quick, record, records};
 use crate::cli::program::Program;
 
 /// Three deliveries poisoned of one handler, one of another.
@@ -127,4 +127,33 @@ async fn a_canary_stops_when_too_many_fail_again_and_leaves_the_rest() {
 async fn a_replay_that_waits_says_what_became_of_it() {
     let (told, _scene) = canary(3, |id| id != "m000001", &[], 4).await;
     assert_eq!((&told["done"], &told["failed"], &told["stopped"]), (&2.into(), &1.into(), &serde_json::Value::Null));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stuck_run_is_released_by_its_attempt_and_only_while_it_runs() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let limits = quick().lease(std::time::Duration::from_secs(600));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.held("mail", &gate).concurrency(1)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("m1")).await.unwrap();
+    runs.reached(1).await;
+    let program = Program::on(&scene);
+    let release = ["deliveries", "release", "m1"];
+    let refused = program.run(&release).await;
+    assert!(refused.code == 2 && refused.stderr.contains("no terminal to ask at"), "{refused:?}");
+    let would = program.json(&[&release[..], &["--dry-run"]].concat(), 0).await;
+    assert_eq!((&would["attempt"], &would["deliveries"][0]["message_id"]), (&1.into(), &"m1".into()));
+    let another = program.run(&[&release[..], &["--attempt", "2", "--yes"]].concat()).await;
+    assert!(another.code == 1 && another.stderr.contains("attempt 1 is"), "{another:?}");
+    assert_eq!(scene.count("inbox_audit").await, 0);
+    let told = program.well(&[&release[..], &["--attempt", "1", "--because", "it hangs", "--yes"]].concat()).await;
+    assert!(told.contains("released attempt 1"), "{told}");
+    let audit = "SELECT concat_ws('|', action, affected, because, filter->>'handler_key', filter->>'attempt') FROM inbox_audit";
+    assert_eq!(scene.database.query_texts(audit).await, ["release|1|it hangs|mail|1"]);
+    assert_eq!(scene.states().await, ["m1 mail pending"]);
+    let ended = program.run(&[&release[..], &["--yes"]].concat()).await;
+    assert!(ended.code == 1 && ended.stderr.contains("not running"), "{ended:?}");
+    gate.add_permits(9);
+    running.shutdown(std::time::Duration::from_secs(20)).await.unwrap();
 }

@@ -31,6 +31,7 @@ macro_rules! every_store {
             quarantine_replay "../quarantine_replay.rs"
             refused "../refused.rs"
             registration "../registration.rs"
+            release "../release.rs"
             rename "../rename.rs"
             replay "../replay.rs"
             retention "../retention.rs"

@@ -7,7 +7,7 @@ use super::super::statement::{only_row, statements};
 use super::ledger;
 use crate::store::counts::{count, limit};
 use crate::store::operating::{Act, Returned, Signed, Verb};
-use crate::types::Result;
+use crate::types::{DeliveryFilter, Result};
 
 /// Declares acts on what a filter means, each by the function that does it.
 macro_rules! acts_by_filter {
@@ -27,6 +27,11 @@ acts_by_filter! {
 }
 
 statements! {
+    Release<'a>("SELECT inbox_release(:message_id, :handler_key, :source, :attempt, :because, :actor)") -> i64 {
+        message_id: Option<&'a str>, handler_key: Option<&'a str>, source: Option<&'a str>, attempt: i32,
+        because: Option<&'a str>, actor: Option<&'a str>,
+    }
+
     Pause<'a>("SELECT inbox_pause_handler(:handler_key, :because, :actor)") -> i64 {
         handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
     }
@@ -81,6 +86,12 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
             Verb::Replay => Replay { filter, limit: limit(rows), because, actor }.load(conn).await,
             Verb::Discard => Discard { filter, limit: limit(rows), because, actor }.load(conn).await,
         },
+        Act::Release { ref filter, attempt } => {
+            let DeliveryFilter { message_id, handler_key, source, .. } = filter;
+            let (message_id, handler_key) = (message_id.as_deref(), handler_key.as_deref());
+            let release = Release { message_id, handler_key, source: source.as_deref(), attempt, because, actor };
+            release.load(conn).await
+        }
         Act::Quarantined { verb, limit: rows, .. } => match verb {
             Verb::Replay => ReplayQuarantined { filter, limit: limit(rows), because, actor }.load(conn).await,
             Verb::Discard => DiscardQuarantined { filter, limit: limit(rows), because, actor }.load(conn).await,

@@ -44,7 +44,8 @@ statements! {
     History("
         SELECT row_to_json(x)::text FROM (
             SELECT a.action, inbox_micros(a.acted_at) AS acted_at, a.database_user, a.actor, a.because,
-                   (ARRAY['pending', NULL, 'done', 'poisoned', 'discarded'])[h.status + 1] AS state, h.reason, h.last_error, h.attempts,
+                   CASE a.action WHEN 'release' THEN 'running'
+                                 ELSE (ARRAY['pending', NULL, 'done', 'poisoned', 'discarded'])[h.status + 1] END AS state, h.reason, h.last_error, h.attempts,
                    h.errors
             FROM inbox_history h LEFT JOIN inbox_audit a ON a.id = h.audit_id
             WHERE h.message_seq = :message_seq AND h.handler_id = :handler_id ORDER BY h.audit_id) x")

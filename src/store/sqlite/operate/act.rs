@@ -51,6 +51,21 @@ statements! {
             locked_until = NULL, locked_by = NULL, replays = replays + 1
         WHERE message_seq = :message_seq AND handler_id = :handler_id") { message_seq: i64, handler_id: i16 }
 
+    /// The run of an attempt, while it is going on.
+    Running<'a>("
+        SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+        WHERE m.message_id = :message_id AND (:source IS NULL OR m.source = :source)
+          AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key)
+          AND d.status = 0 AND d.locked_until > :now AND d.attempts = :attempt")
+    -> (i64, i16) {
+        message_id: Option<&'a str>, source: Option<&'a str>, handler_key: Option<&'a str>, now: i64, attempt: i32,
+    }
+
+    /// No claim and no crash: what the run comes to changes nothing any more.
+    ReleaseOne("
+        UPDATE inbox_delivery SET locked_until = NULL, locked_by = 0, due_at = :now
+        WHERE message_seq = :message_seq AND handler_id = :handler_id") { now: i64, message_seq: i64, handler_id: i16 }
+
     DiscardOne<'a>("
         UPDATE inbox_delivery
         SET status = 4, finished_at = (SELECT at FROM inbox_now), locked_until = NULL, locked_by = NULL,
@@ -95,6 +110,15 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
             }
             return Ok(meant.len() as u64);
         }
+        Act::Release { ref filter, attempt } => {
+            let meant = running(filter, attempt, now).load::<(i64, i16)>(conn)?;
+            let audit_id = audited(conn, act, meant.len() as u64, signed)?;
+            for &(message_seq, handler_id) in &meant {
+                keep_history(conn, audit_id, message_seq, handler_id)?;
+                ReleaseOne { now, message_seq, handler_id }.execute(conn)?;
+            }
+            return Ok(meant.len() as u64);
+        }
         Act::Quarantined { verb: Verb::Replay, ref filter, limit } => {
             AskReplay::new(filter, limit, now).execute(conn)?
         }
@@ -111,6 +135,16 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
     };
     audited(conn, act, changed as u64, signed)?;
     Ok(changed as u64)
+}
+
+fn running(filter: &DeliveryFilter, attempt: i32, now: i64) -> Running<'_> {
+    Running {
+        message_id: filter.message_id.as_deref(),
+        source: filter.source.as_deref(),
+        handler_key: filter.handler_key.as_deref(),
+        now,
+        attempt,
+    }
 }
 
 fn audited(conn: &mut SqliteConnection, act: &Act, affected: u64, signed: &Signed) -> QueryResult<i64> {

@@ -38,7 +38,7 @@ statements! {
 
     History("
         SELECT json_object('action', a.action, 'acted_at', a.acted_at, 'database_user', a.database_user, 'actor', a.actor, 'because', a.because,
-                           'state', CASE h.status WHEN 0 THEN 'pending' WHEN 2 THEN 'done' WHEN 3 THEN 'poisoned' ELSE 'discarded' END,
+                           'state', CASE h.status WHEN 0 THEN iif(a.action = 'release', 'running', 'pending') WHEN 2 THEN 'done' WHEN 3 THEN 'poisoned' ELSE 'discarded' END,
                            'reason', h.reason, 'last_error', h.last_error, 'attempts', h.attempts, 'errors', h.errors)
         FROM inbox_history h LEFT JOIN inbox_audit a ON a.id = h.audit_id
         WHERE h.message_seq = :message_seq AND h.handler_id = :handler_id ORDER BY h.audit_id")

@@ -1,0 +1,154 @@
+//! Releasing a stuck run: the delivery runs elsewhere, what the old run comes to changes nothing, and nothing else can be released.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use wharf::operate::{DeliveryFilter, DeliverySummary};
+use wharf::{Failure, Limits, Message, Raw, Registration, handler};
+
+use super::scene::{Database, Db, Runs, Scene, State, key, quick, record, within};
+
+/// Longer than a test: no claim runs out, and no renewal comes in between.
+fn slow() -> Limits {
+    quick().lease(Duration::from_secs(600))
+}
+
+async fn running(scene: &Scene) -> DeliverySummary {
+    scene.until("SELECT count(*) FROM inbox_status WHERE state = 'running'").await;
+    let found = scene.store.operate().deliveries(&DeliveryFilter::default(), Some(State::Running), 10).await.unwrap();
+    found.into_iter().next().expect("one is running")
+}
+
+/// Waits for the gate on its first attempt and then fails for good; is done on later ones.
+fn stuck(runs: &Runs, gate: &Arc<Semaphore>) -> Registration<Db> {
+    let (runs, gate) = (runs.clone(), Arc::clone(gate));
+    handler(key("stock"), move |message: Message<Raw>| {
+        runs.note(&message);
+        let gate = Arc::clone(&gate);
+        async move {
+            if message.attempt() > 1 {
+                return Ok(());
+            }
+            gate.acquire().await?.forget();
+            Err(Failure::poison("too late"))
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_run_is_run_elsewhere_and_its_own_answer_changes_nothing() {
+    let (scene, runs, gate) = (Scene::new().await, Runs::new(), Arc::new(Semaphore::new(0)));
+    let old = scene.inbox().limits(slow()).subscribe("orders", stuck(&runs, &gate).concurrency(1)).build().unwrap();
+    let old = (old.start().await.unwrap(), old);
+    old.1.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+    let run = running(&scene).await;
+    let operator = scene.store.operate().acting_as("alice").because("it hangs");
+    assert!(operator.release(&run).await.unwrap());
+    assert!(!operator.release(&run).await.unwrap(), "it was released already");
+
+    let other = scene.another_inbox().await.limits(slow()).subscribe("orders", stuck(&runs, &gate)).build().unwrap();
+    let other = other.start().await.unwrap();
+    scene.settled().await;
+    // The old run answers now, and its process writes what it can before it ends.
+    gate.add_permits(1);
+    old.0.shutdown(Duration::from_secs(20)).await.unwrap();
+    let row = "SELECT concat_ws('|', state, attempts, errors, crashes) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["done|2|0|0"]);
+    assert_eq!((runs.count(), scene.count("inbox_attempt").await), (2, 0));
+    let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'message_id', filter->>'attempt') FROM inbox_audit";
+    let audit = scene.database.query_texts(&format!("{audit} ORDER BY id")).await;
+    assert_eq!(audit, ["release|1|alice|it hangs|a|1", "release|0|alice|it hangs|a|1"]);
+    let details = operator.delivery(&run).await.unwrap().unwrap();
+    let history: Vec<_> = details.history.iter().map(|entry| (entry.state, entry.attempts)).collect();
+    assert_eq!(history, [(State::Running, 1)]);
+    other.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// An answer that leaves the delivery open looks like the row that the release has left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_run_that_fails_is_not_charged_although_nobody_has_claimed_it_since() {
+    let (scene, gate) = (Scene::new().await, Arc::new(Semaphore::new(0)));
+    let (runs, opened) = (Runs::new(), Arc::clone(&gate));
+    let noting = runs.clone();
+    let failing = handler(key("stock"), move |message: Message<Raw>| {
+        noting.note(&message);
+        let opened = Arc::clone(&opened);
+        async move {
+            opened.acquire().await?.forget();
+            Err::<(), Failure>(Failure::retry("too late"))
+        }
+    });
+    let inbox = scene.inbox().limits(slow()).subscribe("orders", failing.concurrency(1)).build().unwrap();
+    let started = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+    let operator = scene.store.operate();
+    operator.pause("stock").await.unwrap();
+    assert!(operator.release(&running(&scene).await).await.unwrap());
+    gate.add_permits(1);
+    started.shutdown(Duration::from_secs(20)).await.unwrap();
+    let row = "SELECT concat_ws('|', state, attempts, errors, crashes, coalesce(last_error, '-')) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["pending|1|0|0|-"]);
+    assert_eq!(scene.count("inbox_attempt").await, 0);
+}
+
+/// Tells when it is dropped.
+struct Dropped(watch::Sender<bool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.send_replace(true);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_handler_of_a_released_run_is_stopped_by_the_next_renewal() {
+    let (scene, runs, stopped) = (Scene::new().await, Runs::new(), watch::channel(false).0);
+    let (noting, telling) = (runs.clone(), stopped.clone());
+    let hanging = handler(key("stock"), move |message: Message<Raw>| {
+        noting.note(&message);
+        let guard = (message.attempt() == 1).then(|| Dropped(telling.clone()));
+        async move {
+            if guard.is_some() {
+                std::future::pending::<()>().await;
+            }
+            Ok::<(), Failure>(())
+        }
+    });
+    let inbox = scene.inbox().subscribe("orders", hanging).build().unwrap();
+    let started = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+    // By hand, in SQL.
+    assert_eq!(scene.database.release("a", "stock", Some(2)).await, 0);
+    assert_eq!(scene.database.release("a", "stock", Some(1)).await, 1);
+    within(stopped.subscribe().wait_for(|is_stopped| *is_stopped)).await.unwrap();
+    scene.settled().await;
+    let row = "SELECT concat_ws('|', state, attempts, errors, crashes) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(row).await, ["done|2|0|0"]);
+    started.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_running_is_not_released() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.obeying("stock")).build().unwrap();
+    inbox.accept_all(["done", "poison", "discard"].map(record)).await.unwrap();
+    inbox.drain().await.unwrap();
+    inbox.accept(record("pending")).await.unwrap();
+    // Its process died a while ago: it is claimable, not running.
+    inbox.accept(record("dead")).await.unwrap();
+    let dead = "UPDATE inbox_delivery SET locked_until = now() - interval '1 second', locked_by = 1, attempts = 1
+                WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'dead')";
+    scene.database.execute(dead).await;
+    let before = scene.states().await;
+    let operator = scene.store.operate();
+    for one in operator.deliveries(&DeliveryFilter::default(), None, 10).await.unwrap() {
+        assert!(!operator.release(&one).await.unwrap(), "{one:?}");
+        assert_eq!(scene.database.release(&one.message_id.unwrap(), "stock", None).await, 0);
+    }
+    assert_eq!(scene.states().await, before);
+    assert_eq!((scene.count("inbox_history").await, scene.count("inbox_audit WHERE affected > 0").await), (0, 0));
+}
