@@ -37,7 +37,7 @@ GRANT SELECT ON inbox_identity TO :"accept";
 -- clean: purges what is finished. Writes nothing but what it keeps of identities, and the audit. A service that purges in the background has it too. Where
 -- it is a user of its own and keeps identities, pg_read_all_stats lets it see accepts that are under way for very long.
 GRANT SELECT ON inbox_handler, inbox_handler_key TO :"clean";
-GRANT SELECT, DELETE ON inbox_message, inbox_delivery, inbox_history, inbox_attempt TO :"clean";
+GRANT SELECT, DELETE ON inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_correction TO :"clean";
 GRANT UPDATE (seq) ON inbox_message TO :"clean";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_identity TO :"clean";
 GRANT SELECT, INSERT, UPDATE ON inbox_lease TO :"clean";
@@ -48,7 +48,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_retention, inbox_kept TO :"clean";
 GRANT EXECUTE ON FUNCTION inbox_audit_purge TO :"clean";
 
 -- process: claims, settles, keeps itself on the list. Writes no message.
-GRANT SELECT ON inbox_message TO :"process";
+GRANT SELECT ON inbox_message, inbox_correction TO :"process";
 GRANT SELECT, UPDATE ON inbox_delivery TO :"process";
 GRANT SELECT, INSERT, UPDATE ON inbox_attempt TO :"process";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_processor TO :"process";
@@ -59,14 +59,14 @@ GRANT SELECT, DELETE ON inbox_quarantine TO :"process";
 GRANT UPDATE (replay_asked_at, replay_locked_until, replays, reason, detail) ON inbox_quarantine TO :"process";
 
 -- read: looks at everything, payloads included. Changes nothing.
-GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_quarantine, inbox_ledger, inbox_gap,
+GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_correction, inbox_quarantine, inbox_ledger, inbox_gap,
                 inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_failures, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog,
                 inbox_partition, inbox_ingest
 TO :"read", :"admin";
 
 -- admin: looks at everything, and acts by calling functions: replay, discard, release, pause, the quarantine. They run with the owner's rights and write the
 -- audit, so this role cannot change a delivery without an audit row, nor write an audit row for another user.
-GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_discard, inbox_discard_matching, inbox_release, inbox_pause_handler, inbox_resume_handler,
+GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_replay_corrected, inbox_discard, inbox_discard_matching, inbox_release, inbox_pause_handler, inbox_resume_handler,
                           inbox_quarantine_replay, inbox_quarantine_discard, inbox_backfill_step
 TO :"admin";
 -- Moves positions in Kafka by these functions only; they run with the owner's rights and write the audit.

@@ -43,7 +43,9 @@ pub(super) fn prepare(
             let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
             let topic = shared_text(topic, &rules.topic);
             let source = source.map_or_else(|| Arc::clone(&topic), |source| shared_text(source, &topic));
-            let message = StoredMessage { id, source, topic, position, key, headers, payload, recorded_at };
+            let is_corrected = false;
+            let message =
+                StoredMessage { id, source, topic, position, key, headers, payload, recorded_at, is_corrected };
             Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }
     }

@@ -22,8 +22,8 @@ pub use retention::Retention;
 
 pub use crate::store::operating::SchemaVersion;
 pub use crate::types::{
-    Connections, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, FailedAttempt,
-    GroupFacts, HandlerStatus, HistoryEntry, IngestFacts, Lag, LedgerFilter, LedgerStatus, LongestRun,
+    Connections, Correction, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts,
+    FailedAttempt, GroupFacts, HandlerStatus, HistoryEntry, IngestFacts, Lag, LedgerFilter, LedgerStatus, LongestRun,
     OldestTransaction, PartitionFacts, ProcessorReport, ProcessorStatus, Purgeable, Purged, QuarantineDetails,
     QuarantineFilter, QuarantineSummary, Rate, State, TableFacts, fingerprint,
 };

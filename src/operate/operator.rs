@@ -6,8 +6,10 @@
 use std::fmt;
 use std::time::SystemTime;
 
+use bytes::Bytes;
+
 use super::doctor::{self, Diagnosis};
-use crate::store::operating::{Act, SchemaVersion, Signed, Verb};
+use crate::store::operating::{Act, Corrected, SchemaVersion, Signed, Verb};
 use crate::store::{Backend, Store};
 use crate::types::Facts;
 use crate::types::{
@@ -16,6 +18,9 @@ use crate::types::{
 };
 use crate::types::{DeliveryFilter, QuarantineFilter, State};
 use crate::types::{Error, Result};
+
+/// As large as `Limits::payload_bytes_max` can be.
+const PAYLOAD_BYTES_MAX: usize = 256 << 20;
 
 /// Looks at an inbox and acts on it. See [`Store::operate`].
 ///
@@ -143,6 +148,39 @@ impl<B: Backend> Operator<B> {
     pub async fn forget_identity(&self, message_id: &str, source: &str) -> Result<bool> {
         let (message_id, source) = (message_id.to_owned(), source.to_owned());
         Ok(self.act(Act::ForgetIdentity { message_id, source }).await? > 0)
+    }
+
+    /// Runs a poisoned or discarded delivery again with a corrected payload, for its handler only. The message keeps the payload that it came
+    /// with, byte for byte, for its other handlers and for deduplication; the corrected one is kept beside it, and later replays of
+    /// this delivery use it too. [`Message::is_corrected`](crate::Message::is_corrected) tells the handler. The audit has the hash of the
+    /// payload, not the payload. Returns false when the delivery is not given up any more, or has had an attempt since it was looked at.
+    ///
+    /// ```no_run
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::{DeliveryFilter, State};
+    /// let operator = store.operate().acting_as("alice").because("the producer wrote the amount as text");
+    /// let failed = DeliveryFilter::default().message_id("order-17/placed").handler_key("mail.receipt");
+    /// for delivery in operator.deliveries(&failed, Some(State::Poisoned), 1).await? {
+    ///     operator.replay_corrected(&delivery, r#"{"order": 17, "amount": 9.5}"#).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the payload is unchanged or larger than 256 MiB, the message is gone, or the database does not answer.
+    pub async fn replay_corrected(&self, of: &DeliverySummary, payload: impl Into<Bytes>) -> Result<bool> {
+        let (filter, payload) = (one(of)?, payload.into());
+        if payload.len() > PAYLOAD_BYTES_MAX {
+            return Err(Error::configuration("a corrected payload has at most 268435456 bytes"));
+        }
+        let Some(details) = self.delivery(of).await? else { return Ok(false) };
+        let current = details.correction.map(|correction| correction.payload);
+        let original = details.record.as_ref().and_then(|record| record.get_payload());
+        if current.as_deref().or(original) == Some(&*payload) {
+            return Err(Error::configuration("the payload is unchanged"));
+        }
+        let act = Act::ReplayCorrected { filter, attempt: of.attempts, payload: Corrected(payload) };
+        Ok(self.act(act).await? > 0)
     }
 
     /// Takes the claim of a running delivery away, as it was looked at: of that attempt and no later one. The delivery is due at once and runs

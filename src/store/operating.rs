@@ -6,10 +6,12 @@
 // Public in a private module: the bound of a public trait, but nobody outside can name it.
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::types::{
@@ -103,6 +105,12 @@ pub enum Act {
         filter: DeliveryFilter,
         attempt: i32,
     },
+    /// A delivery that was given up runs again with another payload, if it has had no attempt since.
+    ReplayCorrected {
+        filter: DeliveryFilter,
+        attempt: i32,
+        payload: Corrected,
+    },
     Quarantined {
         verb: Verb,
         filter: QuarantineFilter,
@@ -131,6 +139,16 @@ pub enum Act {
     },
 }
 
+/// A payload as a person has corrected it. Never shown.
+#[derive(Clone)]
+pub struct Corrected(pub Bytes);
+
+impl fmt::Debug for Corrected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Replay,
@@ -146,6 +164,7 @@ impl Act {
             Self::Quarantined { verb: Verb::Replay, .. } => "replay quarantined",
             Self::Quarantined { verb: Verb::Discard, .. } => "discard quarantined",
             Self::Release { .. } => "release",
+            Self::ReplayCorrected { .. } => "replay corrected",
             Self::Pause { .. } => "pause",
             Self::Resume { .. } => "resume",
             Self::ResetLedger { .. } => "reset ledger",
@@ -158,7 +177,8 @@ impl Act {
     pub(super) fn filter(&self) -> String {
         match self {
             Self::Deliveries { filter, .. } => filter.to_json(),
-            Self::Release { filter, attempt } => filter.to_json_of(*attempt),
+            Self::Release { filter, attempt } => filter.to_json_of(*attempt, None),
+            Self::ReplayCorrected { filter, attempt, payload } => filter.to_json_of(*attempt, Some(&payload.0)),
             Self::Quarantined { filter, .. } => filter.to_json(),
             Self::ResetLedger { filter, to_offset } => filter.to_json(*to_offset),
             Self::SkipLedger { filter, to_offset } => filter.to_json(Some(*to_offset)),

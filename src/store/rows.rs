@@ -11,14 +11,14 @@ use super::ledger::{Gap, LedgerState};
 use super::seam::{ClaimId, Claimed, Stamp};
 use super::statement::{SqlValue, rows, sql_values};
 use super::version::SchemaRow;
-use crate::types::{Headers, Position, Record, StoredMessage};
+use crate::types::{Correction, Headers, Position, Record, StoredMessage};
 
 rows! {
     /// A claimed delivery and its message. The message's columns are NULL when its row is gone.
     ClaimRow<S> {
         claim: ClaimId, errors: i32, crashes: i32, troubles: i32, due_at: S, id: Option<SharedText>, source: Option<String>,
         topic: Option<String>, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>, key: Option<Vec<u8>>,
-        headers: Option<Vec<u8>>, payload: Option<Vec<u8>>,
+        headers: Option<Vec<u8>>, payload: Option<Vec<u8>>, is_corrected: bool,
     }
 
     /// A record, of a message or of the quarantine.
@@ -26,6 +26,9 @@ rows! {
         topic: String, cluster: Option<String>, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>,
         id: Option<Vec<u8>>, source: Option<Vec<u8>>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>, payload: Option<Vec<u8>>,
     }
+
+    /// The newest corrected payload of a delivery.
+    CorrectionRow<S> { corrected_at: Option<S>, payload: Vec<u8> }
 
     GapRow<S> { topic: String, partition: i32, from_offset: i64, to_offset: i64, noticed_at: S }
 }
@@ -76,6 +79,7 @@ fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Cla
                 headers: headers(row.headers),
                 payload: row.payload.map(Bytes::from),
                 recorded_at: row.recorded_at.map(S::to_time),
+                is_corrected: row.is_corrected,
             }))
         }
         // The columns are NOT NULL, so there is no message row.
@@ -97,6 +101,11 @@ pub(super) fn record<S: DatabaseStamp>(row: RecordRow<S>) -> Record {
         recorded_at: row.recorded_at.map(S::to_time),
         ..Record::default()
     }
+}
+
+pub(super) fn correction<S: DatabaseStamp>(row: CorrectionRow<S>) -> Correction {
+    let CorrectionRow { corrected_at, payload } = row;
+    Correction { corrected_at: corrected_at.map(S::to_time), payload: payload.into() }
 }
 
 pub(super) fn gap<S: DatabaseStamp>(row: GapRow<S>) -> Gap {

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use super::{Error, Result, setters};
 
@@ -101,11 +103,14 @@ impl DeliveryFilter {
         json(&texts, self.older_than, self.newer_than, self.all).to_string()
     }
 
-    /// As it is written into the audit, with the attempt that is meant.
-    pub(crate) fn to_json_of(&self, attempt: i32) -> String {
+    /// As it is written into the audit, with the attempt that is meant, and the hash of a corrected payload.
+    pub(crate) fn to_json_of(&self, attempt: i32, payload: Option<&[u8]>) -> String {
         let texts = [("handler_key", &self.handler_key), ("message_id", &self.message_id), ("source", &self.source)];
         let mut json = json(&texts, None, None, false);
         json["attempt"] = attempt.into();
+        if let Some(payload) = payload {
+            json["payload_sha256"] = format!("{:x}", Bytes::copy_from_slice(&Sha256::digest(payload))).into();
+        }
         json.to_string()
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct StoredMessage {
     pub(crate) headers: Headers,
     pub(crate) payload: Option<Bytes>,
     pub(crate) recorded_at: Option<SystemTime>,
+    /// The payload is not the record's: a person has corrected it for this handler.
+    pub(crate) is_corrected: bool,
 }
 
 impl StoredMessage {
@@ -103,6 +105,7 @@ impl<P: Payload> Message<P> {
             headers: record.headers,
             payload: record.payload,
             recorded_at: record.recorded_at,
+            is_corrected: false,
         };
         let undecodable = |error| Error::configuration("cannot read the payload of the record").with_source(error);
         Self::decode(Arc::new(stored), 1).map_err(undecodable)
@@ -143,6 +146,12 @@ impl<P> Message<P> {
     /// When the producer or the broker stamped the record.
     pub fn recorded_at(&self) -> Option<SystemTime> {
         self.stored.recorded_at
+    }
+
+    /// Whether the payload was corrected by a person, for this handler: then it is not the one that the record had. See
+    /// [`Operator::replay_corrected`](crate::operate::Operator::replay_corrected).
+    pub fn is_corrected(&self) -> bool {
+        self.stored.is_corrected
     }
 
     /// The same message on another attempt, for unit tests.

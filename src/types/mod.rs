@@ -44,7 +44,7 @@ pub use purged::{Purgeable, Purged};
 pub use receipt::Receipt;
 pub use record::{Position, Record};
 pub use rows::{
-    DeliveryDetails, DeliverySummary, ErrorSummary, FailedAttempt, HandlerStatus, HistoryEntry, LongestRun,
+    Correction, DeliveryDetails, DeliverySummary, ErrorSummary, FailedAttempt, HandlerStatus, HistoryEntry, LongestRun,
     ProcessorReport, ProcessorStatus, QuarantineDetails, QuarantineSummary, Rate,
 };
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::Record;
@@ -159,6 +160,8 @@ pub struct DeliverySummary {
     pub crashes: i32,
     /// How often a person gave it a fresh set of retries.
     pub replays: i32,
+    /// Whether a person has corrected its payload: see [`DeliveryDetails::correction`].
+    pub is_corrected: bool,
     /// When it is or was due.
     #[serde(with = "stamp")]
     pub due_at: SystemTime,
@@ -196,6 +199,18 @@ pub struct DeliveryDetails {
     /// [`Limits::attempt_rows_max`](crate::Limits::attempt_rows_max). A replay leaves them. Numbers that are missing are attempts that
     /// were done, snoozed, released, overwritten by newer ones, or that ended with their process.
     pub failures: Vec<FailedAttempt>,
+    /// The payload that its handler is given instead of the record's.
+    pub correction: Option<Correction>,
+}
+
+/// A payload that a person has corrected, for one handler. The record stays as it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Correction {
+    /// When; who and why stand in the history.
+    pub corrected_at: Option<SystemTime>,
+    /// The corrected payload.
+    pub payload: Bytes,
 }
 
 /// An attempt that failed.

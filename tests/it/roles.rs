@@ -92,6 +92,7 @@ async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_othe
     accepting.accept(record("b")).await.unwrap();
     assert_eq!(failing.drain().await.unwrap(), 2);
     assert_eq!(scene.count("inbox_failures WHERE message_id = 'b'").await, 1);
+    refuses(&scene, "process", &["UPDATE inbox_correction SET payload = ''", "DELETE FROM inbox_attempt"]).await;
     let insert = "INSERT INTO inbox_message (message_id, source, topic, payload_hash) VALUES ('x', 'x', 'x', '')";
     refuses(
         &scene,
@@ -134,6 +135,7 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
     assert_eq!(operator.discard(&of("b"), 1).await.unwrap(), 1);
     let done = operator.deliveries(&of("b"), None, 1).await.unwrap().remove(0);
     assert!(!operator.release(&done).await.unwrap());
+    assert!(operator.replay_corrected(&done, "corrected").await.unwrap());
     assert!(operator.pause("stock").await.unwrap() && operator.resume("stock").await.unwrap());
     let backfill = Backfill::new("mail", ["orders"]);
     assert_eq!(operator.backfill(&backfill, |_| ()).await.unwrap(), 2);

@@ -60,6 +60,7 @@ CREATE TABLE inbox_delivery (
     handler_id   smallint    NOT NULL,
     status       smallint    NOT NULL DEFAULT 0,     -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      smallint    NOT NULL DEFAULT 0,     -- how often a person gave it a fresh set of retries; what was before is in inbox_history
+    is_corrected boolean     NOT NULL DEFAULT false, -- its handler is given the newest payload of inbox_correction
     reason       text,                               -- why it was poisoned or discarded
     last_error   text,
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
@@ -109,6 +110,15 @@ CREATE TABLE inbox_attempt (
     why         text        NOT NULL,                -- failed, timed out, panicked, store trouble; or the reason why it was poisoned
     error       text,
     PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
+);
+
+-- Payloads that people corrected, each for one handler: its handler is given the newest. The message stays as it came. Goes with its message.
+CREATE TABLE inbox_correction (
+    message_seq bigint   NOT NULL,
+    audit_id    bigint   NOT NULL,                   -- inbox_audit.id: who, when, why
+    handler_id  smallint NOT NULL,
+    payload     bytea    NOT NULL,
+    PRIMARY KEY (message_seq, handler_id, audit_id)  -- claims of corrected deliveries, purged with its message
 );
 
 -- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
@@ -345,7 +355,7 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays, d.due_at, d.locked_until, p.name AS locked_by,
+       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays, d.is_corrected, d.due_at, d.locked_until, p.name AS locked_by,
        p.alive_until > now() AS owner_is_alive, d.finished_at,
        now() - m.received_at AS age, m.received_at, m.recorded_at, m.kafka_partition, m.kafka_offset, d.last_error,
        inbox_fingerprint(d.last_error) AS fingerprint, d.message_seq, d.handler_id
@@ -588,6 +598,54 @@ CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFA
 LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('replay', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
 $$;
+
+-- Runs a poisoned or discarded delivery again with another payload, which is kept beside the original: for this handler only. `attempt` says which failure
+-- was looked at (inbox_status.attempts); when it has run since, nothing is done. The audit has the payload's hash. Returns 0 when there is no such delivery.
+CREATE FUNCTION inbox_replay_corrected(message_id text, handler_key text, payload bytea, source text DEFAULT NULL, attempt integer DEFAULT NULL,
+                                       because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    tids tid[];
+    act bigint;
+BEGIN
+    PERFORM inbox_check_handler_key($2);
+    IF $3 IS NULL OR $2 IS NULL THEN
+        RAISE EXCEPTION 'a corrected payload is not NULL, and is for one handler';
+    END IF;
+    SELECT array_agg(d.tid) INTO tids
+    FROM inbox_message m
+    CROSS JOIN unnest(inbox_handler_ids($2)) AS h (id)
+    CROSS JOIN LATERAL (SELECT ctid AS tid FROM inbox_delivery
+                        WHERE message_seq = m.seq AND handler_id = h.id AND status IN (3, 4) AND ($5 IS NULL OR attempts = $5)
+                        LIMIT 1 FOR UPDATE SKIP LOCKED) d
+    WHERE m.message_id = $1 AND ($4 IS NULL OR m.source = $4);
+    IF cardinality(tids) > 1 THEN
+        RAISE EXCEPTION 'these are deliveries of several messages' USING HINT = 'Name the source.';
+    END IF;
+    IF (SELECT $3 = CASE WHEN d.is_corrected THEN (SELECT payload FROM inbox_correction
+                                                   WHERE message_seq = d.message_seq AND handler_id = d.handler_id
+                                                   ORDER BY audit_id DESC LIMIT 1)
+                         ELSE (SELECT payload FROM inbox_message WHERE seq = d.message_seq) END
+        FROM inbox_delivery d WHERE d.ctid = ANY (tids)) THEN
+        RAISE EXCEPTION 'the payload is unchanged';
+    END IF;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('replay corrected', jsonb_strip_nulls(jsonb_build_object(
+                'message_id', $1, 'handler_key', $2, 'source', $4, 'attempt', $5, 'payload_sha256', encode(sha256($3), 'hex'))),
+            coalesce(cardinality(tids), 0), $6, $7)
+    RETURNING id INTO act;
+    INSERT INTO inbox_history (message_seq, handler_id, audit_id, status, finished_at, attempts, errors, crashes, reason, last_error)
+    SELECT d.message_seq, d.handler_id, act, d.status, d.finished_at, d.attempts, d.errors, d.crashes, d.reason, d.last_error
+    FROM inbox_delivery d WHERE d.ctid = ANY (tids);
+    INSERT INTO inbox_correction (message_seq, handler_id, audit_id, payload)
+    SELECT d.message_seq, d.handler_id, act, $3 FROM inbox_delivery d WHERE d.ctid = ANY (tids);
+    UPDATE inbox_delivery d
+    SET status = 0, due_at = now(), finished_at = NULL, errors = 0, crashes = 0, troubles = 0, reason = NULL, locked_until = NULL, locked_by = NULL,
+        replays = least(d.replays + 1, 32767), is_corrected = true
+    WHERE d.ctid = ANY (tids);
+    RETURN coalesce(cardinality(tids), 0);
+END $$;
 
 -- Runs again what a filter means: see inbox_matching, which tells beforehand what that would be.
 CREATE FUNCTION inbox_replay_matching(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL,

@@ -62,6 +62,7 @@ CREATE TABLE inbox_delivery (
     troubles     INTEGER NOT NULL DEFAULT 0,         -- runs in a row that the store itself made fail; written only then. Not indexed
     status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      INTEGER NOT NULL DEFAULT 0,         -- how often a person gave it a fresh set of retries; what was before is in inbox_history
+    is_corrected INTEGER NOT NULL DEFAULT 0,         -- its handler is given the newest payload of inbox_correction
     reason       TEXT,                               -- why it was poisoned or discarded
     last_error   TEXT,
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
@@ -100,6 +101,15 @@ CREATE TABLE inbox_attempt (
     why         TEXT    NOT NULL,                    -- failed, timed out, panicked, store trouble; or the reason why it was poisoned
     error       TEXT,
     PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
+) WITHOUT ROWID;
+
+-- Payloads that people corrected, each for one handler: its handler is given the newest. The message stays as it came. Goes with its message.
+CREATE TABLE inbox_correction (
+    message_seq INTEGER NOT NULL,
+    handler_id  INTEGER NOT NULL,
+    audit_id    INTEGER NOT NULL,                    -- inbox_audit.id: who, when, why
+    payload     BLOB    NOT NULL,
+    PRIMARY KEY (message_seq, handler_id, audit_id)  -- claims of corrected deliveries, purged with its message
 ) WITHOUT ROWID;
 
 -- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
@@ -249,7 +259,7 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays,
+       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays, d.is_corrected,
        strftime('%Y-%m-%d %H:%M:%f', d.due_at / 1e6, 'unixepoch') AS due_at,
        strftime('%Y-%m-%d %H:%M:%f', d.locked_until / 1e6, 'unixepoch') AS locked_until, p.name AS locked_by,
        p.alive_until > now.at AS owner_is_alive,

@@ -185,6 +185,7 @@ pub async fn show<B: Backend>(
             "delivery": details.delivery,
             "failures": details.failures,
             "history": details.history,
+            "correction": details.correction.as_ref().map(|one| record::corrected_document(one, arguments.payload)),
             "record": details.record.as_ref().map(|record| record::document(record, arguments.payload)),
         }))?,
         false => print(session.output, &details, arguments.payload)?,
@@ -214,6 +215,9 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         Some(record) => fields.extend(record::fields(record, payload)),
         None => fields.push(("record", cell("the message is gone"))),
     }
+    if let Some(correction) = &details.correction {
+        fields.push(("corrected payload", record::corrected_field(correction)));
+    }
     output.fields(fields)?;
     if !details.failures.is_empty() {
         output.line("")?;
@@ -227,6 +231,9 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
     }
     if let Some(record) = record {
         record::payload(record, payload, output)?;
+    }
+    if let Some(correction) = &details.correction {
+        record::corrected(correction, payload, output)?;
     }
     Ok(())
 }

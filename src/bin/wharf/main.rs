@@ -8,6 +8,7 @@ mod audit;
 mod cleanup;
 mod confirm;
 mod connect;
+mod correct;
 mod deliveries;
 mod doctor;
 mod escape;

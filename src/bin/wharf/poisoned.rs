@@ -4,6 +4,7 @@ use clap::Subcommand;
 use wharf::operate::{ErrorSummary, State};
 use wharf::store::Backend;
 
+use crate::correct::{self, CorrectionArguments};
 use crate::deliveries::{self, ShowArguments};
 use crate::exit::{Exit, Failure};
 use crate::filter::DeliveryOptions;
@@ -37,6 +38,8 @@ pub enum PoisonedCommand {
         acting: Acting,
         #[command(flatten)]
         canary: CanaryArguments,
+        #[command(flatten)]
+        correction: CorrectionArguments,
     },
     /// Give them up for good; by --message also pending ones
     Discard {
@@ -56,9 +59,10 @@ pub async fn run<B: Backend>(session: &Session<B>, command: PoisonedCommand) -> 
             deliveries::list(session.output, found, limit, deliveries::poisoned_table)
         }
         PoisonedCommand::Show(arguments) => deliveries::show(session, &arguments, Some(State::Poisoned)).await,
-        PoisonedCommand::Replay { options, acting, canary } => {
-            replay::replay(session, options.filter(), &acting, &canary).await
-        }
+        PoisonedCommand::Replay { options, acting, canary, correction } => match correction.is_asked_for() {
+            true => correct::replay(session, &options.filter(), &acting.confirming, &correction).await,
+            false => replay::replay(session, options.filter(), &acting, &canary).await,
+        },
         PoisonedCommand::Discard { options, acting } => replay::discard(session, options.filter(), &acting).await,
     }
 }

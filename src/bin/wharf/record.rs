@@ -5,6 +5,7 @@ use std::io;
 
 use serde_json::{Value, json};
 use wharf::Record;
+use wharf::operate::Correction;
 
 use crate::output::{Cell, Output, cell, maybe, verbatim};
 use crate::when;
@@ -38,6 +39,10 @@ pub fn fields(record: &Record, payload: PayloadOption) -> Vec<(&'static str, Cel
 pub fn payload(record: &Record, payload: PayloadOption, output: Output) -> io::Result<()> {
     let Some(bytes) = record.get_payload().filter(|_| payload.is_shown) else { return Ok(()) };
     output.line("")?;
+    lines(bytes)
+}
+
+fn lines(bytes: &[u8]) -> io::Result<()> {
     let pretty = serde_json::from_slice::<Value>(bytes).and_then(|value| serde_json::to_string_pretty(&value));
     for line in pretty.unwrap_or_else(|_| shown_lines(bytes)).lines() {
         verbatim(line)?;
@@ -45,16 +50,42 @@ pub fn payload(record: &Record, payload: PayloadOption, output: Output) -> io::R
     Ok(())
 }
 
-pub fn document(record: &Record, payload: PayloadOption) -> Value {
-    let position = record.get_position();
-    let bytes = |bytes: Option<&[u8]>| match bytes {
+/// A corrected payload below the record's own, when it is asked for.
+pub fn corrected(correction: &Correction, payload: PayloadOption, output: Output) -> io::Result<()> {
+    if !payload.is_shown {
+        return Ok(());
+    }
+    output.line("")?;
+    output.line("corrected payload:")?;
+    lines(&correction.payload)
+}
+
+pub fn corrected_field(correction: &Correction) -> Cell {
+    let at = correction.corrected_at.map_or_else(|| "-".to_owned(), when::at);
+    cell(format!("{}, {at}", hidden(&correction.payload)))
+}
+
+pub fn corrected_document(correction: &Correction, payload: PayloadOption) -> Value {
+    json!({
+        "corrected_at": correction.corrected_at.map(when::at),
+        "payload": content(Some(&correction.payload), payload),
+    })
+}
+
+fn content(bytes: Option<&[u8]>, payload: PayloadOption) -> Value {
+    match bytes {
         None => Value::Null,
         Some(bytes) if !payload.is_shown => json!({ "bytes": bytes.len() }),
         Some(bytes) => match std::str::from_utf8(bytes) {
             Ok(text) => json!({ "bytes": bytes.len(), "text": text }),
             Err(_) => json!({ "bytes": bytes.len(), "hex": hex(bytes) }),
         },
-    };
+    }
+}
+
+pub fn document(record: &Record, payload: PayloadOption) -> Value {
+    let position = record.get_position();
+    let bytes = |bytes| content(bytes, payload);
     let headers: Vec<Value> = record
         .get_headers()
         .iter()

@@ -49,9 +49,13 @@ statements! {
                     ORDER BY d.due_at, d.message_seq
                     LIMIT ask.wanted
                     FOR NO KEY UPDATE SKIP LOCKED) due))
-            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at)
+            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at, t.is_corrected)
         SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles, c.due_at,
-               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers, m.payload
+               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
+               CASE WHEN c.is_corrected THEN (SELECT k.payload FROM inbox_correction k
+                                              WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
+                                              ORDER BY k.audit_id DESC LIMIT 1)
+                    ELSE m.payload END, c.is_corrected
         FROM claimed c
         LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
     -> ClaimRow<PgTimestamp> {

@@ -33,7 +33,10 @@ statements! {
                                 WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
                                 ELSE 1 END,
                d.troubles, d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
-               m.payload
+               CASE WHEN d.is_corrected THEN (SELECT k.payload FROM inbox_correction k
+                                              WHERE k.message_seq = d.message_seq AND k.handler_id = d.handler_id
+                                              ORDER BY k.audit_id DESC LIMIT 1)
+                    ELSE m.payload END, d.is_corrected
         FROM inbox_delivery d INDEXED BY inbox_delivery_due
         LEFT JOIN inbox_message m ON m.seq = d.message_seq
         WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at >= :floor AND d.due_at <= :now

@@ -78,6 +78,8 @@ statements! {
 
     RemoveAttempts("DELETE FROM inbox_attempt WHERE message_seq = :message_seq") { message_seq: i64 }
 
+    RemoveCorrections("DELETE FROM inbox_correction WHERE message_seq = :message_seq") { message_seq: i64 }
+
     RemoveMessage("DELETE FROM inbox_message WHERE seq = :message_seq") { message_seq: i64 }
 
     Keep<'a>("
@@ -148,6 +150,7 @@ fn remove(
         step.deliveries += RemoveDeliveries { message_seq: seq }.execute(conn)? as u64;
         RemoveHistory { message_seq: seq }.execute(conn)?;
         RemoveAttempts { message_seq: seq }.execute(conn)?;
+        RemoveCorrections { message_seq: seq }.execute(conn)?;
         RemoveMessage { message_seq: seq }.execute(conn)?;
         if let Some(keep) = keep {
             let IdentityHash(hash) = IdentityHash::of(&message_id, &source);

@@ -26,6 +26,7 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
         headers: Headers::default(),
         payload: None,
         recorded_at: None,
+        is_corrected: false,
     };
     let deliveries = smallvec::smallvec![NewDelivery { ids: ids.clone(), is_handed_over: false }];
     NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }

@@ -4,7 +4,7 @@ use serde_json::json;
 use wharf::Failure;
 
 use super::scene::{Runs, Scene, State, quick, record, records};
-use crate::cli::program::Program;
+use crate::cli::program::{Program, finish};
 
 /// Three deliveries poisoned of one handler, one of another.
 async fn scene() -> (Scene, Program) {
@@ -156,4 +156,47 @@ async fn a_stuck_run_is_released_by_its_attempt_and_only_while_it_runs() {
     assert!(ended.code == 1 && ended.stderr.contains("not running"), "{ended:?}");
     gate.add_permits(9);
     running.shutdown(std::time::Duration::from_secs(20)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_delivery_is_replayed_with_a_corrected_payload_from_an_editor_or_a_file() {
+    let (scene, program) = scene().await;
+    let edit = ["poisoned", "replay", "--message", "m1", "--handler", "mail", "--edit", "--yes"];
+    let with_editor = async |editor: &str| {
+        let mut command = program.command();
+        command.args(edit).env("VISUAL", "").env("EDITOR", editor);
+        finish(command).await
+    };
+    // What the editor is given: a file of its owner alone, with the payload.
+    let seen = tempfile::tempdir().unwrap();
+    let notes = seen.path().join("notes");
+    let private = with_editor(&format!("sh -c 'stat -c %a \"$1\" > {0}; cat \"$1\" >> {0}' -", notes.display())).await;
+    assert!(private.code == 1 && private.stderr.contains("the payload is unchanged"), "{private:?}");
+    assert_eq!(std::fs::read_to_string(notes).unwrap(), "600\npayload of m1");
+    for (editor, code, why) in [("", 2, "set VISUAL or EDITOR"), ("false", 1, "the editor failed")] {
+        let refused = with_editor(editor).await;
+        assert!(refused.code == code && refused.stderr.replace('\n', " ").contains(why), "{refused:?}");
+    }
+    assert_eq!(scene.count("inbox_audit").await, 0);
+    let told = with_editor("sed -i s/payload/corrected/").await;
+    assert!(told.code == 0 && told.stdout.contains("15 bytes instead of 13"), "{told:?}");
+
+    let file = seen.path().join("corrected");
+    std::fs::write(&file, "from a file").unwrap();
+    let with_file = ["poisoned", "replay", "--message", "m2", "--handler", "mail", "--payload-file", file.to_str().unwrap()];
+    let would = program.json(&[&with_file[..], &["--dry-run"]].concat(), 0).await;
+    assert_eq!((&would["dry_run"], &would["payload_bytes"]), (&true.into(), &11.into()));
+    let refused = program.run(&[&with_file[..], &["--all", "--yes"]].concat()).await;
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert_eq!(scene.count("inbox_correction").await, 1);
+    let told = program.json(&[&with_file[..], &["--yes", "--because", "a typing error"]].concat(), 0).await;
+    assert_eq!((&told["affected"], &told["action"]), (&1.into(), &"replay corrected".into()));
+
+    let show = ["deliveries", "show", "m2", "--handler", "mail"];
+    let hidden = program.well(&show).await;
+    assert!(hidden.contains("corrected payload") && !hidden.contains("from a file"), "{hidden}");
+    let show = [&show[..], &["--show-payload"]].concat();
+    let shown = program.well(&show).await;
+    assert!(shown.contains("payload of m2") && shown.contains("from a file"), "{shown}");
+    assert_eq!(program.json(&show, 0).await["correction"]["payload"]["text"], "from a file");
 }

@@ -17,6 +17,7 @@ macro_rules! every_store {
             claim_ahead "../claim_ahead.rs"
             attempts "../attempts.rs"
             claims "../claims.rs"
+            corrections "../corrections.rs"
             extremes "../extremes.rs"
             flow "../flow.rs"
             handler_errors "../handler_errors.rs"

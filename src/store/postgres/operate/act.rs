@@ -32,6 +32,12 @@ statements! {
         because: Option<&'a str>, actor: Option<&'a str>,
     }
 
+    ReplayCorrected<'a>("
+        SELECT inbox_replay_corrected(:message_id, :handler_key, :payload, :source, :attempt, :because, :actor)") -> i64 {
+        message_id: Option<&'a str>, handler_key: Option<&'a str>, payload: &'a [u8], source: Option<&'a str>,
+        attempt: i32, because: Option<&'a str>, actor: Option<&'a str>,
+    }
+
     Pause<'a>("SELECT inbox_pause_handler(:handler_key, :because, :actor)") -> i64 {
         handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
     }
@@ -91,6 +97,12 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
             let (message_id, handler_key) = (message_id.as_deref(), handler_key.as_deref());
             let release = Release { message_id, handler_key, source: source.as_deref(), attempt, because, actor };
             release.load(conn).await
+        }
+        Act::ReplayCorrected { ref filter, attempt, ref payload } => {
+            let DeliveryFilter { message_id, handler_key, source, .. } = filter;
+            let (message_id, handler_key, source) = (message_id.as_deref(), handler_key.as_deref(), source.as_deref());
+            let payload = &payload.0;
+            ReplayCorrected { message_id, handler_key, payload, source, attempt, because, actor }.load(conn).await
         }
         Act::Quarantined { verb, limit: rows, .. } => match verb {
             Verb::Replay => ReplayQuarantined { filter, limit: limit(rows), because, actor }.load(conn).await,

@@ -11,7 +11,7 @@ use super::super::statement::statements;
 use super::look;
 use crate::store::counts::limit;
 use crate::store::operating::{Replayed, from_json};
-use crate::store::rows::{RecordRow, record};
+use crate::store::rows::{CorrectionRow, RecordRow, correction, record};
 use crate::types::{DeliveryDetails, FailedAttempt, HistoryEntry, QuarantineDetails, Record, Result};
 
 statements! {
@@ -51,6 +51,11 @@ statements! {
             WHERE h.message_seq = :message_seq AND h.handler_id = :handler_id ORDER BY h.audit_id) x")
     -> String { message_seq: i64, handler_id: i16 }
 
+    NewestCorrection("
+        SELECT a.acted_at, k.payload FROM inbox_correction k LEFT JOIN inbox_audit a ON a.id = k.audit_id
+        WHERE k.message_seq = :message_seq AND k.handler_id = :handler_id ORDER BY k.audit_id DESC LIMIT 1")
+    -> CorrectionRow<PgTimestamp> { message_seq: i64, handler_id: i16 }
+
     Failures("
         SELECT row_to_json(x)::text FROM (
             SELECT attempt, inbox_micros(failed_at) AS failed_at, why, error FROM inbox_attempt
@@ -71,7 +76,9 @@ pub(super) async fn delivery(
         from_json(History { message_seq, handler_id }.load(conn).await.map_err(cannot())?)?;
     let failures: Vec<FailedAttempt> =
         from_json(Failures { message_seq, handler_id }.load(conn).await.map_err(cannot())?)?;
-    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history, failures }))
+    let corrected = NewestCorrection { message_seq, handler_id }.load::<CorrectionRow<PgTimestamp>>(conn).await;
+    let correction = corrected.map_err(cannot())?.pop().map(correction);
+    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history, failures, correction }))
 }
 
 pub(super) async fn quarantined(conn: &mut AsyncPgConnection, id: i64) -> Result<Option<QuarantineDetails>> {

@@ -255,6 +255,12 @@ statements! {
                 SELECT a.tid FROM judged j
                 CROSS JOIN LATERAL (SELECT a.ctid AS tid FROM inbox_attempt a WHERE a.message_seq = j.seq
                                     ORDER BY a.message_seq, a.handler_id, a.place LIMIT 32768) a))),
+        correction AS (
+            DELETE FROM inbox_correction t
+            WHERE t.ctid = ANY (ARRAY(
+                SELECT k.tid FROM judged j
+                CROSS JOIN LATERAL (SELECT k.ctid AS tid FROM inbox_correction k WHERE k.message_seq = j.seq
+                                    ORDER BY k.message_seq, k.handler_id, k.audit_id LIMIT 32768) k))),
         message AS (
             DELETE FROM inbox_message t
             WHERE t.ctid = ANY (ARRAY(

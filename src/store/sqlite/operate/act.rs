@@ -4,7 +4,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::super::clock;
 use super::super::errors::database;
-use super::super::statement::{only_row, statements};
+use super::super::statement::{Content, only_row, statements};
 use super::ledger;
 use super::look::{by_filter, by_quarantine_filter, is_meant};
 use crate::store::identity_hash::IdentityHash;
@@ -66,6 +66,24 @@ statements! {
         UPDATE inbox_delivery SET locked_until = NULL, locked_by = 0, due_at = :now
         WHERE message_seq = :message_seq AND handler_id = :handler_id") { now: i64, message_seq: i64, handler_id: i16 }
 
+    /// A delivery that was given up, if it has had no attempt since.
+    GivenUp<'a>("
+        SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
+        WHERE m.message_id = :message_id AND (:source IS NULL OR m.source = :source)
+          AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key)
+          AND d.status IN (3, 4) AND d.attempts = :attempt")
+    -> (i64, i16) {
+        message_id: Option<&'a str>, source: Option<&'a str>, handler_key: Option<&'a str>, attempt: i32,
+    }
+
+    KeepCorrection<'a>("
+        INSERT INTO inbox_correction (message_seq, handler_id, audit_id, payload) VALUES (:message_seq, :handler_id, :audit_id, :payload)")
+    { message_seq: i64, handler_id: i16, audit_id: i64, payload: Content<'a> }
+
+    MarkCorrected("
+        UPDATE inbox_delivery SET is_corrected = 1 WHERE message_seq = :message_seq AND handler_id = :handler_id")
+    { message_seq: i64, handler_id: i16 }
+
     DiscardOne<'a>("
         UPDATE inbox_delivery
         SET status = 4, finished_at = (SELECT at FROM inbox_now), locked_until = NULL, locked_by = NULL,
@@ -119,6 +137,18 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
             }
             return Ok(meant.len() as u64);
         }
+        Act::ReplayCorrected { ref filter, attempt, ref payload } => {
+            let meant = given_up(filter, attempt).load::<(i64, i16)>(conn)?;
+            let audit_id = audited(conn, act, meant.len() as u64, signed)?;
+            for &(message_seq, handler_id) in &meant {
+                keep_history(conn, audit_id, message_seq, handler_id)?;
+                let payload = Content::from(Some(&*payload.0));
+                KeepCorrection { message_seq, handler_id, audit_id, payload }.execute(conn)?;
+                MarkCorrected { message_seq, handler_id }.execute(conn)?;
+                ReplayOne { message_seq, handler_id }.execute(conn)?;
+            }
+            return Ok(meant.len() as u64);
+        }
         Act::Quarantined { verb: Verb::Replay, ref filter, limit } => {
             AskReplay::new(filter, limit, now).execute(conn)?
         }
@@ -143,6 +173,15 @@ fn running(filter: &DeliveryFilter, attempt: i32, now: i64) -> Running<'_> {
         source: filter.source.as_deref(),
         handler_key: filter.handler_key.as_deref(),
         now,
+        attempt,
+    }
+}
+
+fn given_up(filter: &DeliveryFilter, attempt: i32) -> GivenUp<'_> {
+    GivenUp {
+        message_id: filter.message_id.as_deref(),
+        source: filter.source.as_deref(),
+        handler_key: filter.handler_key.as_deref(),
         attempt,
     }
 }

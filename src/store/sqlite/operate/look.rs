@@ -72,7 +72,7 @@ macro_rules! delivery {
                 'state', CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
                                        WHEN 3 THEN 'poisoned' ELSE 'discarded' END,
                 'reason', d.reason, 'last_error', d.last_error, 'fingerprint', inbox_fingerprint(d.last_error), 'attempts', d.attempts,
-                'errors', d.errors, 'crashes', d.crashes, 'replays', d.replays, 'due_at', d.due_at, 'locked_until', d.locked_until,
+                'errors', d.errors, 'crashes', d.crashes, 'replays', d.replays, 'is_corrected', json(iif(d.is_corrected, 'true', 'false')), 'due_at', d.due_at, 'locked_until', d.locked_until,
                 'locked_by', (SELECT p.name FROM inbox_processor p WHERE p.id = d.locked_by), 'finished_at', d.finished_at,
                 'received_at', m.received_at, 'recorded_at', m.recorded_at, 'message_seq', d.message_seq, 'handler_id', d.handler_id)
             FROM inbox_delivery d

@@ -9,7 +9,7 @@ use super::super::errors::database;
 use super::super::statement::statements;
 use super::look;
 use crate::store::operating::{Replayed, from_json};
-use crate::store::rows::{RecordRow, record};
+use crate::store::rows::{CorrectionRow, RecordRow, correction, record};
 use crate::types::{DeliveryDetails, FailedAttempt, HistoryEntry, QuarantineDetails, QuarantineFilter, Record, Result};
 
 statements! {
@@ -44,6 +44,11 @@ statements! {
         WHERE h.message_seq = :message_seq AND h.handler_id = :handler_id ORDER BY h.audit_id")
     -> String { message_seq: i64, handler_id: i16 }
 
+    NewestCorrection("
+        SELECT a.acted_at, k.payload FROM inbox_correction k LEFT JOIN inbox_audit a ON a.id = k.audit_id
+        WHERE k.message_seq = :message_seq AND k.handler_id = :handler_id ORDER BY k.audit_id DESC LIMIT 1")
+    -> CorrectionRow<i64> { message_seq: i64, handler_id: i16 }
+
     Failures("
         SELECT json_object('attempt', attempt, 'failed_at', failed_at, 'why', why, 'error', error) FROM inbox_attempt
         WHERE message_seq = :message_seq AND handler_id = :handler_id ORDER BY attempt")
@@ -60,7 +65,9 @@ pub(super) fn delivery(
     let message = MessageRecord { seq: message_seq }.load::<RecordRow<i64>>(conn).map_err(cannot())?.pop();
     let history: Vec<HistoryEntry> = from_json(History { message_seq, handler_id }.load(conn).map_err(cannot())?)?;
     let failures: Vec<FailedAttempt> = from_json(Failures { message_seq, handler_id }.load(conn).map_err(cannot())?)?;
-    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history, failures }))
+    let corrected = NewestCorrection { message_seq, handler_id }.load::<CorrectionRow<i64>>(conn);
+    let correction = corrected.map_err(cannot())?.pop().map(correction);
+    Ok(Some(DeliveryDetails { delivery, record: message.map(record), history, failures, correction }))
 }
 
 pub(super) fn quarantined(conn: &mut SqliteConnection, id: i64) -> Result<Option<QuarantineDetails>> {
