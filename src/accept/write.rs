@@ -6,15 +6,16 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
 #[cfg(feature = "kafka")]
 use super::quarantine_run;
+use crate::handler::{Subscription, Unreadable};
 use crate::store::Backend;
 use crate::store::ledger::{LedgerEntry, LedgerMove};
-use crate::store::seam::{AcceptBatch, Accepted, Answers, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
+use crate::store::seam::{AcceptBatch, Accepted, Answers, Due, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage};
 
@@ -217,7 +218,7 @@ pub(super) async fn try_write<B: Backend>(
         Some(hand_over) => Some(hand_over.begin().await),
         None => None,
     };
-    let messages = new_messages(rows, &handlers, reservations.as_deref_mut());
+    let messages = new_messages(rows, intake.rules.subscriptions(), &handlers, reservations.as_deref_mut());
     let quarantined: Vec<Quarantined> = rows
         .iter()
         .filter_map(|row| match row {
@@ -274,9 +275,10 @@ fn told(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receip
     told.unzip()
 }
 
-/// The messages among the rows. Deliveries that get a slot are marked as handed over.
+/// The messages among the rows. Deliveries that are due at once and get a slot are marked as handed over.
 fn new_messages(
     rows: &[Row],
+    subscriptions: &[Subscription],
     handlers: &[HandlerIds],
     mut reservations: Option<&mut (dyn Reservations + 'static)>,
 ) -> Vec<NewMessage> {
@@ -289,11 +291,27 @@ fn new_messages(
         };
         let deliveries = wanted_by
             .iter()
-            .map(|&handler| NewDelivery { ids: handlers[handler].clone(), is_handed_over: reserve(handler) })
+            .map(|&handler| {
+                let due = due(&subscriptions[handler], message);
+                let is_handed_over = due.is_none() && reserve(handler);
+                NewDelivery { ids: handlers[handler].clone(), due, is_handed_over }
+            })
             .collect();
         messages.push(NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries });
     }
     messages
+}
+
+/// When a handler's delivery of a message is due, if that is not at once.
+fn due(subscription: &Subscription, message: &StoredMessage) -> Option<Due> {
+    let Subscription { key, delay, .. } = subscription;
+    if delay.is_none() {
+        return None;
+    }
+    delay.due(&message.headers, SystemTime::now()).unwrap_or_else(|Unreadable| {
+        events::bad_delay(message, key.as_str(), delay.header.as_deref().unwrap_or_default());
+        None
+    })
 }
 
 fn new_seq(answer: &Accepted) -> Option<i64> {

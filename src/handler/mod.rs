@@ -3,6 +3,7 @@
 //! A handler is a plain async function or a type with a trait; both end up erased in `erased.rs`, the only place that
 //! knows. Options live in [`Registration`], one per handler, and nothing here touches the database.
 
+mod delay;
 mod erased;
 mod failure;
 mod key;
@@ -18,6 +19,7 @@ pub use layer::{Attempt, Next};
 pub use registration::{Registration, Topics, handler, tx_handler, with_state};
 pub use retry::RetryPolicy;
 
+pub(crate) use delay::Unreadable;
 pub(crate) use erased::{Body, ErasedTxHandler};
 pub(crate) use failure::Wish;
 pub(crate) use layer::LayerFn;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use super::delay::Delay;
 use super::erased::{Body, Handler, TxHandler, WithState, erase, erase_tx};
 use super::failure::Failure;
 use super::key::HandlerKey;
@@ -126,6 +127,8 @@ pub struct Registration<B: Backend> {
     pub(crate) concurrency: usize,
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry: RetryPolicy,
+    pub(crate) expires_after: Option<Duration>,
+    pub(crate) delay: Delay,
 }
 
 impl<B: Backend> Registration<B> {
@@ -139,6 +142,8 @@ impl<B: Backend> Registration<B> {
             concurrency: CONCURRENCY_DEFAULT,
             timeout: None,
             retry: RetryPolicy::default(),
+            expires_after: None,
+            delay: Delay::default(),
         }
     }
 
@@ -173,6 +178,48 @@ impl<B: Backend> Registration<B> {
     /// When a failed delivery runs again. Default: [`RetryPolicy::exponential`].
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
+        self
+    }
+
+    /// Deliveries do not run any more when their message was accepted longer ago than this, by the database's clock: they are discarded with
+    /// the reason `expired`. That is looked at whenever a run is to begin, also of a retry; those that wait are discarded in bulk, a third of the
+    /// lease apart, without taking a slot. A run that has begun goes on to its end. While the handler is paused nothing expires. What a person
+    /// has replayed does not expire. Default: never.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    /// # async fn push_price(price: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// let registration: Registration<Postgres> =
+    ///     handler(HandlerKey::new("prices.push"), push_price).expires_after(Duration::from_secs(60));
+    /// ```
+    pub fn expires_after(mut self, age: Duration) -> Self {
+        self.expires_after = Some(age);
+        self
+    }
+
+    /// New deliveries are due so long after their message is accepted, by the database's clock, and not at once. Retries, replays and a backfill
+    /// are not delayed. Default: at once.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    /// # async fn remind(cart: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// // An hour after the cart was filled, or when the record says.
+    /// let registration: Registration<Postgres> = handler(HandlerKey::new("cart.remind"), remind)
+    ///     .delay(Duration::from_secs(3_600))
+    ///     .delay_header("remind-at");
+    /// ```
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay.after = Some(delay);
+        self
+    }
+
+    /// New deliveries are due when this header of the record says: a duration after the message is accepted (`90s`, `1h 30m`), or a time in
+    /// RFC 3339 (`2026-01-31T09:00:00Z`). Without the header, [`Registration::delay`] counts. A value that is neither delays nothing: the
+    /// delivery is due at once, and the warning `delay cannot be read` names the message.
+    pub fn delay_header(mut self, name: impl Into<String>) -> Self {
+        self.delay.header = Some(name.into());
         self
     }
 
@@ -237,6 +284,7 @@ impl<B: Backend> Registration<B> {
             former_keys: self.former_keys.clone(),
             topics: self.topics.clone(),
             event_types: self.event_types.clone(),
+            delay: self.delay.clone(),
         }
     }
 }
@@ -251,6 +299,8 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("concurrency", &self.concurrency)
             .field("timeout", &self.timeout)
             .field("retry", &self.retry)
+            .field("expires_after", &self.expires_after)
+            .field("delay", &self.delay)
             .finish_non_exhaustive()
     }
 }

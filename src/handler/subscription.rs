@@ -1,5 +1,6 @@
 //! Subscriptions: which messages a handler wants, and under which keys its deliveries are stored. No code, no connection type.
 
+use super::delay::Delay;
 use super::key::HandlerKey;
 
 /// What accepting needs to know of a handler.
@@ -10,6 +11,8 @@ pub(crate) struct Subscription {
     pub(crate) topics: Vec<String>,
     /// CloudEvents types; none means all.
     pub(crate) event_types: Vec<String>,
+    /// When new deliveries are due.
+    pub(crate) delay: Delay,
 }
 
 impl Subscription {

@@ -197,6 +197,26 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     if registration.timeout.is_some_and(|timeout| timeout.is_zero() || timeout > DURATION_MAX) {
         problems.push(format!("the timeout of {key} is more than zero and at most 365days"));
     }
+    problems.extend(timing_problems(registration));
+    problems
+}
+
+fn timing_problems<B: Backend>(registration: &Registration<B>) -> Vec<String> {
+    let (key, delay) = (&registration.key, &registration.delay);
+    let mut problems = Vec::new();
+    if registration.expires_after.is_some_and(|after| after.is_zero() || after > DURATION_MAX) {
+        problems.push(format!("expires_after of {key} is more than zero and at most 365days"));
+    }
+    if delay.after.is_some_and(|after| after.is_zero() || after > DURATION_MAX) {
+        problems.push(format!("the delay of {key} is more than zero and at most 365days"));
+    }
+    if delay.after.zip(registration.expires_after).is_some_and(|(delay, expires)| delay >= expires) {
+        problems
+            .push(format!("the deliveries of {key} expire before they are due: its delay is not below expires_after"));
+    }
+    if delay.header.as_ref().is_some_and(String::is_empty) {
+        problems.push(format!("the header that delays {key} has a name"));
+    }
     problems
 }
 

@@ -174,6 +174,7 @@ impl<B: Backend> Engine<B> {
             scope,
             solo_from: self.limits.solo_from(),
             solo_from_troubles: self.limits.solo_from_troubles(),
+            with_ages: self.lanes.iter().any(|lane| lane.expires_after.is_some()),
         }
     }
 

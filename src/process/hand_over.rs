@@ -2,7 +2,7 @@
 //! there for a slot.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -13,7 +13,7 @@ use super::run::Run;
 use super::slots::Place;
 use crate::accept::{HandOver, Reservations};
 use crate::store::Backend;
-use crate::store::seam::{ClaimId, Claimed, NewMessage, Stamp};
+use crate::store::seam::{Age, ClaimId, Claimed, NewMessage, Stamp};
 use crate::telemetry::events::{self, Subject};
 use crate::types::StoredMessage;
 
@@ -105,5 +105,6 @@ fn handed_over<B: Backend>(place: Place<B>, message_seq: i64, message: &Arc<Stor
     let claim = ClaimId { message_seq, handler_id: place.lane.ids.current, attempt };
     events::handed_over(Subject { message_id: Some(&message.id), handler: place.lane.key.as_str(), attempt });
     let message = Some(Arc::clone(message));
-    Brought { claimed: Claimed { claim, errors: 0, crashes: 0, troubles: 0, due_at: Stamp(0), message }, place }
+    let age = Some(Age { was: Duration::ZERO, asked_at: Instant::now() });
+    Brought { claimed: Claimed { claim, errors: 0, crashes: 0, troubles: 0, age, due_at: Stamp(0), message }, place }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) body: Body<B::Connection>,
     pub(super) timeout: Option<Duration>,
     pub(super) retry: RetryPolicy,
+    /// Deliveries of messages that were accepted longer ago do not run.
+    pub(super) expires_after: Option<Duration>,
     pub(super) concurrency: usize,
     pub(super) redact: Option<Redact>,
     pub(super) slots: Slots,
@@ -59,6 +61,7 @@ impl<B: Backend> Lane<B> {
             body: registration.body.clone().layered(&registration.key, Arc::new(observed)),
             timeout: registration.timeout,
             retry: registration.retry.clone(),
+            expires_after: registration.expires_after,
             concurrency: registration.concurrency,
             redact,
             slots: Slots::new(registration.concurrency),
@@ -77,7 +80,7 @@ impl<B: Backend> Lane<B> {
         match outcome {
             Outcome::Done | Outcome::Discarded { .. } => self.done.fetch_add(1, Ordering::Relaxed),
             Outcome::Retry { .. } | Outcome::Poisoned { .. } => self.failed.fetch_add(1, Ordering::Relaxed),
-            Outcome::Snoozed { .. } | Outcome::Troubled { .. } | Outcome::Released => return,
+            Outcome::Snoozed { .. } | Outcome::Troubled { .. } | Outcome::Expired | Outcome::Released => return,
         };
     }
 

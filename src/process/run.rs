@@ -147,6 +147,10 @@ async fn outcome<B: Backend>(
         let reason = PoisonReason::MessageMissing;
         return Some(Settled::Later(Outcome::Poisoned { reason, error: None, charged: false }));
     };
+    // Whichever way it came here: claimed, handed over, retried, or alone.
+    if lane.expires_after.zip(claimed.age).is_some_and(|(after, age)| age.now() > after) {
+        return Some(Settled::Later(Outcome::Expired));
+    }
     let attempt = claimed.claim.attempt.unsigned_abs();
     let answer = match &lane.body {
         Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, leash).await,

@@ -142,7 +142,7 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
                 wake_after(engine, *after);
             }
             Outcome::Released => engine.wake.notify_one(),
-            Outcome::Done | Outcome::Discarded { .. } | Outcome::Poisoned { .. } => {}
+            Outcome::Done | Outcome::Discarded { .. } | Outcome::Expired | Outcome::Poisoned { .. } => {}
         }
     }
 }

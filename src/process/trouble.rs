@@ -36,6 +36,7 @@ impl Troubles {
             | Outcome::Retry { .. }
             | Outcome::Snoozed { .. }
             | Outcome::Discarded { .. }
+            | Outcome::Expired
             | Outcome::Poisoned { .. }
             | Outcome::Released => self.work_succeeded(),
         }

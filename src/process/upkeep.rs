@@ -22,6 +22,9 @@ const POISON_ROWS_MAX: u32 = 500;
 /// Deliveries of a handler that return in one transaction, when its key is known again.
 const RETURN_ROWS_MAX: u32 = 1_000;
 
+/// Deliveries that expire in one statement.
+const EXPIRE_ROWS_MAX: u32 = 1_000;
+
 /// Runs until the engine stops.
 pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<str>) {
     let interval = engine.limits.lease / 3;
@@ -31,6 +34,7 @@ pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<st
     loop {
         let report = report(&engine, std::mem::replace(&mut reported_at, Instant::now()).elapsed());
         keep_alive(&engine, &name, report).await;
+        expire(&engine).await;
         if Instant::now() >= check_at {
             while return_parked(&engine, &name).await == Parked::MayBeMore && engine.is_running() {}
             check_unknown(&engine).await;
@@ -129,6 +133,23 @@ pub(super) async fn return_parked<B: Backend>(engine: &Engine<B>, name: &Arc<str
         Err(error) => {
             events::store_trouble("return deliveries of known keys", &error);
             Parked::None
+        }
+    }
+}
+
+/// Discards what has waited for longer than its handler wants it, so that a backlog of them costs no slots.
+async fn expire<B: Backend>(engine: &Engine<B>) {
+    for lane in engine.lanes.iter() {
+        let Some(after) = lane.expires_after else { continue };
+        while engine.is_running() {
+            match engine.store.backend.expire(&lane.ids.all, after, EXPIRE_ROWS_MAX).await {
+                Ok(0) => break,
+                Ok(expired) => events::expired(lane.key.as_str(), expired),
+                Err(error) => {
+                    events::store_trouble("expire", &error);
+                    return;
+                }
+            }
         }
     }
 }

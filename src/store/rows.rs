@@ -1,14 +1,14 @@
 //! Rows that every store reads alike, and what becomes of them.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use diesel::deserialize::FromSqlRow;
 use diesel::sql_types::{BigInt, Integer, Nullable, SmallInt, Text};
 
 use super::ledger::{Gap, LedgerState};
-use super::seam::{ClaimId, Claimed, Stamp};
+use super::seam::{Age, ClaimId, Claimed, Stamp};
 use super::statement::{SqlValue, rows, sql_values};
 use super::version::SchemaRow;
 use crate::types::{Correction, Headers, Position, Record, StoredMessage};
@@ -16,7 +16,7 @@ use crate::types::{Correction, Headers, Position, Record, StoredMessage};
 rows! {
     /// A claimed delivery and its message. The message's columns are NULL when its row is gone.
     ClaimRow<S> {
-        claim: ClaimId, errors: i32, crashes: i32, troubles: i32, due_at: S, id: Option<SharedText>, source: Option<String>,
+        claim: ClaimId, errors: i32, crashes: i32, troubles: i32, age_ms: Option<i64>, due_at: S, id: Option<SharedText>, source: Option<String>,
         topic: Option<String>, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>, key: Option<Vec<u8>>,
         headers: Option<Vec<u8>>, payload: Option<Vec<u8>>, is_corrected: bool,
     }
@@ -62,7 +62,7 @@ pub(super) fn claims<S: DatabaseStamp>(rows: Vec<ClaimRow<S>>) -> Vec<Claimed> {
 }
 
 fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Claimed {
-    let ClaimRow { claim, errors, crashes, troubles, due_at, partition, offset, .. } = row;
+    let ClaimRow { claim, errors, crashes, troubles, age_ms, due_at, partition, offset, .. } = row;
     let message = match (row.id, row.source, row.topic) {
         (Some(SharedText(id)), Some(source), Some(topic)) => {
             if *topic != **last_topic {
@@ -85,7 +85,8 @@ fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Cla
         // The columns are NOT NULL, so there is no message row.
         (_, _, _) => None,
     };
-    Claimed { claim, errors, crashes, troubles, due_at: due_at.to_stamp(), message }
+    let age = age_ms.map(|ms| Age { was: Duration::from_millis(ms.max(0).unsigned_abs()), asked_at: Instant::now() });
+    Claimed { claim, errors, crashes, troubles, age, due_at: due_at.to_stamp(), message }
 }
 
 pub(super) fn record<S: DatabaseStamp>(row: RecordRow<S>) -> Record {

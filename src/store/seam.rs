@@ -8,7 +8,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use smallvec::SmallVec;
 
@@ -108,6 +108,11 @@ pub trait Seam: Send + Sync + Sized + 'static {
         limit: u32,
     ) -> impl Future<Output = Result<Vec<UnknownHandler>>> + Send;
 
+    /// Discards, as expired, deliveries that have been due for longer than this and that no person has replayed; at most `limit` of each
+    /// handler that is not paused. Returns how many.
+    fn expire(&self, handler_ids: &[i16], older_than: Duration, limit: u32)
+    -> impl Future<Output = Result<u64>> + Send;
+
     /// Where background work of this store runs: not on the user's threads, which a handler may block.
     fn reactor(&self) -> &tokio::runtime::Handle;
 
@@ -172,8 +177,18 @@ pub struct NewMessage {
 #[derive(Clone)]
 pub struct NewDelivery {
     pub ids: HandlerIds,
+    /// When it is due, if that is not at once; then it is not handed over.
+    pub due: Option<Due>,
     /// Insert it already claimed: its handler has a free slot in this process.
     pub is_handed_over: bool,
+}
+
+/// When a delivery is due that is not due at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// So long after it is accepted, by the database's clock.
+    In(Duration),
+    At(SystemTime),
 }
 
 /// What became of a batch.
@@ -224,6 +239,8 @@ pub struct ClaimRequest {
     pub solo_from: i32,
     /// Deliveries with this many troubles have to run alone.
     pub solo_from_troubles: i32,
+    /// Whether the ages of messages are asked for.
+    pub with_ages: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,9 +270,24 @@ pub struct Claimed {
     pub crashes: i32,
     /// Runs in a row that the store made fail.
     pub troubles: i32,
+    /// How long ago its message was accepted; `None` when that was not asked for, or a person has replayed it since.
+    pub age: Option<Age>,
     pub due_at: Stamp,
     /// `None` when the message row is gone.
     pub(crate) message: Option<Arc<StoredMessage>>,
+}
+
+/// How long ago a message was accepted, by the database's clock when it was asked, and by this process's own since then.
+#[derive(Debug, Clone, Copy)]
+pub struct Age {
+    pub was: Duration,
+    pub asked_at: Instant,
+}
+
+impl Age {
+    pub fn now(self) -> Duration {
+        self.was.saturating_add(self.asked_at.elapsed())
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -1,9 +1,9 @@
 //! What acceptance and an outcome set in a delivery's row: the same in every store.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::seam::{AcceptBatch, NewDelivery, Settler};
-use crate::types::{Outcome, PoisonReason};
+use super::seam::{AcceptBatch, Due, NewDelivery, Settler};
+use crate::types::{EXPIRED, Outcome, PoisonReason};
 
 /// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -58,6 +58,7 @@ impl<'a> From<&'a Outcome> for Written<'a> {
                 why: Some(PoisonReason::StoreTrouble.as_str()),
                 ..open
             },
+            Outcome::Expired => Written { status: DISCARDED, reason: Some(EXPIRED), keeps_crashes: true, ..open },
             Outcome::Discarded { reason } => Written { status: DISCARDED, reason: Some(reason), ..open },
             Outcome::Poisoned { reason, error, charged } => Written {
                 status: POISONED,
@@ -81,6 +82,21 @@ impl Written<'_> {
     #[cfg(feature = "sqlite")]
     pub(super) fn is_finished(&self) -> bool {
         self.status != OPEN
+    }
+}
+
+impl NewDelivery {
+    /// After how long it is due, at the most a far one, or at which moment.
+    pub(super) fn due(&self) -> (Option<Duration>, Option<SystemTime>) {
+        match self.due {
+            None => (None, None),
+            Some(Due::In(after)) => (Some(after.min(DELAY_MAX)), None),
+            // What no calendar has is as far as anything can be.
+            Some(Due::At(at)) if at.duration_since(SystemTime::now()).is_ok_and(|after| after > DELAY_MAX) => {
+                (Some(DELAY_MAX), None)
+            }
+            Some(Due::At(at)) => (None, Some(at)),
+        }
     }
 }
 

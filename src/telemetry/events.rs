@@ -8,7 +8,7 @@ use std::fmt;
 use tracing::{debug, error, info, info_span, warn};
 
 use super::counts::{self, Count};
-use crate::types::{Error, Outcome, PoisonReason, Purged, Record, StoredMessage, sanitize};
+use crate::types::{EXPIRED, Error, Outcome, PoisonReason, Purged, Record, StoredMessage, sanitize};
 
 /// Characters of an error that go into an event.
 const ERROR_CHARS_MAX: usize = 500;
@@ -178,6 +178,7 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
             let reason = sanitize::text(reason, ERROR_CHARS_MAX);
             about!(info, "wharf::process", subject, reason, "discarded");
         }
+        Outcome::Expired => about!(info, "wharf::process", subject, "expired"),
         Outcome::Poisoned { reason, error, .. } => {
             let error = sanitize::text(error.as_deref().unwrap_or_default(), ERROR_CHARS_MAX);
             count_poisoned(subject.handler, *reason, 1);
@@ -206,6 +207,19 @@ pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
     count_poisoned(handler, PoisonReason::UnknownKey, poisoned);
     let reason = PoisonReason::UnknownKey.as_str();
     warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
+}
+
+/// Deliveries that were older than their handler wants were discarded, many at once.
+pub(crate) fn expired(handler: &str, deliveries: u64) {
+    let what = Some(("outcome", EXPIRED));
+    counts::add(Count { name: "wharf_outcomes_total", of: "handler", what }, handler, deliveries);
+    info!(target: "wharf::process", handler, deliveries, "expired");
+}
+
+/// The header that says when a delivery is due cannot be read. Its value came from outside and is not shown.
+pub(crate) fn bad_delay(message: &StoredMessage, handler: &str, header: &str) {
+    let (message_id, topic) = (Shown(&message.id), Shown(&message.topic));
+    warn!(target: "wharf::accept", %message_id, %topic, handler, header, "delay cannot be read");
 }
 
 /// Deliveries that were poisoned as `unknown key` are pending again.

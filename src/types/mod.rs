@@ -53,7 +53,7 @@ pub(crate) use cloud_event::is_structured;
 pub(crate) use error::Kind;
 pub(crate) use limits::DURATION_MAX;
 pub(crate) use message::{DecodeError, StoredMessage};
-pub(crate) use outcome::{FailedBy, Outcome, PoisonReason};
+pub(crate) use outcome::{EXPIRED, FailedBy, Outcome, PoisonReason};
 pub(crate) use panic::panic_text;
 pub(crate) use process_name::process_name;
 pub(crate) use setters::setters;

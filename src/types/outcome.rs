@@ -5,6 +5,9 @@
 use std::fmt;
 use std::time::Duration;
 
+/// Why a delivery was discarded that was older than its handler wants.
+pub(crate) const EXPIRED: &str = "expired";
+
 /// What an attempt leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -29,6 +32,8 @@ pub(crate) enum Outcome {
     Discarded {
         reason: String,
     },
+    /// It was older than its handler wants, and did not run.
+    Expired,
     /// Given up. `charged` when the last attempt counts as a failure.
     Poisoned {
         reason: PoisonReason,
@@ -48,6 +53,7 @@ impl Outcome {
             Self::Snoozed { .. } => "snoozed",
             Self::Troubled { .. } => "troubled",
             Self::Discarded { .. } => "discarded",
+            Self::Expired => EXPIRED,
             Self::Poisoned { .. } => "poisoned",
             Self::Released => "released",
         }

@@ -75,13 +75,16 @@ statements! {
             RETURNING seq),
         delivery AS (
             INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
-            SELECT d.seq, d.handler_id, now(),
+            SELECT d.seq, d.handler_id,
+                   CASE WHEN d.delay_ms IS NULL AND d.due_at IS NULL THEN now()
+                        ELSE greatest(now() + coalesce(d.delay_ms, 0) * interval '1 millisecond', d.due_at) END,
                    CASE WHEN d.is_handed_over THEN now() + :lease_ms * interval '1 millisecond' END,
                    CASE WHEN d.is_handed_over THEN :processor END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
-            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over
+            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over, w.delay_ms, w.due_at
                   FROM (SELECT unnest(:delivery_ranks) AS rank, unnest(:delivery_handlers) AS handler_id,
-                               unnest(:delivery_handed_over) AS is_handed_over) w) d
+                               unnest(:delivery_handed_over) AS is_handed_over, unnest(:delivery_delays_ms) AS delay_ms,
+                               unnest(:delivery_due_ats) AS due_at) w) d
             WHERE CASE WHEN (SELECT count(*) FROM message) = :count THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
             UPDATE inbox_ledger l
@@ -99,6 +102,7 @@ statements! {
         kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>, record_keys: Vec<Option<&'a [u8]>>,
         headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>, lease_ms: i64, processor: Option<i32>,
         delivery_ranks: Vec<i32>, delivery_handlers: Vec<i16>, delivery_handed_over: Vec<bool>,
+        delivery_delays_ms: Vec<Option<i64>>, delivery_due_ats: Vec<Option<PgTimestamp>>,
         ledger_groups: Vec<&'a str>, ledger_clusters: Vec<&'a str>, ledger_topics: Vec<&'a str>,
         ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
         ledger_epochs: Vec<Option<i32>>, is_following: bool,
@@ -123,9 +127,10 @@ statements! {
 
     /// Adds a handler's delivery unless it has one under any of its ids: one row of the arrays for each id, `group_no` tells which
     /// belong together. Ids that became one handler count as one, also for a process that knows only the older one.
+    #[derive(Default)]
     AddMissing("
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current) AS w (message_seq, handler_id, group_no, is_current)),
+            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current, :delays_ms, :due_ats) AS w (message_seq, handler_id, group_no, is_current, delay_ms, due_at)),
         taken AS MATERIALIZED (
             SELECT DISTINCT w.group_no FROM wanted w
             WHERE (SELECT true FROM inbox_handler own
@@ -134,12 +139,15 @@ statements! {
                                        WHERE d.message_seq = w.message_seq AND d.handler_id = same.id LIMIT 1) d
                    WHERE own.id = w.handler_id LIMIT 1))
         INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
-        SELECT message_seq, handler_id, now() FROM wanted
+        SELECT message_seq, handler_id, greatest(now() + coalesce(delay_ms, 0) * interval '1 millisecond', due_at) FROM wanted
         WHERE is_current AND (group_no IN (SELECT group_no FROM taken)) IS NOT TRUE
         ORDER BY message_seq, handler_id
         ON CONFLICT (message_seq, handler_id) DO NOTHING
         RETURNING message_seq")
-    -> i64 { message_seqs: Vec<i64>, handler_ids: Vec<i16>, group_nos: Vec<i32>, are_current: Vec<bool> }
+    -> i64 {
+        message_seqs: Vec<i64>, handler_ids: Vec<i16>, group_nos: Vec<i32>, are_current: Vec<bool>,
+        delays_ms: Vec<Option<i64>>, due_ats: Vec<Option<PgTimestamp>>,
+    }
 }
 
 /// What became of a batch so far.
@@ -336,6 +344,9 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         .iter()
         .flat_map(|(rank, message)| message.deliveries.iter().map(move |delivery| (*rank, delivery)))
         .collect();
+    // Mostly none is delayed: then the arrays are empty, and the columns NULL.
+    let are_delayed = deliveries.iter().any(|(_, delivery)| delivery.due.is_some());
+    let delayed = || deliveries.iter().filter(|_| are_delayed).map(|(_, delivery)| delivery.due());
     messages.sort_unstable_by_key(|(rank, new)| (&new.message.id, &new.message.source, *rank));
     Insert {
         // In the order of ranks, unlike the rest.
@@ -357,6 +368,8 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         delivery_ranks: deliveries.iter().map(|(rank, _)| *rank).collect(),
         delivery_handlers: deliveries.iter().map(|(_, delivery)| delivery.ids.current).collect(),
         delivery_handed_over: deliveries.iter().map(|(_, delivery)| batch.claimed_by(delivery).is_some()).collect(),
+        delivery_delays_ms: delayed().map(|(delay, _)| delay.map(millis)).collect(),
+        delivery_due_ats: delayed().map(|(_, due_at)| due_at.map(to_postgres)).collect(),
         ledger_groups: batch.ledger.iter().map(|entry| &*entry.reader.group).collect(),
         ledger_clusters: batch.ledger.iter().map(|entry| &*entry.reader.cluster_id).collect(),
         ledger_topics: batch.ledger.iter().map(|entry| &*entry.topic).collect(),
@@ -376,16 +389,19 @@ fn lock_known<'a>(messages: &[&'a NewMessage]) -> LockKnown<'a> {
 }
 
 fn add_missing(same: &[(i64, &NewMessage)]) -> AddMissing {
-    let mut add = AddMissing { message_seqs: vec![], handler_ids: vec![], group_nos: vec![], are_current: vec![] };
+    let mut add = AddMissing::default();
     let mut group_no = 0;
     for (seq, message) in same {
         for delivery in &message.deliveries {
             group_no += 1;
+            let (delay, due_at) = delivery.due();
             for &handler_id in delivery.ids.all.iter() {
                 add.message_seqs.push(*seq);
                 add.handler_ids.push(handler_id);
                 add.group_nos.push(group_no);
                 add.are_current.push(handler_id == delivery.ids.current);
+                add.delays_ms.push(delay.map(millis));
+                add.due_ats.push(due_at.map(to_postgres));
             }
         }
     }

@@ -233,6 +233,10 @@ impl Seam for Postgres {
         act!(self, conn => upkeep::check_unknown(&mut conn, processor, grace, limit))
     }
 
+    async fn expire(&self, handler_ids: &[i16], older_than: Duration, limit: u32) -> Result<u64> {
+        act!(self, conn => upkeep::expire(&mut conn, handler_ids, older_than, limit))
+    }
+
     fn reactor(&self) -> &Handle {
         self.reactor.handle()
     }

@@ -49,8 +49,9 @@ statements! {
                     ORDER BY d.due_at, d.message_seq
                     LIMIT ask.wanted
                     FOR NO KEY UPDATE SKIP LOCKED) due))
-            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at, t.is_corrected)
-        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles, c.due_at,
+            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at, t.is_corrected, t.replays)
+        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles,
+               CASE WHEN :with_ages AND c.replays = 0 THEN (extract(epoch FROM now() - m.received_at) * 1000)::bigint END, c.due_at,
                m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
                CASE WHEN c.is_corrected THEN (SELECT k.payload FROM inbox_correction k
                                               WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
@@ -60,7 +61,7 @@ statements! {
         LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
     -> ClaimRow<PgTimestamp> {
         lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
-        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
+        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, with_ages: bool,
     }
 
     /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner
@@ -173,6 +174,7 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) 
         with_suspects: request.scope.has_suspects(),
         solo_from: request.solo_from,
         solo_from_troubles: request.solo_from_troubles,
+        with_ages: request.with_ages,
     }
     .load::<ClaimRow<PgTimestamp>>(conn)
     .await

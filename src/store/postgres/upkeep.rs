@@ -70,6 +70,23 @@ statements! {
         SELECT h.key, (SELECT count(*) FROM poisoned p WHERE p.handler_id = h.id)
         FROM inbox_handler h WHERE h.unknown_since IS NOT NULL") -> (String, i64) { grace_ms: i64, limit: i32 }
 
+    /// A delivery is never due before its message was accepted: what has been due for longer is older. One index walk a handler, from its beginning,
+    /// which stops at the limit or where they are younger.
+    Expire<'a>("
+        WITH expired AS (
+            UPDATE inbox_delivery t SET status = 4, finished_at = now(), reason = 'expired', locked_by = NULL
+            WHERE t.ctid = ANY (ARRAY(
+                SELECT old.tid FROM (SELECT h.id FROM unnest(:handler_ids) AS h (id)
+                                     WHERE (SELECT p.paused_at IS NULL FROM inbox_handler p WHERE p.id = h.id) OFFSET 0) h
+                CROSS JOIN LATERAL (
+                    SELECT d.ctid AS tid FROM inbox_delivery d
+                    WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at < now() - :older_ms * interval '1 millisecond'
+                      AND CASE WHEN d.locked_until IS NULL AND d.replays = 0 THEN true ELSE false END
+                    ORDER BY d.due_at, d.message_seq LIMIT :limit
+                    FOR NO KEY UPDATE SKIP LOCKED) old))
+            RETURNING 1)
+        SELECT count(*) FROM expired") -> i64 { handler_ids: &'a [i16], older_ms: i64, limit: i32 }
+
     /// One index walk a handler, no longer than the limit.
     BacklogOf<'a>("
         SELECT count(*), coalesce((extract(epoch FROM now() - min(open.due_at)) * 1000)::bigint, 0)
@@ -84,6 +101,16 @@ pub(super) async fn backlog(conn: &mut AsyncPgConnection, handler_ids: &[i16], c
     let counted = BacklogOf { handler_ids, limit }.load::<BacklogRow>(conn).await.and_then(only_row);
     let BacklogRow { open, oldest_ms } = counted.map_err(database("cannot count the backlog"))?;
     Ok(Backlog { open: count(open), oldest_age: Duration::from_millis(oldest_ms.max(0).unsigned_abs()) })
+}
+
+pub(super) async fn expire(
+    conn: &mut AsyncPgConnection,
+    handler_ids: &[i16],
+    older_than: Duration,
+    limit: u32,
+) -> Result<u64> {
+    let expire = Expire { handler_ids, older_ms: millis(older_than), limit: self::limit(limit) };
+    expire.load(conn).await.and_then(only_row).map(count).map_err(database("cannot expire deliveries"))
 }
 
 pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {

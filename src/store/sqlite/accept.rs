@@ -114,7 +114,7 @@ fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> 
             let missing = InsertDelivery {
                 message_seq: seq,
                 handler_id,
-                due_at: now,
+                due_at: due_at(delivery, now),
                 locked_until: None,
                 locked_by: None,
                 attempts: 0,
@@ -152,12 +152,17 @@ pub(super) fn insert(message: &NewMessage, now: i64) -> Insert<'_> {
     }
 }
 
+fn due_at(delivery: &NewDelivery, now: i64) -> i64 {
+    let (delay, due_at) = delivery.due();
+    delay.map_or(now, |delay| now + micros(delay)).max(due_at.map_or(now, to_stamp))
+}
+
 fn insert_delivery(batch: &AcceptBatch, message_seq: i64, delivery: &NewDelivery, now: i64) -> InsertDelivery {
     let locked_by = batch.claimed_by(delivery);
     InsertDelivery {
         message_seq,
         handler_id: delivery.ids.current,
-        due_at: now,
+        due_at: due_at(delivery, now),
         locked_until: locked_by.map(|_| now + micros(batch.lease)),
         locked_by,
         attempts: i32::from(locked_by.is_some()),

@@ -238,6 +238,11 @@ impl Seam for Sqlite {
         self.write(move |conn| upkeep::check_unknown(conn, processor, grace, limit)).await
     }
 
+    async fn expire(&self, handler_ids: &[i16], older_than: Duration, limit: u32) -> Result<u64> {
+        let handler_ids = handler_ids.to_vec();
+        self.write(move |conn| upkeep::expire(conn, &handler_ids, older_than, limit)).await
+    }
+
     fn reactor(&self) -> &Handle {
         self.reactor.handle()
     }

@@ -32,7 +32,7 @@ statements! {
                d.crashes + CASE WHEN d.locked_until IS NULL OR d.crashes = 2147483647 OR d.locked_by = :processor THEN 0
                                 WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
                                 ELSE 1 END,
-               d.troubles, d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
+               d.troubles, CASE WHEN :with_ages AND d.replays = 0 THEN (:now - m.received_at) / 1000 END, d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
                CASE WHEN d.is_corrected THEN (SELECT k.payload FROM inbox_correction k
                                               WHERE k.message_seq = d.message_seq AND k.handler_id = d.handler_id
                                               ORDER BY k.audit_id DESC LIMIT 1)
@@ -48,7 +48,7 @@ statements! {
         LIMIT :limit")
     -> ClaimRow<i64> {
         processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
-        limit: i32,
+        with_ages: bool, limit: i32,
     }
 
     Lock("
@@ -115,6 +115,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             with_suspects: request.scope.has_suspects(),
             solo_from: request.solo_from,
             solo_from_troubles: request.solo_from_troubles,
+            with_ages: request.with_ages,
             limit: ask.limit,
         };
         let due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);

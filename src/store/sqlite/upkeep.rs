@@ -71,6 +71,17 @@ statements! {
         FROM (SELECT due_at FROM inbox_delivery INDEXED BY inbox_delivery_due
               WHERE handler_id = :handler_id AND finished_at IS NULL ORDER BY due_at, message_seq LIMIT :limit)")
     -> BacklogRow { handler_id: i16, limit: i32 }
+
+    /// A delivery is never due before its message was accepted: what has been due for longer is older.
+    Expire("
+        UPDATE inbox_delivery SET status = 4, finished_at = :now, reason = 'expired', locked_by = NULL
+        WHERE handler_id = :handler_id
+          AND message_seq IN (SELECT d.message_seq FROM inbox_delivery d INDEXED BY inbox_delivery_due
+                              WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at < :before
+                                AND d.locked_until IS NULL AND d.replays = 0
+                                AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = :handler_id)
+                              ORDER BY d.due_at, d.message_seq LIMIT :limit)")
+    { now: i64, handler_id: i16, before: i64, limit: i32 }
 }
 
 fn ids_as_json(handler_ids: &[i16]) -> String {
@@ -157,4 +168,21 @@ pub(super) fn check_unknown(
         unknown.push(UnknownHandler { key, poisoned: u64::try_from(poisoned).unwrap_or(u64::MAX) });
     }
     Ok(unknown)
+}
+
+pub(super) fn expire(
+    conn: &mut SqliteConnection,
+    handler_ids: &[i16],
+    older_than: Duration,
+    limit: u32,
+) -> Result<u64> {
+    let cannot = || database("cannot expire deliveries");
+    let now = clock::now(conn).map_err(cannot())?;
+    let limit = self::limit(limit);
+    let mut expired = 0;
+    for &handler_id in handler_ids {
+        let expire = Expire { now, handler_id, before: now - micros(older_than), limit };
+        expired += expire.execute(conn).map_err(cannot())? as u64;
+    }
+    Ok(expired)
 }

@@ -39,6 +39,7 @@ macro_rules! every_store {
             retention_identities "../retention_identities.rs"
             retention_kept "../retention_kept.rs"
             store_trouble "../store_trouble.rs"
+            timing "../timing.rs"
             transactional "../transactional.rs"
         }
     };

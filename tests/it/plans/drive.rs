@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio_postgres::Client;
 use wharf::{
-    Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Retention, Store, handler,
-    tx_handler,
+    Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Registration, Retention, Store,
+    handler, tx_handler,
 };
 
 use super::big::Big;
@@ -16,7 +16,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 31] = [
+pub const STATEMENTS: [(&str, &str); 32] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -47,6 +47,7 @@ pub const STATEMENTS: [(&str, &str); 31] = [
     ("lock what is over", "FOR UPDATE SKIP LOCKED) l"),
     ("remove what is over", "DELETE FROM inbox_message t"),
     ("forget identities", "DELETE FROM inbox_identity"),
+    ("expire", "reason = 'expired'"),
     ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
 ];
 
@@ -105,6 +106,12 @@ async fn purge(big: &Big, store: &Store<Postgres>) {
     store.purge(&keeping, |_| {}).await.unwrap();
 }
 
+/// One of them has deliveries that may expire; none does.
+fn working(runs: &Runs, name: &'static str) -> Registration<Postgres> {
+    let handler = runs.handler(name).concurrency(600);
+    if name == "mail" { handler.expires_after(Duration::from_secs(300 * 86_400)) } else { handler }
+}
+
 fn inbox(
     store: &Store<Postgres>,
     limits: Limits,
@@ -116,7 +123,7 @@ fn inbox(
     let builder = Inbox::builder(store.clone()).limits(limits);
     let builder = ["stock", "mail", "audit"]
         .into_iter()
-        .fold(builder, |builder, name| builder.subscribe("orders", runs.handler(name).concurrency(600)));
+        .fold(builder, |builder, name| builder.subscribe("orders", working(&runs, name)));
     let builder = IDLE_HANDLERS
         .into_iter()
         .fold(builder, |builder: InboxBuilder<Postgres>, name| builder.subscribe("idle", runs.handler(name)));

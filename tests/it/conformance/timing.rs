@@ -1,0 +1,167 @@
+//! Deliveries that come due later than they are accepted, and deliveries that are too old to run.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use support::events::Events;
+use tokio::sync::Semaphore;
+use wharf::{Failure, Receipt, Registration};
+
+use super::scene::{Database, Db, Runs, Scene, State, record, records};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// What has been accepted so far looks as if that had been two hours ago. Its deliveries are due since now: only a run that begins finds
+/// out that they are too old.
+async fn age(scene: &Scene) {
+    let age = "UPDATE inbox_message SET received_at = received_at - interval '120 minutes';
+               UPDATE inbox_delivery SET due_at = now() WHERE finished_at IS NULL";
+    scene.database.execute(age).await;
+}
+
+/// How many deliveries were discarded as expired after so many attempts.
+async fn expired(scene: &Scene, attempts: u32) -> i64 {
+    scene.count(&format!("inbox_status WHERE state = 'discarded' AND reason = 'expired' AND attempts = {attempts}")).await
+}
+
+fn lasting_an_hour(runs: &Runs) -> Registration<Db> {
+    runs.handler("stock").expires_after(HOUR)
+}
+
+/// Minutes until deliveries are due, by the database's clock, by message and handler. Asked for a moment later.
+async fn due_in_minutes(scene: &Scene) -> Vec<i64> {
+    scene.database.due_in_ms().await.into_iter().map(|ms| (ms + 59_999).div_euclid(60_000)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_delivery_is_due_later_than_accepted_and_is_not_handed_over() {
+    let (scene, now, late) = (Scene::new().await, Runs::new(), Runs::new());
+    let delayed = late.handler("late").delay(2 * HOUR);
+    let inbox = scene.inbox().subscribe("orders", delayed).subscribe("orders", now.handler("now")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Accepted { deliveries: 2 });
+    now.reached(1).await;
+    scene.until("SELECT count(*) FROM inbox_status WHERE state = 'done'").await;
+    assert_eq!(scene.states().await, ["a late pending", "a now done"]);
+    assert_eq!(scene.count("inbox_delivery WHERE attempts = 0 AND due_at > now() + interval '110 minutes'").await, 1);
+    scene.database.execute("UPDATE inbox_delivery SET due_at = now() WHERE finished_at IS NULL").await;
+    scene.settled().await;
+    assert_eq!((late.count(), scene.count_done_at_first().await), (1, 2));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_header_says_when_a_delivery_is_due_and_one_that_cannot_be_read_delays_nothing() {
+    let events = Events::capture();
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let delayed = runs.handler("timing.header").delay(HOUR).delay_header("due");
+    let inbox = scene.inbox().subscribe("orders", delayed).build().unwrap();
+    let at = humantime::format_rfc3339_seconds(SystemTime::now() + 5 * HOUR).to_string();
+    let given = [("1-absent", None), ("2-duration", Some("3h")), ("3-time", Some(&*at)), ("4-past", Some("2001-01-01T00:00:00Z"))];
+    for (id, due) in given.into_iter().chain([("5-bad", Some("soon")), ("6-endless", Some("9000years"))]) {
+        let record = record(id);
+        inbox.accept(due.map_or_else(|| record.clone(), |due| record.clone().header("due", due.to_owned()))).await.unwrap();
+    }
+    let due = due_in_minutes(&scene).await;
+    assert_eq!((&due[..2], due[3], due[4]), (&[60, 180][..], 0, 0), "{due:?}");
+    assert!((299..=300).contains(&due[2]) && due[5] > 5_000_000, "{due:?}");
+    let warned = events.matching(|e| e.message == "delay cannot be read" && e.has("handler", "timing.header"));
+    let warned: Vec<_> = warned.iter().map(|e| (e.field("message_id"), e.field("header"))).collect();
+    assert_eq!(warned, [(Some("5-bad"), Some("due"))]);
+    // What is due runs; a message that comes again is a duplicate and delays nothing anew.
+    assert_eq!(inbox.drain().await.unwrap(), 2);
+    assert_eq!(runs.sorted(), ["4-past", "5-bad"]);
+    assert_eq!(inbox.accept(record("1-absent")).await.unwrap(), Receipt::Duplicate { added: 0 });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_is_added_to_a_known_message_is_delayed_too() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let before = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    before.accept(record("a")).await.unwrap();
+    before.drain().await.unwrap();
+    let late = runs.handler("late").delay(HOUR);
+    let after = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", late).build().unwrap();
+    assert_eq!(after.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 1 });
+    assert_eq!(after.drain().await.unwrap(), 0);
+    assert_eq!(scene.count("inbox_delivery WHERE due_at > now() + interval '50 minutes'").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_old_when_it_is_to_start_does_not_run_also_after_a_retry() {
+    let events = Events::capture();
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("timing.old", |_| Err(Failure::retry_after(HOUR, "not now"))).expires_after(HOUR);
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept(record("retried")).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    inbox.accept(record("waiting")).await.unwrap();
+    age(&scene).await;
+    inbox.accept(record("young")).await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(runs.ids(), ["retried", "young"]);
+    // One by its second attempt, one by its first; neither was charged.
+    assert_eq!((expired(&scene, 2).await, expired(&scene, 1).await), (1, 1));
+    assert_eq!(scene.count("inbox_status WHERE reason = 'expired' AND errors = attempts - 1").await, 2);
+    let told = events.matching(|e| e.message == "expired" && e.has("handler", "timing.old"));
+    assert_eq!(told.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_has_replayed_runs_however_old_it_is() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", lasting_an_hour(&runs)).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    age(&scene).await;
+    inbox.drain().await.unwrap();
+    assert_eq!((runs.count(), expired(&scene, 1).await), (0, 1));
+    assert_eq!(scene.database.replay("a", "stock", None).await, 1);
+    inbox.drain().await.unwrap();
+    assert_eq!((runs.ids(), scene.states().await), (vec!["a".to_owned()], vec!["a stock done".to_owned()]));
+}
+
+// The one slot is taken, so none of them can have expired on its way to its handler.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_paused() {
+    let events = Events::capture();
+    let (scene, runs, gate) = (Scene::new().await, Runs::new(), Arc::new(Semaphore::new(0)));
+    let held = runs.held("timing.bulk", &gate).concurrency(1).expires_after(HOUR);
+    let paused = runs.handler("paused").expires_after(HOUR);
+    let inbox = scene.inbox().subscribe("paused", paused).subscribe("orders", held).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("running")).await.unwrap();
+    runs.reached(1).await;
+    scene.store.operate().pause("paused").await.unwrap();
+    // Not handed over: a batch of one that is accepted by another inbox, which runs nothing.
+    let other = scene.inbox().subscribe("paused", Runs::new().handler("paused")).build().unwrap();
+    other.accept(wharf::Record::new("paused").id("waits")).await.unwrap();
+    inbox.accept_all(records(2_500)).await.unwrap();
+    let waited = "UPDATE inbox_delivery SET due_at = due_at - interval '120 minutes' WHERE locked_until IS NULL";
+    scene.database.execute(waited).await;
+    scene.until("SELECT (count(*) = 2500)::int::bigint FROM inbox_status WHERE reason = 'expired' AND attempts = 0").await;
+    let told = events.matching(|e| e.message == "expired" && e.has("handler", "timing.bulk"));
+    let counts: Vec<u64> = told.iter().map(|e| e.field("deliveries").unwrap().parse().unwrap()).collect();
+    assert_eq!((counts.iter().sum::<u64>(), counts.iter().max()), (2_500, Some(&1_000)));
+    // Handlers have their turn in the order of registration: the paused one had its own before.
+    assert_eq!(scene.count_in(State::Pending).await, 1);
+    gate.add_permits(1);
+    running.shutdown(Duration::from_secs(20)).await.unwrap();
+    assert_eq!((runs.count(), scene.count_in(State::Done).await), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_that_cannot_work_are_refused() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let day = 24 * HOUR;
+    let cases: [(Registration<Db>, &str); 5] = [
+        (runs.handler("a").expires_after(Duration::ZERO), "expires_after of a is more than zero"),
+        (runs.handler("a").expires_after(366 * day), "expires_after of a is more than zero and at most 365days"),
+        (runs.handler("a").delay(Duration::ZERO), "the delay of a is more than zero"),
+        (runs.handler("a").delay(HOUR).expires_after(HOUR), "expire before they are due"),
+        (runs.handler("a").delay_header(""), "the header that delays a has a name"),
+    ];
+    for (registration, why) in cases {
+        let refused = scene.inbox().subscribe("orders", registration).build().err().unwrap();
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+}
