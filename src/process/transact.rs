@@ -5,9 +5,6 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt;
-use tokio::sync::oneshot;
-
 use super::decide::{Answer, StopReason, StoreFailure};
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
@@ -16,7 +13,7 @@ use super::run::watch;
 use crate::handler::{ErasedTxHandler, Failure, Wish};
 use crate::store::Backend;
 use crate::store::seam::ClaimId;
-use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
+use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
 use crate::telemetry::{events, events::Subject};
 use crate::types::{Backoff, Error, StoredMessage};
 
@@ -35,65 +32,51 @@ pub(super) async fn run<B: Backend>(
     message: Arc<StoredMessage>,
     leash: Arc<Leash>,
 ) -> TxEnd {
-    let (answer, answered) = oneshot::channel();
-    let (timeout, stored) = (lane.timeout, Arc::clone(&message));
-    let work: TxWork<B::Connection> = Box::new(move |conn| {
-        async move {
-            if let Some(reason) = leash.reason() {
-                let _ = answer.send(Answer::Stopped(reason));
-                return WorkEnd::RollBack;
-            }
-            let handled = watch(handler.run(stored, claim.attempt.unsigned_abs(), conn), timeout, &leash).await;
-            let end = match &handled {
-                Answer::Finished(Ok(())) => WorkEnd::Commit,
-                Answer::Finished(Err(_)) => WorkEnd::RollBack,
-                Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => {
-                    WorkEnd::Abandon
-                }
-            };
-            // Nobody listens only when the whole run was dropped.
-            let _ = answer.send(handled);
-            end
+    let mut transaction = match engine.store.backend.begin(engine.processor).await {
+        Ok(transaction) => transaction,
+        Err(error) => return TxEnd::Answer(not_asked(&error)),
+    };
+    let answer = match (leash.reason(), transaction.conn()) {
+        (Some(reason), _) => Answer::Stopped(reason),
+        (None, Err(error)) => not_asked(&error),
+        (None, Ok(conn)) => {
+            let handling = handler.run(Arc::clone(&message), claim.attempt.unsigned_abs(), conn);
+            watch(handling, lane.timeout, &leash).await
         }
-        .boxed()
-    });
-    let transacted = engine.store.backend.transact(engine.processor, claim, work).await;
-    match transacted {
-        Transacted::Committed => TxEnd::Committed,
-        Transacted::ClaimLost => TxEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
-        Transacted::Refused(error) => TxEnd::Answer(Answer::Finished(Err(Failure::retry(error)))),
-        // The handler's own word, given before the transaction was rolled back; if it was never asked, the claim is given back.
-        Transacted::RolledBack => match answered.await {
-            Ok(answer) => TxEnd::Answer(answer),
-            Err(_) => TxEnd::Answer(not_asked(&Error::stopped("the transaction ended before the handler began"))),
+    };
+    match answer {
+        Answer::Finished(Ok(())) => match transaction.commit(&[claim], Then::End).await {
+            Transacted::Committed => TxEnd::Committed,
+            Transacted::ClaimLost => TxEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
+            Transacted::Refused(error) => TxEnd::Answer(Answer::Finished(Err(Failure::retry(error)))),
+            Transacted::Failed(error) => TxEnd::Answer(store_failed(engine, claim, &error)),
+            Transacted::InDoubt => {
+                let handler = lane.key.as_str();
+                events::in_doubt(Subject { message_id: Some(&message.id), handler, attempt: claim.attempt });
+                resolve(engine, claim).await
+            }
         },
-        Transacted::Failed(error) => {
-            events::store_trouble("transact", &error);
+        Answer::Finished(Err(failure)) => match transaction.roll_back().await {
             // Not the handler's doing: nothing is charged, not even the error it made of it. What it asked for by name counts.
-            match answered.await {
-                Ok(Answer::Finished(Err(failure))) if failure.wish != Wish::Retry => {
-                    TxEnd::Answer(Answer::Finished(Err(failure)))
-                }
-                Ok(_) => {
-                    let is_counted = engine.troubles.is_counted(claim);
-                    TxEnd::Answer(Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted }))
-                }
-                Err(_) => TxEnd::Answer(not_asked(&error)),
-            }
-        }
-        Transacted::InDoubt => {
-            events::in_doubt(Subject {
-                message_id: Some(&message.id),
-                handler: lane.key.as_str(),
-                attempt: claim.attempt,
-            });
-            resolve(engine, claim).await
+            Err(error) if failure.wish == Wish::Retry => TxEnd::Answer(store_failed(engine, claim, &error)),
+            Ok(()) | Err(_) => TxEnd::Answer(Answer::Finished(Err(failure))),
+        },
+        Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => {
+            transaction.abandon().await;
+            TxEnd::Answer(answer)
         }
     }
 }
 
+/// The store failed under the handler.
+fn store_failed<B: Backend>(engine: &Engine<B>, claim: ClaimId, error: &Error) -> Answer {
+    events::store_trouble("transact", error);
+    Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: engine.troubles.is_counted(claim) })
+}
+
 /// The store failed before the handler was asked: it cannot be the delivery's doing.
 fn not_asked(error: &Error) -> Answer {
+    events::store_trouble("transact", error);
     Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: false })
 }
 

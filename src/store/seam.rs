@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 pub use super::asks::{Ask, LookFrom, Stamp};
 use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
-use super::transaction::{ReadBack, Transacted, TxWork};
+use super::transaction::{ReadBack, Transaction};
 use super::version::{self, Migration, SchemaRow};
 use crate::types::{Outcome, Record, Result, StoredMessage};
 
@@ -25,6 +25,9 @@ pub type Few<T> = SmallVec<[T; 4]>;
 pub trait Seam: Send + Sync + Sized + 'static {
     /// What a transactional handler works with.
     type Connection: Send + 'static;
+
+    /// The transaction that it works in.
+    type Transaction: Transaction<Connection = Self::Connection>;
 
     fn migrate(&self) -> impl Future<Output = Result<()>> + Send;
 
@@ -79,13 +82,8 @@ pub trait Seam: Send + Sync + Sized + 'static {
         lease: Duration,
     ) -> impl Future<Output = Result<Renewal>> + Send;
 
-    /// Runs `work` in a transaction and settles the processor's claim as done in the same transaction.
-    fn transact(
-        &self,
-        processor: i32,
-        claim: ClaimId,
-        work: TxWork<Self::Connection>,
-    ) -> impl Future<Output = Transacted> + Send;
+    /// Begins a transaction in which handlers work and claims of this processor are settled.
+    fn begin(&self, processor: i32) -> impl Future<Output = Result<Self::Transaction>> + Send;
 
     /// What a transaction whose COMMIT was never answered came to, once the database can tell.
     fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;

@@ -114,7 +114,7 @@ async fn the_question_waits_until_the_database_can_answer() {
 // Each step of the transaction that is not the handler's own has an end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_never_answers_to_begin_settle_or_commit_is_given_up() {
-    for statement in ["BEGIN ISOLATION", "wharf.run', true) = 'open' THEN", "COMMIT; RESET ALL"] {
+    for statement in ["BEGIN ISOLATION", "inbox_settle_in_transaction("] {
         let scene = Scene::new().await;
         effect::prepare(&scene).await;
         let proxy = Proxy::start_for(&scene.database.url()).await;

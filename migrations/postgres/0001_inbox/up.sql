@@ -888,6 +888,31 @@ BEGIN
     RETURN changed;
 END $$;
 
+-- Settles deliveries as done in the transaction of their handlers. Sent in one message with COMMIT: it raises an error unless every claim is
+-- current, so that nothing is committed then. The errors carry the name of a constraint that does not exist, because drivers show that. The mark
+-- `wharf.run` lives exactly as long as the transaction that was begun for the handlers.
+CREATE FUNCTION inbox_settle_in_transaction(processor integer, message_seqs bigint[], handler_ids smallint[], claim_attempts integer[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    settled bigint;
+BEGIN
+    IF current_setting('wharf.run', true) IS DISTINCT FROM 'open' THEN
+        RAISE 'the transaction of the handler had ended before the handler did' USING CONSTRAINT = 'inbox_transaction_ended';
+    END IF;
+    UPDATE inbox_delivery d
+    SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
+    FROM (SELECT unnest(message_seqs) AS message_seq, unnest(handler_ids) AS handler_id, unnest(claim_attempts) AS attempt) s
+    WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
+      AND CASE WHEN d.attempts = s.attempt AND d.locked_by = processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+               THEN true ELSE false END
+      AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL;
+    GET DIAGNOSTICS settled = ROW_COUNT;
+    IF settled IS DISTINCT FROM cardinality(message_seqs) THEN
+        RAISE '% of % claims are no longer current', cardinality(message_seqs) - settled, cardinality(message_seqs)
+        USING CONSTRAINT = 'inbox_claim_lost';
+    END IF;
+END $$;
+
 -- Binds every function above to the schema of this inbox, so that none of them reads or changes the inbox of another schema, whatever the
 -- caller's search_path is. pg_temp is last, so that a caller's temporary table is never taken for one of ours. Functions with a body
 -- that PostgreSQL parsed when they were created (RETURN …) are bound by that, and can still be inlined.

@@ -39,12 +39,12 @@ use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
     Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
-use super::transaction::{ReadBack, Transacted, TxWork};
+use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 use connect::Connector;
-use transact::{Cancelling, Owner};
+use transact::{Cancelling, PostgresTransaction};
 
 /// PostgreSQL 14 or newer.
 pub struct Postgres {
@@ -156,6 +156,7 @@ impl Backend for Postgres {}
 
 impl Seam for Postgres {
     type Connection = AsyncPgConnection;
+    type Transaction = PostgresTransaction;
 
     const MIGRATIONS: &'static [Migration] = migrate::MIGRATIONS;
 
@@ -202,15 +203,9 @@ impl Seam for Postgres {
         act!(self, &self.renewal, within patience, conn => process::renew(&mut conn, processor, claims, lease))
     }
 
-    async fn transact(&self, processor: i32, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
-        match self.conn().await {
-            Ok(conn) => {
-                let cancelling = Cancelling { tls: self.connector.tls(), reactor: self.reactor.handle().clone() };
-                let owner = Owner { processor, claim };
-                transact::transact(conn, cancelling, self.patience, owner, work).await
-            }
-            Err(error) => Transacted::Failed(error),
-        }
+    async fn begin(&self, processor: i32) -> Result<PostgresTransaction> {
+        let cancelling = Cancelling { tls: self.connector.tls(), reactor: self.reactor.handle().clone() };
+        PostgresTransaction::begin(self.conn().await?, cancelling, self.patience, processor).await
     }
 
     async fn read_back(&self, claim: ClaimId) -> Result<ReadBack> {

@@ -1,27 +1,31 @@
 //! A transactional handler's transaction: its writes and `done` commit together, or not at all.
 //!
 //! Order: BEGIN, the handler, the settlement fenced by the attempt, COMMIT. The fence comes last, so the claim can be renewed while
-//! the handler runs; a stale run finds its attempt gone and is rolled back. Only a COMMIT that was sent and never answered is in
-//! doubt, and then `read_back` asks the row itself. A connection that was stopped midway is closed, never reused.
+//! the handler runs; a stale run finds its attempt gone and is rolled back. Settlement and COMMIT are one message, and so is the BEGIN of the
+//! next transaction on this connection: the settlement raises an error where a claim is lost, and the server executes nothing of a message
+//! behind an error. Only such a message without an answer is in doubt, and then `read_back` asks the row itself. A connection that was
+//! stopped midway is closed, never reused.
+//!
+//! BEGIN is answered before the handler sends anything: a statement that was sent along with a BEGIN that fails would commit alone.
 //!
 //! A handler that ends its own transaction is noticed: BEGIN sets a mark that lives exactly as long as the transaction, and the settlement
 //! looks for it. What a handler has SET for its session is reset with the COMMIT; a rollback undoes it by itself. Neither takes a round trip.
 
 use std::time::Duration;
 
-use diesel::QueryResult;
+use diesel::result::Error as DieselError;
 use diesel_async::pooled_connection::deadpool::Object;
-use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager};
+use diesel_async::{AnsiTransactionManager, AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::connect::is_alive;
 use super::errors::{database, kind};
-use super::statement::{only_row, rows, statements};
+use super::process::columns;
+use super::statement::{rows, statements};
 use crate::store::seam::ClaimId;
-use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
-use crate::types::{Error, Kind};
+use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
+use crate::types::{Error, Kind, Result};
 
 /// Names its level, whatever the role's default is.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL wharf.run = 'open'";
@@ -35,18 +39,6 @@ rows! {
 }
 
 statements! {
-    SettleInTransaction("
-        UPDATE inbox_delivery
-        SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-        WHERE message_seq = :message_seq AND handler_id = :handler_id
-          AND CASE WHEN attempts = :attempt AND locked_by = :processor AND locked_until IS NOT NULL AND finished_at IS NULL
-                    AND current_setting('wharf.run', true) = 'open' THEN true ELSE false END
-          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL")
-    { processor: i32, message_seq: i64, handler_id: i16, attempt: i32 }
-
-    /// Whether the transaction is still the one that was begun for the handler.
-    IsOpen("SELECT coalesce(current_setting('wharf.run', true), '') = 'open'") -> bool {}
-
     /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock.
     ReadBackRow("
         SELECT d.attempts = :attempt, d.status = 2,
@@ -56,101 +48,179 @@ statements! {
     -> RowInDoubt { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
-/// Whose claim the transaction settles.
-#[derive(Clone, Copy)]
-pub(super) struct Owner {
-    pub(super) processor: i32,
-    pub(super) claim: ClaimId,
-}
-
-/// Each step of ours takes at most `patience`; how long the handler takes is its own matter.
-pub(super) async fn transact(
-    conn: Object<AsyncPgConnection>,
-    cancelling: Cancelling,
+/// Public in a private module: the type of a public trait, but nobody outside can name it.
+#[allow(unreachable_pub, missing_debug_implementations)]
+pub struct PostgresTransaction {
+    conn: Guarded,
+    /// Each step of ours takes at most this long; how long the handler takes is its own matter.
     patience: Duration,
-    owner: Owner,
-    work: TxWork<AsyncPgConnection>,
-) -> Transacted {
-    let mut conn = Guarded { conn: Some(conn), cancelling };
-    let Some(open) = conn.conn.as_deref_mut() else {
-        return Transacted::Failed(Error::bug("the connection was given back before its transaction began"));
-    };
-    match timeout(patience, AnsiTransactionManager::begin_transaction_sql(open, BEGIN)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => return Transacted::Failed(database("cannot begin a handler's transaction")(error)),
-        Err(_) => return Transacted::Failed(no_answer("cannot begin a handler's transaction")),
+    processor: i32,
+    /// How many savepoints there were: each has a name of its own, so that none is taken for another.
+    savepoints: u32,
+}
+
+impl PostgresTransaction {
+    pub(super) async fn begin(
+        conn: Object<AsyncPgConnection>,
+        cancelling: Cancelling,
+        patience: Duration,
+        processor: i32,
+    ) -> Result<Self> {
+        let mut begun = Self { conn: Guarded { conn: Some(conn), cancelling }, patience, processor, savepoints: 0 };
+        begun.open(BEGIN, "cannot begin a handler's transaction").await?;
+        Ok(begun)
     }
-    let end = match work(open).await {
-        WorkEnd::Abandon => return Transacted::RolledBack,
-        WorkEnd::RollBack => Transacted::RolledBack,
-        WorkEnd::Commit => match settle(open, patience, owner).await {
-            Err(transacted) => transacted,
-            Ok(()) => commit(open, patience).await,
-        },
-    };
-    match end {
-        Transacted::Committed => conn.give_back(),
-        Transacted::RolledBack | Transacted::ClaimLost => {
-            match timeout(patience, AnsiTransactionManager::rollback_transaction(open)).await {
-                Ok(Ok(())) => conn.give_back(),
-                // The session was lost under the handler. The guard closes what is left, and the server rolls back by itself.
-                Ok(Err(error)) => return Transacted::Failed(database("lost the connection under a handler")(error)),
-                Err(_) => return Transacted::Failed(no_answer("lost the connection under a handler")),
+
+    /// Executes statements after which exactly one transaction is open, and no savepoint that diesel knows of.
+    async fn open(&mut self, sql: &str, cannot: &'static str) -> Result<()> {
+        let patience = self.patience;
+        match timeout(patience, begin_with(self.conn()?, sql)).await {
+            Ok(opened) => opened.map_err(database(cannot)),
+            Err(_) => Err(no_answer(cannot)),
+        }
+    }
+
+    /// What an error in the message that settles and commits means.
+    async fn refused(&mut self, error: DieselError, claims: &[ClaimId]) -> Transacted {
+        match refusal(&error) {
+            Some("inbox_claim_lost") => return Transacted::ClaimLost,
+            Some("inbox_transaction_ended") => {
+                return Transacted::Refused("the handler's transaction had ended before the handler did".to_owned());
             }
+            Some(_) | None => {}
         }
-        Transacted::InDoubt | Transacted::Refused(_) | Transacted::Failed(_) => {}
-    }
-    end
-}
-
-async fn settle(open: &mut AsyncPgConnection, patience: Duration, owner: Owner) -> Result<(), Transacted> {
-    let Owner { processor, claim: ClaimId { message_seq, handler_id, attempt } } = owner;
-    let settling = async {
-        let settled = SettleInTransaction { processor, message_seq, handler_id, attempt }.execute(open).await?;
-        // Only when there is something to explain.
-        let is_open = settled > 0 || IsOpen {}.load(open).await.and_then(only_row)?;
-        QueryResult::Ok((settled, is_open))
-    };
-    let cannot = "cannot settle in a handler's transaction";
-    match timeout(patience, settling).await {
-        Err(_) => Err(Transacted::Failed(no_answer(cannot))),
-        Ok(Err(error)) if is_aborted(&error) => {
-            Err(Transacted::Refused("an error in the handler's transaction was swallowed by the handler".to_owned()))
+        if is_aborted(&error) {
+            return Transacted::Refused(
+                "an error in the handler's transaction was swallowed by the handler".to_owned(),
+            );
         }
-        Ok(Err(error)) => Err(Transacted::Failed(database(cannot)(error))),
-        Ok(Ok((_, false))) => {
-            Err(Transacted::Refused("the handler's transaction had ended before the handler did".to_owned()))
+        let (Ok(open), Some(claim)) = (self.conn.open(), claims.first()) else { return Transacted::InDoubt };
+        if kind(&error) == Kind::Connection {
+            return Transacted::InDoubt;
         }
-        Ok(Ok((0, true))) => Err(Transacted::ClaimLost),
-        Ok(Ok((_, true))) => Ok(()),
+        // Within the transaction, which then is aborted and answers to nothing, the settlement has failed. Otherwise it is over. An error that
+        // came with the end of the session, or after the commit, may have come after the commit.
+        match timeout(self.patience, rows_in_doubt(open, *claim)).await {
+            Ok(Ok(rows)) => match rows.as_slice() {
+                [RowInDoubt { is_current: true, is_done: true, .. }, ..] => Transacted::Committed,
+                _ => Transacted::Refused(format!("{:#}", database("cannot commit")(error))),
+            },
+            Ok(Err(again)) if kind(&again) != Kind::Connection => {
+                Transacted::Failed(database("cannot settle in a handler's transaction")(error))
+            }
+            Ok(Err(_)) | Err(_) => Transacted::InDoubt,
+        }
     }
 }
 
-async fn commit(open: &mut AsyncPgConnection, patience: Duration) -> Transacted {
-    let error = match timeout(patience, open.batch_execute(COMMIT)).await {
-        Ok(Ok(())) => {
-            // Not through diesel's manager, which has to be told.
-            *AnsiTransactionManager::transaction_manager_status_mut(open) = Default::default();
-            return Transacted::Committed;
-        }
-        Ok(Err(error)) => error,
-        Err(_) => return Transacted::InDoubt,
-    };
-    // A refusal leaves the session alive. One that came with the end of the session may have come after the commit.
-    let is_alive = async { timeout(patience, is_alive(open)).await.unwrap_or(false) };
-    match kind(&error) != Kind::Connection && is_alive.await {
-        true => Transacted::Refused(format!("{:#}", database("cannot commit")(error))),
-        false => Transacted::InDoubt,
+impl Transaction for PostgresTransaction {
+    type Connection = AsyncPgConnection;
+
+    fn conn(&mut self) -> Result<&mut AsyncPgConnection> {
+        self.conn.open()
     }
+
+    async fn savepoint(&mut self) -> Result<()> {
+        let before = self.savepoints;
+        self.savepoints += 1;
+        let savepoint = match before {
+            0 => "SAVEPOINT wharf_1".to_owned(),
+            before => format!("RELEASE wharf_{before}; SAVEPOINT wharf_{}", self.savepoints),
+        };
+        self.open(&savepoint, "cannot set a savepoint in a handler's transaction").await
+    }
+
+    async fn roll_back_to_savepoint(&mut self) -> Result<()> {
+        let back = format!("ROLLBACK TO wharf_{}", self.savepoints);
+        self.open(&back, "cannot roll back to a savepoint in a handler's transaction").await
+    }
+
+    async fn commit(&mut self, claims: &[ClaimId], then: Then) -> Transacted {
+        let settle = settlement(self.processor, claims);
+        let sent = match then {
+            Then::End => format!("{settle}; {COMMIT}"),
+            Then::Begin => format!("{settle}; {COMMIT}; {BEGIN}"),
+        };
+        let patience = self.patience;
+        let Ok(open) = self.conn.open() else {
+            return Transacted::Failed(Error::bug(
+                "the connection was given back before its transaction was committed",
+            ));
+        };
+        let answered = match then {
+            Then::End => timeout(patience, open.batch_execute(&sent)).await,
+            Then::Begin => timeout(patience, begin_with(open, &sent)).await,
+        };
+        let transacted = match answered {
+            Ok(Ok(())) => Transacted::Committed,
+            Ok(Err(error)) => self.refused(error, claims).await,
+            Err(_) => Transacted::InDoubt,
+        };
+        self.savepoints = 0;
+        match (&transacted, then) {
+            (Transacted::Committed, Then::End) => self.conn.give_back(),
+            (Transacted::Committed, Then::Begin) => {}
+            (Transacted::ClaimLost, _) => {
+                if let Ok(open) = self.conn.open()
+                    && let Ok(Ok(())) = timeout(patience, roll_back(open)).await
+                {
+                    self.conn.give_back();
+                }
+            }
+            // The guard closes it.
+            (Transacted::InDoubt | Transacted::Refused(_) | Transacted::Failed(_), _) => {}
+        }
+        transacted
+    }
+
+    async fn roll_back(mut self) -> Result<()> {
+        // The session was lost under the handler if it fails. The guard closes what is left, and the server rolls back by itself.
+        let cannot = "lost the connection under a handler";
+        match timeout(self.patience, roll_back(self.conn.open()?)).await {
+            Ok(rolled_back) => rolled_back.map_err(database(cannot))?,
+            Err(_) => return Err(no_answer(cannot)),
+        }
+        self.conn.give_back();
+        Ok(())
+    }
+
+    async fn abandon(self) {}
+}
+
+/// Executes statements that leave one transaction open, and tells diesel, to which nested transactions are savepoints then.
+async fn begin_with(open: &mut AsyncPgConnection, sql: &str) -> diesel::QueryResult<()> {
+    // Whatever the handler has left on diesel's books, also when it was stopped in a nested transaction.
+    *open.transaction_state() = AnsiTransactionManager::default();
+    AnsiTransactionManager::begin_transaction_sql(open, sql).await
+}
+
+async fn roll_back(open: &mut AsyncPgConnection) -> diesel::QueryResult<()> {
+    open.batch_execute("ROLLBACK").await?;
+    *open.transaction_state() = AnsiTransactionManager::default();
+    Ok(())
+}
+
+/// Numbers only: nothing from outside becomes SQL text. Not a prepared statement, which could not be in one message with COMMIT.
+fn settlement(processor: i32, claims: &[ClaimId]) -> String {
+    fn array<N: ToString>(numbers: &[N]) -> String {
+        numbers.iter().map(N::to_string).collect::<Vec<_>>().join(",")
+    }
+    let mut claims = claims.to_vec();
+    // The same order everywhere, so that two settlers never wait for each other in a circle.
+    claims.sort_unstable();
+    let (message_seqs, handler_ids, attempts) = columns(claims.into_iter());
+    let (message_seqs, handler_ids, attempts) = (array(&message_seqs), array(&handler_ids), array(&attempts));
+    format!(
+        "SELECT inbox_settle_in_transaction({processor}, '{{{message_seqs}}}', '{{{handler_ids}}}', '{{{attempts}}}')"
+    )
 }
 
 fn no_answer(context: &'static str) -> Error {
     Error::new(Kind::Connection, format!("{context}: the server does not answer"))
 }
 
-pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> crate::types::Result<ReadBack> {
-    let ClaimId { message_seq, handler_id, attempt } = claim;
-    let rows = ReadBackRow { message_seq, handler_id, attempt }.load::<RowInDoubt>(conn).await;
+pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> Result<ReadBack> {
+    let rows = rows_in_doubt(conn, claim).await;
     Ok(match rows.map_err(database("cannot read back a delivery"))?.pop() {
         Some(RowInDoubt { is_current: false, .. }) | None => ReadBack::ClaimLost,
         Some(RowInDoubt { is_done: true, .. }) => ReadBack::Committed,
@@ -159,10 +229,23 @@ pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> c
     })
 }
 
+async fn rows_in_doubt(conn: &mut AsyncPgConnection, claim: ClaimId) -> diesel::QueryResult<Vec<RowInDoubt>> {
+    let ClaimId { message_seq, handler_id, attempt } = claim;
+    ReadBackRow { message_seq, handler_id, attempt }.load::<RowInDoubt>(conn).await
+}
+
+/// How `inbox_settle_in_transaction` names its reason.
+fn refusal(error: &DieselError) -> Option<&str> {
+    match error {
+        DieselError::DatabaseError(_, information) => information.constraint_name(),
+        _ => None,
+    }
+}
+
 /// The handler went on after a statement of its own had failed. Diesel keeps no SQLSTATE, and in another language than English the
 /// text is another one; then the delivery is not charged, but it still waits a moment before it runs again.
-fn is_aborted(error: &diesel::result::Error) -> bool {
-    matches!(error, diesel::result::Error::DatabaseError(_, information)
+fn is_aborted(error: &DieselError) -> bool {
+    matches!(error, DieselError::DatabaseError(_, information)
         if information.message().starts_with("current transaction is aborted"))
 }
 
@@ -181,8 +264,15 @@ pub(super) struct Cancelling {
 }
 
 impl Guarded {
+    fn open(&mut self) -> Result<&mut AsyncPgConnection> {
+        self.conn.as_deref_mut().ok_or_else(|| Error::bug("the connection of a transaction was used after its end"))
+    }
+
     fn give_back(&mut self) {
-        self.conn = None;
+        if let Some(mut conn) = self.conn.take() {
+            // Not through diesel's manager, which has to be told.
+            *conn.transaction_state() = AnsiTransactionManager::default();
+        }
     }
 }
 

@@ -43,13 +43,14 @@ use super::seam::{
     AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
     Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
-use super::transaction::{ReadBack, Transacted, TxWork};
+use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Result};
 use connect::Location;
 use line::{Line, TO_READ, TO_WRITE};
 use noted::Noted;
+use transact::SqliteTransaction;
 
 /// SQLite, built in: an inbox in a file of its own, or in memory for tests.
 ///
@@ -148,6 +149,7 @@ impl Backend for Sqlite {}
 
 impl Seam for Sqlite {
     type Connection = AsyncSqliteConnection;
+    type Transaction = SqliteTransaction;
 
     const MIGRATIONS: &'static [Migration] = migrate::MIGRATIONS;
 
@@ -212,8 +214,8 @@ impl Seam for Sqlite {
         }
     }
 
-    async fn transact(&self, _processor: i32, claim: ClaimId, work: TxWork<Self::Connection>) -> Transacted {
-        transact::transact(&self.writer, &self.noted, claim, work).await
+    async fn begin(&self, _processor: i32) -> Result<SqliteTransaction> {
+        SqliteTransaction::begin(&self.writer, &self.noted).await
     }
 
     async fn read_back(&self, claim: ClaimId) -> Result<ReadBack> {

@@ -1,6 +1,6 @@
 //! A transactional handler's transaction: its writes and `done` commit together, or not at all.
 //!
-//! The handler has the only writer while it runs. Order: BEGIN IMMEDIATE, a savepoint, the handler, the settlement fenced by the attempt,
+//! Handlers have the only writer while they run. Order: BEGIN IMMEDIATE, a savepoint, the handler, the settlement fenced by the attempt,
 //! the renewals of other claims that were noted meanwhile, COMMIT. What is rolled back is rolled back to the savepoint, so that the lock is
 //! not let go before those renewals are written. Whatever happens, also when the future is dropped, the writer is given back with no
 //! transaction open. No answer of COMMIT can be lost: it is a call within the process.
@@ -20,7 +20,7 @@ use super::noted::Noted;
 use super::statement::statements;
 use super::{process, upkeep};
 use crate::store::seam::ClaimId;
-use crate::store::transaction::{ReadBack, Transacted, TxWork, WorkEnd};
+use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
 use crate::types::{Error, Kind, Result};
 
 /// Signs of life are prolonged when the writer was away for longer than this.
@@ -34,24 +34,6 @@ statements! {
     -> (bool, bool) { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
-pub(super) async fn transact(
-    writer: &Arc<Line>,
-    noted: &Arc<Noted>,
-    claim: ClaimId,
-    work: TxWork<AsyncSqliteConnection>,
-) -> Transacted {
-    let mut lent = match Lent::begin(writer, noted).await {
-        Ok(lent) => lent,
-        Err(error) => return Transacted::Failed(error),
-    };
-    let Some(conn) = lent.turn.as_deref_mut() else { return Transacted::Failed(closed()) };
-    match work(conn).await {
-        WorkEnd::Commit => lent.end(End::Settle(claim)).await,
-        // A statement that was under way when the handler was stopped has ended when its future was dropped.
-        WorkEnd::RollBack | WorkEnd::Abandon => lent.end(End::RollBack).await,
-    }
-}
-
 /// What became of a transaction in doubt. There is none here, but the row can always tell.
 pub(super) fn read_back(conn: &mut SqliteConnection, claim: ClaimId) -> Result<ReadBack> {
     let ClaimId { message_seq, handler_id, attempt } = claim;
@@ -63,12 +45,15 @@ pub(super) fn read_back(conn: &mut SqliteConnection, claim: ClaimId) -> Result<R
     })
 }
 
-/// The writer, lent to a handler with a transaction open. Ends it when dropped.
-struct Lent {
+/// The writer, lent to handlers with a transaction open. Ends it when dropped. Public in a private module: the type of a public trait, but
+/// nobody outside can name it.
+#[allow(unreachable_pub, missing_debug_implementations)]
+pub struct SqliteTransaction {
     turn: Option<Turn>,
     writer: Arc<Line>,
     noted: Arc<Noted>,
     since: Since,
+    has_savepoint: bool,
 }
 
 /// When it was lent, by both clocks.
@@ -80,24 +65,25 @@ struct Since {
 
 /// How a transaction is to end.
 enum End {
-    Settle(ClaimId),
+    Settle(Vec<ClaimId>),
     RollBack,
 }
 
-impl Lent {
+impl SqliteTransaction {
     /// On the store's thread: who goes away meanwhile leaves nothing open, and waits for nothing.
-    async fn begin(writer: &Arc<Line>, noted: &Arc<Noted>) -> Result<Self> {
+    pub(super) async fn begin(writer: &Arc<Line>, noted: &Arc<Noted>) -> Result<Self> {
         let turn = writer.turn().await?;
         let since = Since { stamp: i64::MAX, instant: Instant::now() };
-        let mut lent = Self { turn: Some(turn), writer: Arc::clone(writer), noted: Arc::clone(noted), since };
-        let beginning = writer.reactor().spawn(async move {
+        let (writer, noted) = (Arc::clone(writer), Arc::clone(noted));
+        let mut lent = Self { turn: Some(turn), writer, noted, since, has_savepoint: false };
+        let beginning = lent.writer.reactor().clone().spawn(async move {
             let Some(conn) = lent.turn.as_deref_mut() else { return Err(closed()) };
             let busy_timeout = lent.writer.busy_timeout();
             let begun = conn.spawn_blocking(move |conn| {
                 // Nested ones become savepoints: diesel has to know of this one.
                 within(busy_timeout, || AnsiTransactionManager::begin_transaction_sql(conn, TO_WRITE))?;
                 let since = Since { stamp: clock::now(conn)?, instant: Instant::now() };
-                conn.batch_execute("SAVEPOINT wharf_handler")?;
+                conn.batch_execute("SAVEPOINT wharf_handler; SAVEPOINT wharf_mark")?;
                 Ok(since)
             });
             lent.since = begun.await.map_err(database("cannot begin a handler's transaction"))?;
@@ -107,15 +93,16 @@ impl Lent {
         beginning.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    async fn end(mut self, end: End) -> Transacted {
+    /// Nothing when it was rolled back.
+    async fn end(&mut self, end: End) -> Option<Transacted> {
         match self.end_in_background(end) {
-            Some(ending) => ending.await.unwrap_or_else(|_| Transacted::Failed(closed())),
-            None => Transacted::Failed(closed()),
+            Some(ending) => ending.await.unwrap_or_else(|_| Some(Transacted::Failed(closed()))),
+            None => Some(Transacted::Failed(closed())),
         }
     }
 
     /// On the store's thread: the turn is over when the transaction is, not when the handler's runtime goes away.
-    fn end_in_background(&mut self, end: End) -> Option<tokio::task::JoinHandle<Transacted>> {
+    fn end_in_background(&mut self, end: End) -> Option<tokio::task::JoinHandle<Option<Transacted>>> {
         let mut turn = self.turn.take()?;
         let (noted, since, busy_timeout) = (Arc::clone(&self.noted), self.since, self.writer.busy_timeout());
         Some(self.writer.reactor().spawn(async move {
@@ -127,12 +114,63 @@ impl Lent {
             );
             *status = Default::default();
             drop(turn);
-            ended.unwrap_or_else(|_| Transacted::Failed(closed()))
+            ended.unwrap_or_else(|_| Some(Transacted::Failed(closed())))
         }))
     }
 }
 
-impl Drop for Lent {
+impl Transaction for SqliteTransaction {
+    type Connection = AsyncSqliteConnection;
+
+    fn conn(&mut self) -> Result<&mut AsyncSqliteConnection> {
+        self.turn.as_deref_mut().ok_or_else(closed)
+    }
+
+    async fn savepoint(&mut self) -> Result<()> {
+        let has_savepoint = std::mem::replace(&mut self.has_savepoint, true);
+        let set = self.conn()?.spawn_blocking(move |conn| {
+            if has_savepoint {
+                conn.batch_execute("RELEASE wharf_delivery")?;
+            }
+            conn.batch_execute("SAVEPOINT wharf_delivery")
+        });
+        set.await.map_err(database("cannot set a savepoint in a handler's transaction"))
+    }
+
+    async fn roll_back_to_savepoint(&mut self) -> Result<()> {
+        let conn = self.conn()?;
+        // A statement that was under way when the handler was stopped has ended when its future was dropped.
+        let rolled_back = conn.spawn_blocking(|conn| {
+            // A handler that was stopped in a nested transaction has left it on diesel's books: this one transaction is what is open.
+            *<AnsiTransactionManager as diesel::connection::TransactionManager<SqliteConnection>>::transaction_manager_status_mut(
+                conn,
+            ) = Default::default();
+            AnsiTransactionManager::begin_transaction_sql(conn, "ROLLBACK TO wharf_delivery")
+        });
+        rolled_back.await.map_err(database("cannot roll back to a savepoint in a handler's transaction"))
+    }
+
+    /// The next transaction is never begun here: the writer is for whoever is first in the line.
+    async fn commit(&mut self, claims: &[ClaimId], _then: Then) -> Transacted {
+        let settled = self.end(End::Settle(claims.to_vec())).await;
+        settled
+            .unwrap_or_else(|| Transacted::Failed(Error::bug("a transaction was rolled back that was to be committed")))
+    }
+
+    async fn roll_back(mut self) -> Result<()> {
+        match self.end(End::RollBack).await {
+            Some(Transacted::Failed(error)) => Err(error),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// A statement that was under way when the handler was stopped has ended when its future was dropped.
+    async fn abandon(mut self) {
+        let _ = self.end(End::RollBack).await;
+    }
+}
+
+impl Drop for SqliteTransaction {
     fn drop(&mut self) {
         drop(self.end_in_background(End::RollBack));
     }
@@ -148,35 +186,38 @@ fn finish(
     noted: &[(ClaimId, Duration)],
     since: Since,
     busy_timeout: Duration,
-) -> Transacted {
-    let ended = match end {
-        End::Settle(claim) => settle(conn, *claim, noted, since),
-        End::RollBack => Err(Transacted::RolledBack),
+) -> Option<Transacted> {
+    let settled = match end {
+        End::Settle(claims) => settle(conn, claims, noted, since).map_err(Some),
+        End::RollBack => Err(None),
     };
-    match ended {
-        Ok(()) => Transacted::Committed,
-        Err(transacted) => {
+    match settled {
+        Ok(()) => Some(Transacted::Committed),
+        Err(ended) => {
             roll_back(conn, noted, since, busy_timeout);
-            transacted
+            ended
         }
     }
 }
 
 fn settle(
     conn: &mut SqliteConnection,
-    claim: ClaimId,
+    claims: &[ClaimId],
     noted: &[(ClaimId, Duration)],
     since: Since,
 ) -> std::result::Result<(), Transacted> {
     // A transaction cannot be begun within one: if it can, the handler's is gone. SQLite ends it by itself when the disk is full, say,
-    // and what the handler wrote after that would stand alone.
-    if conn.batch_execute("BEGIN").is_ok() {
+    // and what the handler wrote after that would stand alone. A handler, or a savepoint, may
+    // have begun another since: that one does not have the mark.
+    if conn.batch_execute("BEGIN").is_ok() || conn.batch_execute("RELEASE wharf_mark").is_err() {
         return Err(Transacted::Refused("the handler's transaction had ended before the handler did".to_owned()));
     }
     let failed = |error| Transacted::Failed(database("cannot settle in a handler's transaction")(error));
     let now = clock::now(conn).map_err(failed)?;
-    if process::done(conn, claim, now).map_err(failed)? == 0 {
-        return Err(Transacted::ClaimLost);
+    for claim in claims {
+        if process::done(conn, *claim, now).map_err(failed)? == 0 {
+            return Err(Transacted::ClaimLost);
+        }
     }
     renew(conn, noted, since).map_err(Transacted::Failed)?;
     conn.batch_execute("COMMIT").map_err(|error| match kind(&error) {

@@ -27,7 +27,7 @@ pub const STATEMENTS: [(&str, &str); 32] = [
     ("find lost claims", "AS s (message_seq, handler_id, attempt, status)\n"),
     ("renew", "WITH renewed AS"),
     ("release handed over", "d.locked_by = $3"),
-    ("settle in a transaction", "current_setting('wharf.run', true) = 'open' THEN"),
+    ("settle in a transaction", "unnest(claim_attempts) AS attempt"),
     ("read back", "FOR NO KEY UPDATE SKIP LOCKED) free"),
     ("enroll", "WITH gone AS (DELETE FROM inbox_processor"),
     ("keep alive", "OVERRIDING SYSTEM VALUE"),
