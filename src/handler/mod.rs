@@ -20,7 +20,7 @@ pub use registration::{Registration, Topics, handler, tx_handler, with_state};
 pub use retry::RetryPolicy;
 
 pub(crate) use delay::Unreadable;
-pub(crate) use erased::{Body, ErasedTxHandler};
+pub(crate) use erased::{Body, ErasedHandler, ErasedTxHandler};
 pub(crate) use failure::Wish;
 pub(crate) use layer::LayerFn;
 pub(crate) use subscription::Subscription;

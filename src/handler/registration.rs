@@ -129,6 +129,8 @@ pub struct Registration<B: Backend> {
     pub(crate) retry: RetryPolicy,
     pub(crate) expires_after: Option<Duration>,
     pub(crate) delay: Delay,
+    /// Deliveries in one transaction; `None` where it was not said.
+    pub(crate) share: Option<usize>,
 }
 
 impl<B: Backend> Registration<B> {
@@ -144,6 +146,7 @@ impl<B: Backend> Registration<B> {
             retry: RetryPolicy::default(),
             expires_after: None,
             delay: Delay::default(),
+            share: None,
         }
     }
 
@@ -220,6 +223,36 @@ impl<B: Backend> Registration<B> {
     /// delivery is due at once, and the warning `delay cannot be read` names the message.
     pub fn delay_header(mut self, name: impl Into<String>) -> Self {
         self.delay.header = Some(name.into());
+        self
+    }
+
+    /// Runs up to `deliveries` of this transactional handler in one transaction when that many wait: one after the other, each within a
+    /// savepoint of its own, with one COMMIT for all. Most of what a short transaction costs is its COMMIT, so this is several times faster.
+    /// Default: 1, a transaction for each delivery.
+    ///
+    /// What the handler writes still takes effect exactly once. A delivery that fails, panics or times out is rolled back to its savepoint and
+    /// settled by itself; the others go on. When the transaction as a whole cannot be committed (a deferred constraint, a lost claim, a lost
+    /// connection), nothing of it has happened, and each of its deliveries runs again in a transaction of its own, with the same
+    /// attempt and nothing charged. A delivery that was running when a process crashed is never shared.
+    ///
+    /// Locks that a delivery takes are held until the last one of its transaction has run, and all of them see one `now()`. Use it for handlers
+    /// that are quick and write to rows of their own. Two transactions that update the same rows in different orders deadlock; PostgreSQL
+    /// fails one of the statements then, and its delivery is retried like after any other error.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw, tx_handler};
+    /// # use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+    /// async fn book(order: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+    ///     conn.batch_execute("INSERT INTO booking DEFAULT VALUES").await?;
+    ///     Ok(())
+    /// }
+    ///
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// inbox.subscribe("orders", tx_handler(HandlerKey::new("books.order"), book).share_transaction(32))
+    /// # }
+    /// ```
+    pub fn share_transaction(mut self, deliveries: usize) -> Self {
+        self.share = Some(deliveries);
         self
     }
 
@@ -301,6 +334,7 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("retry", &self.retry)
             .field("expires_after", &self.expires_after)
             .field("delay", &self.delay)
+            .field("share", &self.share)
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 
 use super::{Inbox, Shared};
 use crate::accept::{Acceptor, Identity, Intake, Rules};
-use crate::handler::{Attempt, Failure, HandlerKey, LayerFn, Next, Registration, Topics};
+use crate::handler::{Attempt, Body, Failure, HandlerKey, LayerFn, Next, Registration, Topics};
 use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::Redact;
 use crate::store::{Backend, Store};
@@ -19,6 +19,8 @@ use crate::types::{DURATION_MAX, Error, Limits, Result};
 const TOPIC_CHARS_MAX: usize = 249;
 /// More would not be concurrency but a queue in memory.
 const CONCURRENCY_MAX: usize = 100_000;
+/// PostgreSQL keeps so many subtransactions of a session at hand. With more of them every other session has to look them up on disk.
+const SHARE_MAX: usize = 64;
 
 /// An inbox in the making. See [`Inbox::builder`].
 #[must_use = "an inbox is made by `build`"]
@@ -196,6 +198,16 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     }
     if registration.timeout.is_some_and(|timeout| timeout.is_zero() || timeout > DURATION_MAX) {
         problems.push(format!("the timeout of {key} is more than zero and at most 365days"));
+    }
+    match (registration.share, &registration.body) {
+        (None, _) => {}
+        (Some(_), Body::Plain(_)) => {
+            problems.push(format!("{key} is not transactional: it has no transaction that deliveries could share"));
+        }
+        (Some(share), Body::Transactional(_)) if !(1..=SHARE_MAX).contains(&share) => {
+            problems.push(format!("the deliveries of {key} that share a transaction are 1 to {SHARE_MAX}"));
+        }
+        (Some(_), Body::Transactional(_)) => {}
     }
     problems.extend(timing_problems(registration));
     problems

@@ -27,6 +27,8 @@ pub(crate) struct Lane<B: Backend> {
     /// Deliveries of messages that were accepted longer ago do not run.
     pub(super) expires_after: Option<Duration>,
     pub(super) concurrency: usize,
+    /// Deliveries in one transaction at the most.
+    pub(super) share: usize,
     pub(super) redact: Option<Redact>,
     pub(super) slots: Slots,
     /// What is claimed and has no slot yet.
@@ -63,6 +65,7 @@ impl<B: Backend> Lane<B> {
             retry: registration.retry.clone(),
             expires_after: registration.expires_after,
             concurrency: registration.concurrency,
+            share: registration.share.unwrap_or(1),
             redact,
             slots: Slots::new(registration.concurrency),
             waiting: Waiting::default(),

@@ -22,6 +22,7 @@ mod run;
 mod settle;
 mod slots;
 mod solo;
+mod together;
 mod transact;
 mod trouble;
 mod upkeep;

@@ -16,12 +16,12 @@ use super::engine::Engine;
 use super::lane::Lane;
 use super::leash::Leash;
 use super::slots::{Need, Place, Slot};
-use super::transact::{self, TxEnd};
-use crate::handler::{Body, Failure};
+use super::transact;
+use crate::handler::{Body, ErasedHandler, Failure};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
 use crate::telemetry::events;
-use crate::types::{Outcome, PoisonReason, panic_text};
+use crate::types::{Outcome, PoisonReason, StoredMessage, panic_text};
 
 /// Runs of one task before it lets others have their turn: a handler that never waits would keep the thread.
 const RUNS_MAX: usize = 32;
@@ -42,48 +42,113 @@ pub(super) struct Runner<B: Backend> {
     pub(super) run: Run<B>,
 }
 
+/// How a run ended.
+pub(super) enum RunEnd {
+    /// The handler's writes and `done` are durable.
+    Committed,
+    /// Nothing was settled, and this is to be.
+    Answer(Answer),
+}
+
 impl<B: Backend> Runner<B> {
     /// Runs the delivery, then those that wait for the slot.
     pub(super) async fn run(self) {
+        let lane = Arc::clone(&self.slot.lane);
+        match &lane.body {
+            Body::Plain(handler) => self.run_plain(&lane, handler).await,
+            // Boxed, so that its size is not that of every other run as well.
+            Body::Transactional(handler) => Box::pin(transact::run(self, handler)).await,
+        }
+    }
+
+    async fn run_plain(self, lane: &Arc<Lane<B>>, handler: &Arc<dyn ErasedHandler>) {
         let Self { slot, run } = self;
-        let (engine, lane) = (Arc::clone(&run.held.engine), Arc::clone(&slot.lane));
-        run.run(&lane).await;
+        let engine = Arc::clone(&run.held.engine);
+        run.run(lane, handler).await;
         let mut runs = 1;
-        // A connection goes to whoever is next, which may be another handler.
-        while !lane.is_transactional() {
+        while let Some(next) = engine.next_waiting(lane) {
             if runs % RUNS_MAX == 0 {
                 tokio::task::yield_now().await;
             }
-            let Some(next) = engine.next_waiting(&lane) else { break };
-            next.run(&lane).await;
+            next.run(lane, handler).await;
             runs += 1;
         }
         drop(slot);
         // Also what came to wait between the last look and the return of the slot.
-        match lane.is_transactional() {
-            true => engine.start_all_waiting(),
-            false => engine.start_waiting(&lane),
-        }
-        engine.tell_need(&lane);
+        engine.start_waiting(lane);
+        engine.tell_need(lane);
     }
 }
 
 impl<B: Backend> Run<B> {
-    async fn run(self, lane: &Lane<B>) {
-        let Self { held, claimed, place, leash, .. } = self;
+    async fn run(mut self, lane: &Lane<B>, handler: &Arc<dyn ErasedHandler>) {
+        let Some(message) = self.begin(lane) else { return self.end_unrun(lane) };
         let began_at = Instant::now();
-        leash.begin(began_at);
-        // It has its slot by now, so there is one place less and one that is needed less.
-        drop(place);
-        let outcome = outcome(&held.engine, lane, &claimed, &leash).await;
-        if leash.reason().is_none() {
-            lane.pace.ran(began_at.elapsed());
+        let attempt = self.claimed.claim.attempt.unsigned_abs();
+        let answer = watch(handler.run(message, attempt), lane.timeout, &self.leash).await;
+        self.end(lane, began_at.elapsed(), RunEnd::Answer(answer));
+    }
+
+    pub(super) fn engine(&self) -> &Arc<Engine<B>> {
+        &self.held.engine
+    }
+
+    /// It has its slot. Returns what its handler is given; nothing where the handler must not see it at all.
+    pub(super) fn begin(&mut self, lane: &Lane<B>) -> Option<Arc<StoredMessage>> {
+        self.leash.begin(Instant::now());
+        // There is one place less and one that is needed less.
+        drop(self.place.take());
+        match self.leash.reason() {
+            Some(_) => None,
+            None if self.is_expired(lane) => None,
+            None => self.claimed.message.clone(),
         }
-        if let Some(Settled::Now(outcome) | Settled::Later(outcome)) = &outcome {
+    }
+
+    /// Whichever way it came here: claimed, handed over, retried, or alone.
+    fn is_expired(&self, lane: &Lane<B>) -> bool {
+        let age = lane.expires_after.zip(self.claimed.age);
+        self.claimed.message.is_some() && age.is_some_and(|(after, age)| age.now() > after)
+    }
+
+    /// Ends a run that could not begin: it was told to stop before, there is no message, or its delivery has expired.
+    pub(super) fn end_unrun(self, lane: &Lane<B>) {
+        let has_message = self.claimed.message.is_some();
+        let Self { held, claimed, leash, .. } = self;
+        let outcome = match leash.reason() {
+            Some(StopReason::ClaimLost) => None,
+            Some(StopReason::LeaseEnding | StopReason::Shutdown) => Some(Outcome::Released),
+            None if has_message => Some(Outcome::Expired),
+            None => Some(Outcome::Poisoned { reason: PoisonReason::MessageMissing, error: None, charged: false }),
+        };
+        outcome.iter().for_each(|outcome| lane.count(outcome));
+        held.engine.tell_need(lane);
+        end(held, &claimed, &leash, outcome.map(Settled::Later));
+    }
+
+    /// Ends a run whose claim is not current any more.
+    pub(super) fn end_lost(self) {
+        let Self { held, claimed, leash, .. } = self;
+        end(held, &claimed, &leash, None);
+    }
+
+    /// Ends a run that took so long.
+    pub(super) fn end(self, lane: &Lane<B>, took: Duration, ended: RunEnd) {
+        let Self { held, claimed, leash, .. } = self;
+        if leash.reason().is_none() {
+            lane.pace.ran(took);
+        }
+        let settled = match ended {
+            RunEnd::Committed => Some(Settled::Now(Outcome::Done)),
+            // What most runs come to; nothing has to be decided, and no dice be thrown.
+            RunEnd::Answer(Answer::Finished(Ok(()))) => Some(Settled::Later(Outcome::Done)),
+            RunEnd::Answer(answer) => decided(&held.engine, lane, &claimed, answer).map(Settled::Later),
+        };
+        if let Some(Settled::Now(outcome) | Settled::Later(outcome)) = &settled {
             lane.count(outcome);
         }
         held.engine.tell_need(lane);
-        end(held, &claimed, &leash, outcome);
+        end(held, &claimed, &leash, settled);
     }
 
     /// Gives back a delivery that waited, through the settler; or lets go of it where its claim is lost.
@@ -119,7 +184,7 @@ fn end<B: Backend>(mut held: Held<B>, claimed: &Claimed, leash: &Leash, outcome:
 
 impl<B: Backend> Engine<B> {
     /// Tells the claim loop when a claim for the lane makes sense.
-    fn tell_need(&self, lane: &Lane<B>) {
+    pub(super) fn tell_need(&self, lane: &Lane<B>) {
         if lane.need(&self.limits) != Need::None {
             self.freed.notify_one();
         }
@@ -133,40 +198,7 @@ enum Settled {
     Later(Outcome),
 }
 
-async fn outcome<B: Backend>(
-    engine: &Arc<Engine<B>>,
-    lane: &Lane<B>,
-    claimed: &Claimed,
-    leash: &Arc<Leash>,
-) -> Option<Settled> {
-    // Stopped before it began: the handler must not see it at all.
-    if let Some(reason) = leash.reason() {
-        return (reason != StopReason::ClaimLost).then_some(Settled::Later(Outcome::Released));
-    }
-    let Some(message) = claimed.message.clone() else {
-        let reason = PoisonReason::MessageMissing;
-        return Some(Settled::Later(Outcome::Poisoned { reason, error: None, charged: false }));
-    };
-    // Whichever way it came here: claimed, handed over, retried, or alone.
-    if lane.expires_after.zip(claimed.age).is_some_and(|(after, age)| age.now() > after) {
-        return Some(Settled::Later(Outcome::Expired));
-    }
-    let attempt = claimed.claim.attempt.unsigned_abs();
-    let answer = match &lane.body {
-        Body::Plain(handler) => watch(handler.run(message, attempt), lane.timeout, leash).await,
-        Body::Transactional(handler) => {
-            let handler = Arc::clone(handler);
-            // Boxed, so that its size is not that of every other run as well.
-            match Box::pin(transact::run(engine, lane, claimed.claim, handler, message, Arc::clone(leash))).await {
-                TxEnd::Committed => return Some(Settled::Now(Outcome::Done)),
-                TxEnd::Answer(answer) => answer,
-            }
-        }
-    };
-    // What most runs come to; nothing has to be decided, and no dice be thrown.
-    if matches!(answer, Answer::Finished(Ok(()))) {
-        return Some(Settled::Later(Outcome::Done));
-    }
+fn decided<B: Backend>(engine: &Engine<B>, lane: &Lane<B>, claimed: &Claimed, answer: Answer) -> Option<Outcome> {
     let circumstances = Circumstances {
         errors: claimed.errors,
         troubles: claimed.troubles,
@@ -178,11 +210,10 @@ async fn outcome<B: Backend>(
     };
     // A policy is the user's code too.
     let decided = std::panic::catch_unwind(AssertUnwindSafe(|| decide(answer, &circumstances)));
-    let outcome = decided.unwrap_or_else(|panic| {
+    decided.unwrap_or_else(|panic| {
         let error = circumstances.clean(&format!("the retry policy panicked: {}", panic_text(panic)));
         Some(Outcome::Poisoned { reason: PoisonReason::Permanent, error: Some(error), charged: true })
-    });
-    outcome.map(Settled::Later)
+    })
 }
 
 /// Waits for the handler, its timeout or a word from outside, whichever is first.

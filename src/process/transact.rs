@@ -1,70 +1,163 @@
-//! Runs a transactional handler: its writes and `done` in one transaction.
+//! Runs deliveries of a transactional handler, one after the other on one connection, each with its writes and `done` in one transaction.
 //!
 //! Everything but COMMIT-and-no-answer is certain: error, panic, timeout, stop and lost claim roll back. When the answer to COMMIT is
 //! lost, the row is read back until the database can say what happened. The effect never runs again while that is open.
+//!
+//! While more of the handler waits, the next transaction begins with the COMMIT of the last. Deliveries that share a transaction are in
+//! `together.rs`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::decide::{Answer, StopReason, StoreFailure};
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
-use super::leash::Leash;
-use super::run::watch;
+use super::run::{Run, RunEnd, Runner, watch};
 use crate::handler::{ErasedTxHandler, Failure, Wish};
 use crate::store::Backend;
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
-use crate::telemetry::{events, events::Subject};
-use crate::types::{Backoff, Error, StoredMessage};
+use crate::telemetry::events;
+use crate::types::{Backoff, Error, Result, StoredMessage};
 
-pub(super) enum TxEnd {
-    /// The handler's writes and `done` are durable.
-    Committed,
-    /// Nothing was committed, and this is why.
-    Answer(Answer),
+/// Transactions of one slot before it is given up, with the connection: whoever waits for one has its turn.
+const TRANSACTIONS_MAX: usize = 32;
+
+/// The transactions of one slot.
+pub(super) struct Turn<'t, B: Backend> {
+    pub(super) engine: &'t Arc<Engine<B>>,
+    pub(super) lane: &'t Arc<Lane<B>>,
+    handler: &'t Arc<dyn ErasedTxHandler<B::Connection>>,
+    /// Begun with the last COMMIT.
+    open: Option<B::Transaction>,
+    /// Transactions that are left.
+    left: usize,
 }
 
-pub(super) async fn run<B: Backend>(
-    engine: &Arc<Engine<B>>,
-    lane: &Lane<B>,
-    claim: ClaimId,
-    handler: Arc<dyn ErasedTxHandler<B::Connection>>,
-    message: Arc<StoredMessage>,
-    leash: Arc<Leash>,
-) -> TxEnd {
-    let mut transaction = match engine.store.backend.begin(engine.processor).await {
-        Ok(transaction) => transaction,
-        Err(error) => return TxEnd::Answer(not_asked(&error)),
-    };
-    let answer = match (leash.reason(), transaction.conn()) {
-        (Some(reason), _) => Answer::Stopped(reason),
-        (None, Err(error)) => not_asked(&error),
-        (None, Ok(conn)) => {
-            let handling = handler.run(Arc::clone(&message), claim.attempt.unsigned_abs(), conn);
-            watch(handling, lane.timeout, &leash).await
+/// Runs the delivery, then those that wait for the slot.
+pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Arc<dyn ErasedTxHandler<B::Connection>>) {
+    let Runner { slot, run } = runner;
+    let (engine, lane) = (Arc::clone(run.engine()), Arc::clone(&slot.lane));
+    let mut turn = Turn { engine: &engine, lane: &lane, handler, open: None, left: TRANSACTIONS_MAX };
+    let mut next = Some(run);
+    while let Some(run) = next {
+        turn.left = turn.left.saturating_sub(1);
+        turn.run(run).await;
+        next = if turn.goes_on() { engine.next_waiting(&lane) } else { None };
+    }
+    if let Some(open) = turn.open.take() {
+        // If it fails, the connection is closed.
+        let _ = open.roll_back().await;
+    }
+    drop(slot);
+    // Also what came to wait between the last look and the return of the slot. A connection goes to whoever is next.
+    engine.start_all_waiting();
+    engine.tell_need(&lane);
+}
+
+impl<B: Backend> Turn<'_, B> {
+    async fn run(&mut self, run: Run<B>) {
+        // Nobody to share with: a savepoint would be for nothing.
+        let undone = match self.shares(&run) && !self.lane.waiting.is_empty() {
+            true => self.together(run).await,
+            false => vec![run],
+        };
+        for run in undone {
+            self.alone(run).await;
         }
-    };
-    match answer {
-        Answer::Finished(Ok(())) => match transaction.commit(&[claim], Then::End).await {
-            Transacted::Committed => TxEnd::Committed,
-            Transacted::ClaimLost => TxEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
-            Transacted::Refused(error) => TxEnd::Answer(Answer::Finished(Err(Failure::retry(error)))),
-            Transacted::Failed(error) => TxEnd::Answer(store_failed(engine, claim, &error)),
-            Transacted::InDoubt => {
-                let handler = lane.key.as_str();
-                events::in_doubt(Subject { message_id: Some(&message.id), handler, attempt: claim.attempt });
-                resolve(engine, claim).await
+    }
+
+    /// Runs a delivery in a transaction of its own.
+    async fn alone(&mut self, mut run: Run<B>) {
+        let Some(message) = run.begin() else { return run.end_unrun(self.lane) };
+        let began_at = Instant::now();
+        let ended = self.transact(&run, message).await;
+        run.end(self.lane, began_at.elapsed(), ended);
+    }
+
+    async fn transact(&mut self, run: &Run<B>, message: Arc<StoredMessage>) -> RunEnd {
+        let claim = run.claimed.claim;
+        let mut transaction = match self.begin().await {
+            Ok(transaction) => transaction,
+            Err(error) => return RunEnd::Answer(not_asked(&error)),
+        };
+        let answer = self.handle(&mut transaction, run, message).await;
+        match answer {
+            Answer::Finished(Ok(())) => match transaction.commit(&[claim], self.then()).await {
+                Transacted::Committed => {
+                    self.keep_open(transaction);
+                    RunEnd::Committed
+                }
+                Transacted::ClaimLost => RunEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
+                Transacted::Refused(error) => RunEnd::Answer(Answer::Finished(Err(Failure::retry(error)))),
+                Transacted::Failed(error) => RunEnd::Answer(store_failed(self.engine, claim, &error)),
+                Transacted::InDoubt => {
+                    drop(transaction);
+                    events::in_doubt(self.engine.subject_of(&run.claimed));
+                    match resolve(self.engine, claim).await {
+                        ReadBack::Committed => RunEnd::Committed,
+                        ReadBack::NotCommitted => RunEnd::Answer(Answer::Stopped(StopReason::LeaseEnding)),
+                        ReadBack::ClaimLost | ReadBack::Undecided => {
+                            RunEnd::Answer(Answer::Stopped(StopReason::ClaimLost))
+                        }
+                    }
+                }
+            },
+            Answer::Finished(Err(failure)) => match transaction.roll_back().await {
+                // Not the handler's doing: nothing is charged, not even the error it made of it. What it asked for by name counts.
+                Err(error) if failure.wish == Wish::Retry => RunEnd::Answer(store_failed(self.engine, claim, &error)),
+                Ok(()) | Err(_) => RunEnd::Answer(Answer::Finished(Err(failure))),
+            },
+            Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => {
+                transaction.abandon().await;
+                RunEnd::Answer(answer)
             }
-        },
-        Answer::Finished(Err(failure)) => match transaction.roll_back().await {
-            // Not the handler's doing: nothing is charged, not even the error it made of it. What it asked for by name counts.
-            Err(error) if failure.wish == Wish::Retry => TxEnd::Answer(store_failed(engine, claim, &error)),
-            Ok(()) | Err(_) => TxEnd::Answer(Answer::Finished(Err(failure))),
-        },
-        Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => {
-            transaction.abandon().await;
-            TxEnd::Answer(answer)
         }
+    }
+
+    pub(super) async fn handle(
+        &mut self,
+        transaction: &mut B::Transaction,
+        run: &Run<B>,
+        message: Arc<StoredMessage>,
+    ) -> Answer {
+        // It may have been told to stop while the transaction began.
+        match (run.leash.reason(), transaction.conn()) {
+            (Some(reason), _) => Answer::Stopped(reason),
+            (None, Err(error)) => not_asked(&error),
+            (None, Ok(conn)) => {
+                let handling = self.handler.run(message, run.claimed.claim.attempt.unsigned_abs(), conn);
+                watch(handling, self.lane.timeout, &run.leash).await
+            }
+        }
+    }
+
+    /// The transaction that began with the last COMMIT, or another.
+    pub(super) async fn begin(&mut self) -> Result<B::Transaction> {
+        match self.open.take() {
+            Some(open) => Ok(open),
+            None => self.engine.store.backend.begin(self.engine.processor).await,
+        }
+    }
+
+    /// Whether the next transaction begins with the COMMIT of this one: not where nobody needs it.
+    pub(super) fn then(&self) -> Then {
+        match self.goes_on() && !self.lane.waiting.is_empty() {
+            true => Then::Begin,
+            false => Then::End,
+        }
+    }
+
+    pub(super) fn keep_open(&mut self, committed: B::Transaction) {
+        self.open = committed.is_open().then_some(committed);
+    }
+
+    /// Whether the slot runs more: not where another handler waits for the connection.
+    fn goes_on(&self) -> bool {
+        let waits_for_it = |other: &Arc<Lane<B>>| {
+            other.is_transactional() && !other.waiting.is_empty() && !Arc::ptr_eq(other, self.lane)
+        };
+        self.left > 0 && !self.engine.lanes.iter().any(waits_for_it)
     }
 }
 
@@ -80,20 +173,18 @@ fn not_asked(error: &Error) -> Answer {
     Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: false })
 }
 
-/// Asks the row until it answers. The claim is renewed meanwhile, so nobody runs the handler again.
-async fn resolve<B: Backend>(engine: &Engine<B>, claim: ClaimId) -> TxEnd {
+/// Asks the row until it answers. The claim is renewed meanwhile, so nobody runs the handler again. Undecided only when the engine is closed.
+pub(super) async fn resolve<B: Backend>(engine: &Engine<B>, claim: ClaimId) -> ReadBack {
     let mut backoff = Backoff::new(engine.limits.backoff_max);
     loop {
         match engine.store.backend.read_back(claim).await {
-            Ok(ReadBack::Committed) => return TxEnd::Committed,
-            Ok(ReadBack::NotCommitted) => return TxEnd::Answer(Answer::Stopped(StopReason::LeaseEnding)),
-            Ok(ReadBack::ClaimLost) => return TxEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
             Ok(ReadBack::Undecided) => {}
+            Ok(decided) => return decided,
             Err(error) => events::store_trouble("read back", &error),
         }
         if engine.phase() == Phase::Closed {
             // Left to the lease. The fence holds: whoever runs it next finds the row done, if it is.
-            return TxEnd::Answer(Answer::Stopped(StopReason::ClaimLost));
+            return ReadBack::Undecided;
         }
         backoff.pause().await;
     }

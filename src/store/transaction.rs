@@ -13,6 +13,9 @@ pub trait Transaction: Send + Sized + 'static {
     /// What the handler works with.
     type Connection: Send + 'static;
 
+    /// Whether there is a transaction to work in: not after a commit that was to be the end.
+    fn is_open(&self) -> bool;
+
     /// Fails only after the transaction has ended.
     fn conn(&mut self) -> Result<&mut Self::Connection>;
 
@@ -20,9 +23,8 @@ pub trait Transaction: Send + Sized + 'static {
     /// it can be undone only with the whole transaction. An error means that the transaction is lost.
     fn savepoint(&mut self) -> impl Future<Output = Result<()>> + Send;
 
-    /// Undoes what was done since the last savepoint, also after a statement has failed or was abandoned midway. An error means that the
-    /// transaction is lost.
-    fn roll_back_to_savepoint(&mut self) -> impl Future<Output = Result<()>> + Send;
+    /// Undoes what was done since the last savepoint, also after a statement has failed. An error means that the transaction is lost.
+    fn roll_back_to_savepoint(&mut self, undo: Undo) -> impl Future<Output = Result<()>> + Send;
 
     /// Settles the claims as done and commits, all or nothing. With [`Then::Begin`] the next transaction is open when this one has committed,
     /// and only then.
@@ -33,6 +35,15 @@ pub trait Transaction: Send + Sized + 'static {
 
     /// Undoes everything after a handler was stopped midway.
     fn abandon(self) -> impl Future<Output = ()> + Send;
+}
+
+/// How the handler ended whose work is undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Undo {
+    /// It has answered: nothing is under way on the connection.
+    Answered,
+    /// It was stopped midway: a statement of it may be under way.
+    Midway,
 }
 
 /// What follows a COMMIT.

@@ -203,6 +203,12 @@ pub(crate) fn in_doubt(subject: Subject<'_>) {
     about!(warn, "wharf::process", subject, "commit in doubt");
 }
 
+/// Deliveries that shared a transaction run again, each in one of its own.
+pub(crate) fn shared_transaction_undone(handler: &str, why: &str) {
+    let error = sanitize::text(why, ERROR_CHARS_MAX);
+    warn!(target: "wharf::process", handler, error, "shared transaction undone");
+}
+
 pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
     count_poisoned(handler, PoisonReason::UnknownKey, poisoned);
     let reason = PoisonReason::UnknownKey.as_str();

@@ -35,6 +35,7 @@ mod public_api;
 mod quickstart;
 mod roles;
 mod scene;
+mod shared_transactions;
 mod shutdown;
 mod test_support;
 mod testing_kit;

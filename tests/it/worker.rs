@@ -25,6 +25,7 @@ const URL: &str = "WORKER_URL";
 const KIND: &str = "WORKER_KIND";
 const LEASE_MS: &str = "WORKER_LEASE_MS";
 const CONCURRENCY: &str = "WORKER_CONCURRENCY";
+const SHARE: &str = "WORKER_SHARE";
 const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
 /// A file that the payload `gate` waits for.
 const GATE: &str = "WORKER_GATE";
@@ -36,6 +37,8 @@ pub struct Worker {
     pub is_transactional: bool,
     pub lease: Duration,
     pub concurrency: usize,
+    /// Deliveries in one transaction, where it is transactional.
+    pub share: usize,
     pub crash_limit: u32,
     pub gate: String,
     /// More of the environment.
@@ -52,6 +55,7 @@ impl Worker {
             is_transactional: false,
             lease: Duration::from_secs(1),
             concurrency: 16,
+            share: 1,
             crash_limit: Limits::default().crash_limit,
             gate: String::new(),
             variables: Vec::new(),
@@ -61,11 +65,13 @@ impl Worker {
     pub fn spawn(&self) -> Child {
         let lease = self.lease.as_millis().to_string();
         let (concurrency, crash_limit) = (self.concurrency.to_string(), self.crash_limit.to_string());
+        let share = self.share.to_string();
         let mut variables = vec![
             (URL, self.url.as_str()),
             (KIND, if self.is_transactional { "transactional" } else { "plain" }),
             (LEASE_MS, &lease),
             (CONCURRENCY, &concurrency),
+            (SHARE, &share),
             (CRASH_LIMIT, &crash_limit),
             (GATE, &self.gate),
         ];
@@ -144,7 +150,8 @@ async fn report(events: &Events, message: &str) -> Infallible {
 
 fn worker_handler(name: &'static str, log: Arc<Log>) -> Registration<Db> {
     if parameter(KIND) == "transactional" {
-        return tx_handler(key(name), WriteAndObey { name, log });
+        let share = parameter(SHARE).parse().unwrap();
+        return tx_handler(key(name), WriteAndObey { name, log }).share_transaction(share);
     }
     handler(key(name), move |message: Message<Raw>| {
         let log = Arc::clone(&log);

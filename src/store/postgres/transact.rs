@@ -24,7 +24,7 @@ use super::errors::{database, kind};
 use super::process::columns;
 use super::statement::{rows, statements};
 use crate::store::seam::ClaimId;
-use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
+use crate::store::transaction::{ReadBack, Then, Transacted, Transaction, Undo};
 use crate::types::{Error, Kind, Result};
 
 /// Names its level, whatever the role's default is.
@@ -32,6 +32,9 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL wharf.run =
 
 /// The last two are what the driver has set when it connected.
 const COMMIT: &str = "COMMIT; RESET ALL; RESET ROLE; SET TIME ZONE 'UTC'; SET client_encoding TO 'UTF8'";
+
+/// How long a request to cancel a statement may take.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 
 rows! {
     /// `is_free` is NULL while another transaction holds the row's lock.
@@ -116,6 +119,10 @@ impl PostgresTransaction {
 impl Transaction for PostgresTransaction {
     type Connection = AsyncPgConnection;
 
+    fn is_open(&self) -> bool {
+        self.conn.conn.is_some()
+    }
+
     fn conn(&mut self) -> Result<&mut AsyncPgConnection> {
         self.conn.open()
     }
@@ -130,7 +137,10 @@ impl Transaction for PostgresTransaction {
         self.open(&savepoint, "cannot set a savepoint in a handler's transaction").await
     }
 
-    async fn roll_back_to_savepoint(&mut self) -> Result<()> {
+    async fn roll_back_to_savepoint(&mut self, undo: Undo) -> Result<()> {
+        if undo == Undo::Midway {
+            self.conn.cancel().await;
+        }
         let back = format!("ROLLBACK TO wharf_{}", self.savepoints);
         self.open(&back, "cannot roll back to a savepoint in a handler's transaction").await
     }
@@ -266,6 +276,15 @@ pub(super) struct Cancelling {
 impl Guarded {
     fn open(&mut self) -> Result<&mut AsyncPgConnection> {
         self.conn.as_deref_mut().ok_or_else(|| Error::bug("the connection of a transaction was used after its end"))
+    }
+
+    /// Ends the statement that is under way, if there is one. When this returns in time, the server has told the session, which ignores it when
+    /// it is idle: no later statement is hit.
+    async fn cancel(&mut self) {
+        let Some(conn) = &self.conn else { return };
+        let (cancel, tls) = (conn.cancel_token(), self.cancelling.tls.clone());
+        let cancelling = self.cancelling.reactor.spawn(async move { cancel.cancel_query(tls).await });
+        let _ = timeout(CANCEL_PATIENCE, cancelling).await;
     }
 
     fn give_back(&mut self) {

@@ -20,7 +20,7 @@ use super::noted::Noted;
 use super::statement::statements;
 use super::{process, upkeep};
 use crate::store::seam::ClaimId;
-use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
+use crate::store::transaction::{ReadBack, Then, Transacted, Transaction, Undo};
 use crate::types::{Error, Kind, Result};
 
 /// Signs of life are prolonged when the writer was away for longer than this.
@@ -122,6 +122,10 @@ impl SqliteTransaction {
 impl Transaction for SqliteTransaction {
     type Connection = AsyncSqliteConnection;
 
+    fn is_open(&self) -> bool {
+        self.turn.is_some()
+    }
+
     fn conn(&mut self) -> Result<&mut AsyncSqliteConnection> {
         self.turn.as_deref_mut().ok_or_else(closed)
     }
@@ -137,9 +141,9 @@ impl Transaction for SqliteTransaction {
         set.await.map_err(database("cannot set a savepoint in a handler's transaction"))
     }
 
-    async fn roll_back_to_savepoint(&mut self) -> Result<()> {
+    /// A statement that was under way when the handler was stopped has ended when its future was dropped.
+    async fn roll_back_to_savepoint(&mut self, _undo: Undo) -> Result<()> {
         let conn = self.conn()?;
-        // A statement that was under way when the handler was stopped has ended when its future was dropped.
         let rolled_back = conn.spawn_blocking(|conn| {
             // A handler that was stopped in a nested transaction has left it on diesel's books: this one transaction is what is open.
             *<AnsiTransactionManager as diesel::connection::TransactionManager<SqliteConnection>>::transaction_manager_status_mut(

@@ -38,6 +38,7 @@ macro_rules! every_store {
             retention "../retention.rs"
             retention_identities "../retention_identities.rs"
             retention_kept "../retention_kept.rs"
+            shared "../shared.rs"
             store_trouble "../store_trouble.rs"
             timing "../timing.rs"
             transactional "../transactional.rs"

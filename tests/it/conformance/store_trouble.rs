@@ -14,8 +14,7 @@ async fn a_delivery_that_the_store_always_makes_fail_is_poisoned_and_its_neighbo
     scene.database.refuse_done_of_bad().await;
     let limits = quick().trouble_limit(3);
     let runs = Runs::new();
-    let inbox =
-        scene.inbox().limits(limits).subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
+    let inbox = scene.inbox().limits(limits).subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
     let running = inbox.start().await.unwrap();
 
     inbox.accept_all(["bad", "x", "y"].map(record)).await.unwrap();
@@ -36,8 +35,7 @@ async fn a_replay_forgets_the_troubles() {
     scene.database.refuse_done_of_bad().await;
     let limits = quick().trouble_limit(1);
     let runs = Runs::new();
-    let inbox =
-        scene.inbox().limits(limits).subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
+    let inbox = scene.inbox().limits(limits).subscribe("orders", effect::writing_only(&runs, "stock")).build().unwrap();
     inbox.accept(record("bad")).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 1);
     assert_eq!(scene.database.query_texts(OUTCOMES).await, ["bad|poisoned|store trouble|0|0"]);
