@@ -70,7 +70,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
 }
 
 /// Inserts all messages; with `attempts` 1 as claimed, and completes them.
-async fn insert_all(cluster: &Cluster, url: &str, scale: Scale, attempts: i32) -> Measured {
+pub async fn insert_all(cluster: &Cluster, url: &str, scale: Scale, attempts: i32) -> Measured {
     let meter = || Meter::start(cluster, None);
     on_each_connection(meter, url, scale.messages, |client, numbers| insert(client, numbers, attempts)).await
 }

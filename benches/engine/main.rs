@@ -4,7 +4,7 @@
 //! repeats, so that a busy moment of the machine hits both sides; beside it stands the processor time of both, which hardly
 //! depends on who else is there. `-- --smoke` only shows that everything still runs;
 //! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: claims under one only;
-//! `--defaults`: the default concurrency beside a tuned one only);
+//! `--defaults`: the default concurrency beside a tuned one only; `--transactions`: transactional handlers only);
 //! `--statements` shows what the server was asked.
 
 #![allow(
@@ -20,6 +20,7 @@ mod bare_sql;
 mod growth;
 mod ours;
 mod report;
+mod transactions;
 
 use report::Report;
 use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, start_postgres};
@@ -63,8 +64,13 @@ async fn run(scale: Scale) {
         }
         return report.print_defaults();
     }
+    let is_transactions_only = is_asked_for("--transactions");
     for repeat in 1..=scale.repeats {
         println!("repeat {repeat} of {}", scale.repeats);
+        transactions::measure(&cluster, scale, &mut report).await;
+        if is_transactions_only {
+            continue;
+        }
         let bare_sql = bare_sql::accept(&cluster, scale).await;
         report.accept.add(Pair { bare_sql, ours: ours::accept(&cluster, scale).await });
         let bare_sql = bare_sql::drain(&cluster, scale).await;
@@ -74,6 +80,9 @@ async fn run(scale: Scale) {
         defaults(&cluster, scale, &mut report).await;
     }
     // For a quick look at the ratios alone, which is not written down.
+    if is_transactions_only {
+        return report.print_transactions();
+    }
     if scale.ballast == 0 {
         return report.print();
     }

@@ -115,6 +115,11 @@ async fn all_done(url: &str, messages: usize) {
     while HANDLED.load(Ordering::Relaxed) < messages {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+    nothing_open(url).await;
+}
+
+/// Waits until the database has nothing due that is not finished.
+pub async fn nothing_open(url: &str) {
     let client = connect(url).await;
     let open =
         "SELECT EXISTS (SELECT FROM inbox_delivery WHERE handler_id = 1 AND due_at <= now() AND finished_at IS NULL)";

@@ -32,6 +32,9 @@ pub struct Report {
     pub accept_to_done: Pairs,
     pub drain_default: Defaults,
     pub accept_to_done_default: Defaults,
+    /// Transactional handlers, one transaction a delivery and several deliveries a transaction.
+    pub tx: Pairs,
+    pub tx_shared: Pairs,
     pub growth: Growth,
     pub held_snapshot: Growth,
     pub memory: Memory,
@@ -46,6 +49,8 @@ impl Report {
             accept_to_done: Pairs::default(),
             drain_default: Defaults::default(),
             accept_to_done_default: Defaults::default(),
+            tx: Pairs::default(),
+            tx_shared: Pairs::default(),
             growth: Growth::default(),
             held_snapshot: Growth::default(),
             memory: Memory::default(),
@@ -73,6 +78,7 @@ impl Report {
             pairs.print(name);
         }
         self.print_defaults();
+        self.print_transactions();
         let Growth { empty_ms, beside_ms, ratio } = self.growth;
         println!(
             "claim, server time a row: {:.1} µs, with 3 x {ballast} rows beside it {:.1} µs, ratio {ratio:.2}",
@@ -93,6 +99,11 @@ impl Report {
         );
     }
 
+    pub fn print_transactions(&self) {
+        self.tx.print("transactions");
+        self.tx_shared.print("transactions, shared");
+    }
+
     pub fn write(&self) {
         let json = serde_json::json!({
             "accept_vs_sql": self.accept.ratio(),
@@ -102,6 +113,11 @@ impl Report {
             "accept_to_done_default_vs_tuned": self.accept_to_done_default.ratio(),
             "drain_default_per_second": self.drain_default.per_second(),
             "accept_to_done_default_per_second": self.accept_to_done_default.per_second(),
+            "tx_vs_sql": self.tx.ratio(),
+            "tx_shared_vs_sql": self.tx_shared.ratio(),
+            "tx_per_second": self.tx.ours().per_second,
+            "tx_shared_per_second": self.tx_shared.ours().per_second,
+            "tx_sql_per_second": self.tx.bare_sql().per_second,
             "claim_growth": self.growth.ratio,
             "claim_growth_held_snapshot": self.held_snapshot.ratio,
             "rss_mib": self.memory.large_mib,
