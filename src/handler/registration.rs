@@ -235,8 +235,9 @@ impl<B: Backend> Registration<B> {
     /// connection), nothing of it has happened, and each of its deliveries runs again in a transaction of its own, with the same
     /// attempt and nothing charged. A delivery that was running when a process crashed is never shared.
     ///
-    /// Locks that a delivery takes are held until the last one of its transaction has run, and all of them see one `now()`. Use it for handlers
-    /// that are quick and write to rows of their own. Two transactions that update the same rows in different orders deadlock; PostgreSQL
+    /// Locks that a delivery takes are held until the last one of its transaction has run, and all of them see one `now()`. What ends with the
+    /// transaction (a temporary table `ON COMMIT DROP`, a deferred constraint) ends with all of them, and `SET TRANSACTION` is refused; what a
+    /// delivery has `SET` does not reach the next. Use it for handlers that are quick and write to rows of their own. Two transactions that update the same rows in different orders deadlock; PostgreSQL
     /// fails one of the statements then, and its delivery is retried like after any other error.
     ///
     /// ```

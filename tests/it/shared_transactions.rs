@@ -198,6 +198,31 @@ async fn an_error_that_one_swallows_is_its_own_failure_and_of_no_other() {
     assert_eq!((scene.count_done_uncharged().await, effects(&scene).await.len()), (99, 99));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_has_set_does_not_reach_the_next() {
+    async fn setting(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        let seen = "INSERT INTO effect SELECT concat_ws(' ', current_setting('work_mem'), current_setting('TimeZone'), current_user)";
+        effect::execute(conn, seen).await?;
+        let set =
+            ["SET work_mem = '7MB'", "SET LOCAL TIME ZONE 'Asia/Tokyo'", "SET ROLE pg_monitor", "SET LOCAL ROLE NONE"];
+        for set in set {
+            effect::execute(conn, set).await?;
+        }
+        Ok(())
+    }
+    let scene = scene().await;
+    let handler = tx_handler(key("stock"), setting).concurrency(1).share_transaction(SHARED);
+    let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(100)).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 100);
+
+    let mut seen = effects(&scene).await;
+    assert_eq!(seen.len(), 100);
+    seen.dedup();
+    let fresh = "SELECT concat_ws(' ', current_setting('work_mem'), 'UTC', current_user)";
+    assert_eq!(seen, scene.database.query_texts(fresh).await);
+}
+
 // A statement that hangs is cancelled with its handler, and the others go on in the same transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_hangs_is_cancelled_with_its_handler() {

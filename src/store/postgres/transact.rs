@@ -9,7 +9,8 @@
 //! BEGIN is answered before the handler sends anything: a statement that was sent along with a BEGIN that fails would commit alone.
 //!
 //! A handler that ends its own transaction is noticed: BEGIN sets a mark that lives exactly as long as the transaction, and the settlement
-//! looks for it. What a handler has SET for its session is reset with the COMMIT; a rollback undoes it by itself. Neither takes a round trip.
+//! looks for it. What a handler has SET is reset with the COMMIT, and with the next savepoint; a rollback undoes it by itself. Neither takes a
+//! round trip.
 
 use std::time::Duration;
 
@@ -28,10 +29,13 @@ use crate::store::transaction::{ReadBack, Then, Transacted, Transaction, Undo};
 use crate::types::{Error, Kind, Result};
 
 /// Names its level, whatever the role's default is.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL wharf.run = 'open'";
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
-/// The last two are what the driver has set when it connected.
-const COMMIT: &str = "COMMIT; RESET ALL; RESET ROLE; SET TIME ZONE 'UTC'; SET client_encoding TO 'UTF8'";
+/// Takes back what a handler has set, also for its transaction. The last two are what the driver has set when it connected.
+const RESET: &str = "RESET ALL; RESET ROLE; SET TIME ZONE 'UTC'; SET client_encoding TO 'UTF8'";
+
+/// Lives as long as the transaction.
+const MARK: &str = "SET LOCAL wharf.run = 'open'";
 
 /// How long a request to cancel a statement may take.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
@@ -70,7 +74,7 @@ impl PostgresTransaction {
         processor: i32,
     ) -> Result<Self> {
         let mut begun = Self { conn: Guarded { conn: Some(conn), cancelling }, patience, processor, savepoints: 0 };
-        begun.open(BEGIN, "cannot begin a handler's transaction").await?;
+        begun.open(&format!("{BEGIN}; {MARK}"), "cannot begin a handler's transaction").await?;
         Ok(begun)
     }
 
@@ -132,7 +136,8 @@ impl Transaction for PostgresTransaction {
         self.savepoints += 1;
         let savepoint = match before {
             0 => "SAVEPOINT wharf_1".to_owned(),
-            before => format!("RELEASE wharf_{before}; SAVEPOINT wharf_{}", self.savepoints),
+            // Fails where the handler has ended the transaction, and then nothing behind it is executed.
+            before => format!("RELEASE wharf_{before}; {RESET}; {MARK}; SAVEPOINT wharf_{}", self.savepoints),
         };
         self.open(&savepoint, "cannot set a savepoint in a handler's transaction").await
     }
@@ -148,8 +153,8 @@ impl Transaction for PostgresTransaction {
     async fn commit(&mut self, claims: &[ClaimId], then: Then) -> Transacted {
         let settle = settlement(self.processor, claims);
         let sent = match then {
-            Then::End => format!("{settle}; {COMMIT}"),
-            Then::Begin => format!("{settle}; {COMMIT}; {BEGIN}"),
+            Then::End => format!("{settle}; COMMIT; {RESET}"),
+            Then::Begin => format!("{settle}; COMMIT; {RESET}; {BEGIN}; {MARK}"),
         };
         let patience = self.patience;
         let Ok(open) = self.conn.open() else {
