@@ -69,7 +69,7 @@ impl<B: Backend> Turn<'_, B> {
 
     /// Runs a delivery in a transaction of its own.
     async fn alone(&mut self, mut run: Run<B>) {
-        let Some(message) = run.begin() else { return run.end_unrun(self.lane) };
+        let Some(message) = run.begin(self.lane) else { return run.end_unrun(self.lane) };
         let began_at = Instant::now();
         let ended = self.transact(&run, message).await;
         run.end(self.lane, began_at.elapsed(), ended);
