@@ -30,6 +30,8 @@ use crate::types::{Error, Kind, Limits, Result, panic_text};
 
 /// How long outcomes may take to be written after the handlers have ended, beyond the grace.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How often a drain looks whether the last slot is free.
+const SLOT_LOOK: Duration = Duration::from_millis(1);
 
 /// Who decides when work is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +157,7 @@ impl<B: Backend> Loops<B> {
             claimer.look_anew();
             let claimed = claimer.round().await?.claimed;
             self.engine.in_flight.empty().await;
+            self.slots_free().await;
             total += claimed;
             match (claimed, extent) {
                 (0, _) => empty += 1,
@@ -163,6 +166,14 @@ impl<B: Backend> Loops<B> {
             }
         }
         Ok(total)
+    }
+
+    /// Waits until every slot is free. A slot is given up shortly after the last claim that ran in it: a round in between would find no slot
+    /// to claim for, and look like one that found nothing due.
+    async fn slots_free(&self) {
+        while self.engine.is_running() && !self.engine.lanes.iter().all(|lane| lane.is_idle()) {
+            tokio::time::sleep(SLOT_LOOK).await;
+        }
     }
 
     /// Stops claiming at once, lets handlers end within `grace`, gives back the rest, writes all outcomes.

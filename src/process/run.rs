@@ -69,6 +69,10 @@ impl<B: Backend> Runner<B> {
         while let Some(next) = engine.next_waiting(lane) {
             if runs % RUNS_MAX == 0 {
                 tokio::task::yield_now().await;
+                if !engine.is_running() {
+                    next.give_back();
+                    break;
+                }
             }
             next.run(lane, handler).await;
             runs += 1;

@@ -37,6 +37,11 @@ pub(super) enum Need {
 }
 
 impl<B: Backend> Lane<B> {
+    /// Nothing runs.
+    pub(super) fn is_idle(&self) -> bool {
+        self.slots.free.load(Ordering::Acquire) == self.concurrency
+    }
+
     /// How many more deliveries could start now.
     fn startable(&self) -> usize {
         let free = self.slots.free.load(Ordering::Acquire);
