@@ -171,10 +171,14 @@ async fn a_delivery_that_is_taken_away_while_it_waits_never_starts() {
 // A handler that was fast and is not any more holds back nothing that another process could do.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_waited_too_long_is_given_back_for_others_to_run() {
-    let stalled = Stalled::with_late_ones_waiting(quick()).await;
+    let stalled = Stalled::with(quick()).await;
+    stalled.inbox.accept_all(late()).await.unwrap();
+    stalled.runs.reached(WARM_UP + SLOTS).await;
 
     stalled.held_are(SLOTS).await;
 
+    let claimed = stalled.scene.count("inbox_delivery WHERE finished_at IS NULL AND attempts > 0").await;
+    assert!(claimed > i64::try_from(SLOTS).unwrap(), "only {claimed} were claimed");
     let free = Runs::new();
     let other = stalled.scene.another_inbox().await.subscribe("orders", free.handler("stock")).build().unwrap();
     let _other = other.start().await.unwrap();
