@@ -3,13 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use support::events::Events;
+use support::events::{Event, Events};
 use tokio::sync::Semaphore;
 use wharf::{Failure, Receipt, Registration};
 
 use super::scene::{Database, Db, Runs, Scene, State, record, records};
 
 const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A key that no other test has, of whatever store: events are captured for the whole process.
+fn unique(name: &str) -> &'static str {
+    Box::leak(format!("{name}.{:016x}", rand::random::<u64>()).into_boxed_str())
+}
 
 /// What has been accepted so far looks as if that had been two hours ago. Its deliveries are due since now: only a run that begins finds
 /// out that they are too old.
@@ -54,7 +59,8 @@ async fn a_delayed_delivery_is_due_later_than_accepted_and_is_not_handed_over() 
 async fn a_header_says_when_a_delivery_is_due_and_one_that_cannot_be_read_delays_nothing() {
     let events = Events::capture();
     let (scene, runs) = (Scene::new().await, Runs::new());
-    let delayed = runs.handler("timing.header").delay(HOUR).delay_header("due");
+    let key = unique("timing.header");
+    let delayed = runs.handler(key).delay(HOUR).delay_header("due");
     let inbox = scene.inbox().subscribe("orders", delayed).build().unwrap();
     let at = humantime::format_rfc3339_seconds(SystemTime::now() + 5 * HOUR).to_string();
     let given = [("1-absent", None), ("2-duration", Some("3h")), ("3-time", Some(&*at)), ("4-past", Some("2001-01-01T00:00:00Z"))];
@@ -65,7 +71,7 @@ async fn a_header_says_when_a_delivery_is_due_and_one_that_cannot_be_read_delays
     let due = due_in_minutes(&scene).await;
     assert_eq!((&due[..2], due[3], due[4]), (&[60, 180][..], 0, 0), "{due:?}");
     assert!((299..=300).contains(&due[2]) && due[5] > 5_000_000, "{due:?}");
-    let warned = events.matching(|e| e.message == "delay cannot be read" && e.has("handler", "timing.header"));
+    let warned = events.matching(|e| e.message == "delay cannot be read" && e.has("handler", key));
     let warned: Vec<_> = warned.iter().map(|e| (e.field("message_id"), e.field("header"))).collect();
     assert_eq!(warned, [(Some("5-bad"), Some("due"))]);
     // What is due runs; a message that comes again is a duplicate and delays nothing anew.
@@ -91,7 +97,8 @@ async fn a_delivery_that_is_added_to_a_known_message_is_delayed_too() {
 async fn what_is_too_old_when_it_is_to_start_does_not_run_also_after_a_retry() {
     let events = Events::capture();
     let (scene, runs) = (Scene::new().await, Runs::new());
-    let failing = runs.answering("timing.old", |_| Err(Failure::retry_after(HOUR, "not now"))).expires_after(HOUR);
+    let key = unique("timing.old");
+    let failing = runs.answering(key, |_| Err(Failure::retry_after(HOUR, "not now"))).expires_after(HOUR);
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     inbox.accept(record("retried")).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 1);
@@ -103,7 +110,7 @@ async fn what_is_too_old_when_it_is_to_start_does_not_run_also_after_a_retry() {
     // One by its second attempt, one by its first; neither was charged.
     assert_eq!((expired(&scene, 2).await, expired(&scene, 1).await), (1, 1));
     assert_eq!(scene.count("inbox_status WHERE reason = 'expired' AND errors = attempts - 1").await, 2);
-    let told = events.matching(|e| e.message == "expired" && e.has("handler", "timing.old"));
+    let told = events.wait_for_count(2, |e| e.message == "expired" && e.has("handler", key)).await;
     assert_eq!(told.len(), 2);
 }
 
@@ -125,7 +132,8 @@ async fn what_a_person_has_replayed_runs_however_old_it_is() {
 async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_paused() {
     let events = Events::capture();
     let (scene, runs, gate) = (Scene::new().await, Runs::new(), Arc::new(Semaphore::new(0)));
-    let held = runs.held("timing.bulk", &gate).concurrency(1).expires_after(HOUR);
+    let key = unique("timing.bulk");
+    let held = runs.held(key, &gate).concurrency(1).expires_after(HOUR);
     let paused = runs.handler("paused").expires_after(HOUR);
     let inbox = scene.inbox().subscribe("paused", paused).subscribe("orders", held).build().unwrap();
     let running = inbox.start().await.unwrap();
@@ -139,7 +147,10 @@ async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_p
     let waited = "UPDATE inbox_delivery SET due_at = due_at - interval '120 minutes' WHERE locked_until IS NULL";
     scene.database.execute(waited).await;
     scene.until("SELECT (count(*) = 2500)::int::bigint FROM inbox_status WHERE reason = 'expired' AND attempts = 0").await;
-    let told = events.matching(|e| e.message == "expired" && e.has("handler", "timing.bulk"));
+    // A step is told when it is written; the last one has what is left.
+    let about = |e: &Event| e.message == "expired" && e.has("handler", key);
+    events.wait_for(|e| about(e) && e.has("deliveries", "500")).await;
+    let told = events.matching(about);
     let counts: Vec<u64> = told.iter().map(|e| e.field("deliveries").unwrap().parse().unwrap()).collect();
     assert_eq!((counts.iter().sum::<u64>(), counts.iter().max()), (2_500, Some(&1_000)));
     // Handlers have their turn in the order of registration: the paused one had its own before.
