@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use diesel::prelude::*;
-use diesel_async::{AsyncPgConnection, RunQueryDsl};
+use diesel::ExpressionMethods;
+use diesel_async::AsyncPgConnection;
 use tokio_postgres::Client;
 use wharf::store::PostgresOptions;
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Registration, Store, tx_handler};
@@ -117,6 +117,8 @@ async fn inbox(url: &str, option: impl FnOnce(Registration<Postgres>) -> Registr
 }
 
 async fn write_effect(message: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+    // Here and not above: its methods would hide those of others.
+    use diesel_async::RunQueryDsl;
     diesel::insert_into(effect::table).values(effect::message_id.eq(message.id())).execute(conn).await?;
     HANDLED.fetch_add(1, Ordering::Relaxed);
     Ok(())

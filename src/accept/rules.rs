@@ -27,7 +27,7 @@ pub(crate) struct TopicRules {
     pub(super) is_type_asked_for: bool,
     /// A handler needs the messages of each partition stored and handed over in the order of their offsets. None does so far.
     #[cfg(feature = "kafka")]
-    is_in_order: bool,
+    pub(super) is_in_order: bool,
 }
 
 impl Rules {

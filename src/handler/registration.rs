@@ -227,7 +227,7 @@ impl<B: Backend> Registration<B> {
     }
 
     /// Runs up to `deliveries` of this transactional handler in one transaction when that many wait: one after the other, each within a
-    /// savepoint of its own, with one COMMIT for all. Most of what a short transaction costs is its COMMIT, so this is several times faster.
+    /// savepoint of its own, with one COMMIT for all. A durable COMMIT costs much of a short transaction's time.
     /// Default: 1, a transaction for each delivery.
     ///
     /// What the handler writes still takes effect exactly once. A delivery that fails, panics or times out is rolled back to its savepoint and

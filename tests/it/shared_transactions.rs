@@ -13,7 +13,7 @@ use support::proxy::Fault;
 
 const SHARED: usize = 16;
 /// Runs after which the handler is held until enough wait behind it to share a transaction.
-const KNOWN_AFTER: usize = 20;
+const KNOWN_AFTER: usize = 40;
 const WAITING: &str = "SELECT (count(*) > 24)::int::bigint FROM inbox_delivery WHERE locked_until IS NOT NULL";
 
 /// Lets the first `KNOWN_AFTER` runs pass and holds the next one until it is opened.
@@ -125,13 +125,13 @@ async fn a_lost_claim_of_one_undoes_all_and_the_others_run_again() {
     scene.until(WAITING).await;
     // Another process has claimed one of those that wait, as after a lease that ran out, and has done it.
     let stolen = "UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL, locked_by = NULL, finished_at = now(), status = 2
-                  WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'm000030')";
+                  WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'm000050')";
     scene.database.execute(stolen).await;
     gate.0.send_replace(true);
     scene.settled().await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
-    let expected: Vec<String> = (0..100).filter(|number| *number != 30).map(|number| format!("m{number:06}")).collect();
+    let expected: Vec<String> = (0..100).filter(|number| *number != 50).map(|number| format!("m{number:06}")).collect();
     assert_eq!(effects(&scene).await, expected, "the other process had the only right to that effect");
     assert_eq!(scene.count_done_uncharged().await, 100);
 }
@@ -146,7 +146,7 @@ async fn a_session_that_is_lost_undoes_all_and_nothing_is_charged() {
             let _ = gate.0.subscribe().wait_for(|is_open| *is_open).await;
         }
         let is_first = runs.ids().iter().filter(|id| *id == message.id()).count() == 1;
-        if message.id() == "m000040" && is_first {
+        if message.id() == "m000050" && is_first {
             let other = support::postgres::connect(&url).await;
             let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
             other.batch_execute(end).await?;
@@ -177,7 +177,7 @@ async fn an_error_that_one_swallows_is_its_own_failure_and_of_no_other() {
         if runs.count() > KNOWN_AFTER {
             let _ = gate.0.subscribe().wait_for(|is_open| *is_open).await;
         }
-        if message.id() == "m000040" {
+        if message.id() == "m000050" {
             let _ = effect::execute(conn, "SELECT 1 / 0").await;
         }
         Ok(())
@@ -194,7 +194,7 @@ async fn an_error_that_one_swallows_is_its_own_failure_and_of_no_other() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
     let poisoned = "SELECT concat_ws('|', message_id, reason) FROM inbox_poisoned";
-    assert_eq!(scene.database.query_texts(poisoned).await, ["m000040|retries exhausted"]);
+    assert_eq!(scene.database.query_texts(poisoned).await, ["m000050|retries exhausted"]);
     assert_eq!((scene.count_done_uncharged().await, effects(&scene).await.len()), (99, 99));
 }
 
