@@ -24,8 +24,9 @@ GRANT SELECT ON inbox_migration TO :"accept", :"process", :"clean", :"read", :"a
 -- accept: registers handlers; writes messages, deliveries, quarantined records, the ledger. Deletes nothing, settles nothing.
 GRANT SELECT, INSERT, UPDATE ON inbox_handler, inbox_handler_key TO :"accept", :"process";
 GRANT SELECT, INSERT ON inbox_message, inbox_delivery, inbox_quarantine TO :"accept";
--- To lock a message's row while a delivery is added to it.
+-- To lock a message's row while a delivery is added to it, and a delivery's while another of its key is held behind it.
 GRANT UPDATE (seq) ON inbox_message TO :"accept";
+GRANT UPDATE (message_seq) ON inbox_delivery TO :"accept";
 GRANT USAGE ON SEQUENCE inbox_message_seq TO :"accept";
 GRANT SELECT, INSERT, UPDATE ON inbox_ledger TO :"accept";
 GRANT SELECT, INSERT ON inbox_gap TO :"accept";
@@ -60,7 +61,7 @@ GRANT UPDATE (replay_asked_at, replay_locked_until, replays, reason, detail) ON 
 
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_correction, inbox_quarantine, inbox_ledger, inbox_gap,
-                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_failures, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog,
+                inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_failures, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog, inbox_held_keys,
                 inbox_partition, inbox_ingest
 TO :"read", :"admin";
 

@@ -57,6 +57,7 @@
 //!   what ends done; extra runs are at most the deliveries that were running or not yet settled when a process died, or was without its database for
 //!   longer than the lease.
 //! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
+//! - Deliveries of one key of an ordered handler ([`Registration::ordered_by`]) run one at a time, in accept order, over processes, crashes and retries.
 //! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three
 //!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.
 //! - Nothing is purged but what is finished, and nothing of it before its time ([`Retention`]); poisoned and quarantined rows leave only by a
@@ -65,7 +66,7 @@
 //!
 //! # What is not
 //!
-//! - Order. Deliveries run side by side and retries come later.
+//! - Order, unless a handler asks for it: deliveries run side by side and retries come later. See [`Registration::ordered_by`].
 //! - A record that comes again after its message was purged is new, unless its identity is kept ([`Retention::keep_identities`]).
 //! - Effects outside the transaction (HTTP, mail, another database) can happen again: make them bear it, [`Message::id`] is the key.
 //! - A handler that blocks its thread cannot be stopped by its timeout; its claim is kept until it returns.
@@ -106,6 +107,11 @@ pub mod testing;
 /// Layers: async functions around each run of a handler. See [`InboxBuilder::layer`] and [`Registration::layer`].
 pub mod layer {
     pub use crate::handler::{Attempt, Next};
+}
+
+/// Order: what the deliveries of a handler are ordered by. See [`Registration::ordered_by`].
+pub mod order {
+    pub use crate::handler::{OnPoison, OrderKey};
 }
 
 // An inbox, and what goes in.

@@ -4,13 +4,12 @@
 //! cannot be kept is quarantined, never stored under a name that somebody made up.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::cloud_event::Attributes;
-use super::identity::{IDENTITY_CHARS_MAX, Identity, IdentityFn, MissingIdentity, Place};
-use super::json::{self, Found, Scalar};
-use crate::types::{Position, Record, panic_text};
+use super::field::{Field, Unreadable, read};
+use super::identity::{IDENTITY_CHARS_MAX, Identity, MissingIdentity, Place};
+use crate::types::{Position, Record};
 
 /// The identity of a record.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,16 +96,16 @@ fn refusal(reason: &'static str, place: &Place) -> Refusal {
 
 fn given<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Flaw<'p>> {
     let record = attributes.record();
-    let bad = |reason| Flaw::Bad(reason, place);
+    let field = |field| read(record, field).map_err(|unreadable| Flaw::Bad(unreadable_reason(unreadable), place));
     let value: Option<Cow<'_, [u8]>> = match place {
         Place::CloudEvent => return given_by_event(attributes, place),
         Place::AllOf(parts) => return given_by_all(attributes, parts, place),
         Place::FirstOf(parts) => return given_by_first(attributes, parts, place),
-        Place::Header(name) => record.headers.get(name).map(Cow::Borrowed),
-        Place::Key => record.key.as_deref().map(Cow::Borrowed),
-        Place::JsonPointer(pointer) => given_by_payload(record, pointer).map_err(bad)?,
+        Place::Header(name) => field(Field::Header(name))?,
+        Place::Key => field(Field::Key)?,
+        Place::JsonPointer(pointer) => field(Field::JsonPointer(pointer))?,
         Place::Position => record.position.map(|position| position_id(record, position).into_bytes().into()),
-        Place::Function(function) => given_by_function(record, function).map_err(bad)?,
+        Place::Function(function) => field(Field::Function(&**function))?,
     };
     Ok(Given { id: present(value.as_deref(), place)?, source: None })
 }
@@ -173,29 +172,13 @@ fn joined(parts: &[impl AsRef<str>]) -> String {
     escaped.join("|")
 }
 
-fn given_by_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, [u8]>>, &'static str> {
-    let Some(payload) = &record.payload else { return Ok(None) };
-    match json::pointed_to(payload, pointer).map_err(|_| "payload is not JSON")? {
-        Found::Nothing => Ok(None),
-        Found::Twice => Err("identity stands twice"),
-        Found::Value(value) => match json::scalar(value) {
-            Scalar::Null => Ok(None),
-            Scalar::Text(text) => Ok(Some(Cow::Owned(text.into_bytes()))),
-            Scalar::Number(number) => Ok(Some(Cow::Borrowed(number.as_bytes()))),
-            Scalar::Other => Err("identity is not text"),
-        },
-    }
-}
-
-/// A panic must not end whoever accepts: the record would come again after every restart.
-fn given_by_function(record: &Record, function: &IdentityFn) -> Result<Option<Cow<'static, [u8]>>, &'static str> {
-    match catch_unwind(AssertUnwindSafe(|| function(record).map(|id| Cow::Owned(Vec::from(id))))) {
-        Ok(id) => Ok(id),
-        Err(panic) => {
-            // Its text may hold anything of the record.
-            drop(panic_text(panic));
-            Err("identity function panicked")
-        }
+/// The reason that stands in the quarantine.
+fn unreadable_reason(unreadable: Unreadable) -> &'static str {
+    match unreadable {
+        Unreadable::NotJson => "payload is not JSON",
+        Unreadable::Twice => "identity stands twice",
+        Unreadable::NotScalar => "identity is not text",
+        Unreadable::Panicked => "identity function panicked",
     }
 }
 

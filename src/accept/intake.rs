@@ -12,7 +12,8 @@ use super::prepare::{Prepared, prepare};
 use super::quarantine_run::QuarantineRuns;
 use super::rules::Rules;
 use super::write::Row;
-use crate::store::seam::{HandlerIds, WantedHandler};
+use crate::handler::OnPoison;
+use crate::store::seam::{HandlerIds, Order, WantedHandler};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
 use crate::types::{Error, Limits, Record, Result};
@@ -62,6 +63,7 @@ impl<B: Backend> Intake<B> {
             .map(|handler| WantedHandler {
                 key: handler.key.as_str().to_owned(),
                 former_keys: handler.former_keys.clone(),
+                order: handler.order.as_ref().map(|order| Order { passes_poisoned: order.on_poison == OnPoison::Pass }),
             })
             .collect();
         let ids = self.store.backend.register(&wanted).await?;

@@ -6,6 +6,7 @@
 
 mod acceptor;
 mod cloud_event;
+mod field;
 #[cfg(feature = "kafka")]
 mod following;
 mod hand_over;
@@ -13,6 +14,7 @@ mod identify;
 mod identity;
 mod intake;
 mod json;
+mod order;
 mod prepare;
 #[cfg(feature = "kafka")]
 mod quarantine_run;

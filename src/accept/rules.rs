@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::identity::Identity;
+use super::order;
 use crate::handler::{Subscription, Topics};
 use crate::store::seam::Few;
+use crate::types::{Record, StoredMessage};
 
 /// The rules of every topic that a handler subscribes to.
 #[derive(Debug)]
@@ -41,7 +43,11 @@ impl Rules {
                 rules.is_type_asked_for |= !subscription.event_types.is_empty();
             }
         }
-        let problems = identity_problems(&topics, &identities);
+        let mut problems = identity_problems(&topics, &identities);
+        for subscription in &subscriptions {
+            let problem = subscription.order.as_ref().and_then(order::problem);
+            problems.extend(problem.map(|problem| format!("the order of {}: {problem}", subscription.key)));
+        }
         for (given_for, identity) in identities {
             for topic in given_for.0 {
                 topics.entry(topic).or_default().identity = identity.clone();
@@ -70,10 +76,23 @@ impl Rules {
         self.of(topic).map_or_else(|| topic.into(), |rules| Arc::clone(&rules.topic))
     }
 
-    /// Whether one batch of a partition of this topic has to end before the next one is sent.
+    /// Whether a handler of the topic is ordered: one batch of a partition has to end before the next one is sent, so that messages are stored in
+    /// the order of their offsets.
     #[cfg(feature = "kafka")]
     pub(crate) fn is_in_order(&self, topic: &str) -> bool {
-        self.of(topic).is_some_and(|rules| rules.is_in_order)
+        let is_of = |handler: &&Subscription| handler.topics.iter().any(|subscribed| subscribed == topic);
+        self.subscriptions.iter().filter(is_of).any(|handler| handler.order.is_some())
+    }
+
+    /// The order that each of these handlers' deliveries of a message is in; none for handlers that are not ordered.
+    pub(super) fn order_hashes(&self, handlers: &[usize], message: &StoredMessage) -> Few<Option<i64>> {
+        // Made only where it is asked for.
+        let mut record = None;
+        let hash = |&handler: &usize| {
+            let order = self.subscriptions[handler].order.as_ref()?;
+            order::order_hash(record.get_or_insert_with(|| Record::from(message)), order)
+        };
+        handlers.iter().map(hash).collect()
     }
 
     /// The handlers that want a message of this topic and type, by their places in the order of registration.
@@ -102,4 +121,40 @@ fn identity_problems(topics: &HashMap<String, TopicRules>, identities: &[(Topics
         problems.extend(cannot_work.map(|problem| format!("the identity of {topic:?}: {problem}")));
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handler::{HandlerKey, OrderKey};
+
+    fn subscription(key: &'static str, topics: &[&str], order: Option<OrderKey>) -> Subscription {
+        Subscription {
+            key: HandlerKey::new(key),
+            former_keys: Vec::new(),
+            topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
+            event_types: Vec::new(),
+            order,
+        }
+    }
+
+    #[test]
+    fn a_topic_is_ordered_when_one_of_its_handlers_is() {
+        let subscriptions = vec![
+            subscription("mail", &["orders", "returns"], None),
+            subscription("stock", &["orders"], Some(OrderKey::record_key())),
+        ];
+        let (rules, problems) = Rules::new(subscriptions, Vec::new());
+        assert_eq!(problems, [""; 0]);
+        assert!(rules.is_ordered("orders"));
+        assert!(!rules.is_ordered("returns"));
+        assert!(!rules.is_ordered("nobody subscribes"));
+    }
+
+    #[test]
+    fn an_order_that_cannot_work_is_a_problem_of_its_handler() {
+        let (_, problems) =
+            Rules::new(vec![subscription("stock", &["orders"], Some(OrderKey::header("")))], Vec::new());
+        assert_eq!(problems, ["the order of stock: the header has no name"]);
+    }
 }

@@ -218,7 +218,7 @@ pub(super) async fn try_write<B: Backend>(
         Some(hand_over) => Some(hand_over.begin().await),
         None => None,
     };
-    let messages = new_messages(rows, intake.rules.subscriptions(), &handlers, reservations.as_deref_mut());
+    let messages = new_messages(intake, rows, &handlers, reservations.as_deref_mut());
     let quarantined: Vec<Quarantined> = rows
         .iter()
         .filter_map(|row| match row {
@@ -244,11 +244,12 @@ pub(super) async fn try_write<B: Backend>(
     let new: Vec<Option<i64>> = answers.messages.iter().map(new_seq).collect();
     let is_new = new.iter().all(Option::is_some);
     let is_handing_over = reservations.is_some();
+    let is_ordered = messages.iter().flat_map(|new| &new.deliveries).any(|delivery| delivery.order_hash.is_some());
     if let Some(reservations) = reservations {
         reservations.start(messages, &new, answers.sent_at);
     }
-    // Deliveries that were added to known messages, or stored while nobody could take them over, wait to be claimed.
-    if !(is_new && is_handing_over)
+    // Deliveries that were added to known messages, are in an order, or were stored while nobody could take them over, wait to be claimed.
+    if !(is_new && is_handing_over && !is_ordered)
         && let Some(hand_over) = intake.hand_over()
     {
         hand_over.wake();
@@ -276,7 +277,8 @@ fn told(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receip
 }
 
 /// The messages among the rows. Deliveries that are due at once and get a slot are marked as handed over.
-fn new_messages(
+fn new_messages<B: Backend>(
+    intake: &Intake<B>,
     rows: &[Row],
     subscriptions: &[Subscription],
     handlers: &[HandlerIds],
@@ -291,10 +293,12 @@ fn new_messages(
         };
         let deliveries = wanted_by
             .iter()
-            .map(|&handler| {
+            .zip(intake.rules.order_hashes(wanted_by, message))
+            .map(|(&handler, order_hash)| {
                 let due = due(&subscriptions[handler], message);
-                let is_handed_over = due.is_none() && reserve(handler);
-                NewDelivery { ids: handlers[handler].clone(), due, is_handed_over }
+                // In an order, whether its turn has come is decided where it is claimed.
+                let is_handed_over = due.is_none() && order_hash.is_none() && reserve(handler);
+                NewDelivery { ids: handlers[handler].clone(), due, is_handed_over, order_hash }
             })
             .collect();
         messages.push(NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries });

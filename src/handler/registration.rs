@@ -13,6 +13,7 @@ use super::erased::{Body, Handler, TxHandler, WithState, erase, erase_tx};
 use super::failure::Failure;
 use super::key::HandlerKey;
 use super::layer::{Attempt, LayerFn, Next};
+use super::order::OrderKey;
 use super::retry::RetryPolicy;
 use super::subscription::Subscription;
 use crate::store::Backend;
@@ -131,6 +132,7 @@ pub struct Registration<B: Backend> {
     pub(crate) delay: Delay,
     /// Deliveries in one transaction; `None` where it was not said.
     pub(crate) share: Option<usize>,
+    pub(crate) order: Option<OrderKey>,
 }
 
 impl<B: Backend> Registration<B> {
@@ -147,6 +149,7 @@ impl<B: Backend> Registration<B> {
             expires_after: None,
             delay: Delay::default(),
             share: None,
+            order: None,
         }
     }
 
@@ -257,6 +260,21 @@ impl<B: Backend> Registration<B> {
         self
     }
 
+    /// Runs deliveries of one key one at a time, in the order in which their messages were accepted, over all processes, crashes and
+    /// retries. Others flow. Default: no order; deliveries run side by side. See [`OrderKey`](crate::order::OrderKey), also for what a
+    /// poisoned delivery does to its key.
+    ///
+    /// Deliveries of an ordered handler are claimed, never handed over from memory, and a key gets through one delivery for each claim
+    /// and settlement: order over many keys, such as customers, not over a handful.
+    ///
+    /// Deliveries that were stored before the handler was ordered are in no order. When a handler is not ordered any more, what was stored in
+    /// order still runs in order, beside what comes new. While builds with and without the order run at the same time, records accepted by the build without
+    /// it are in no order: end the old processes before you rely on it.
+    pub fn ordered_by(mut self, order: OrderKey) -> Self {
+        self.order = Some(order);
+        self
+    }
+
     /// Puts an async function around each run of this handler, outside of the layers it has already. The layer calls
     /// [`Next::run`](crate::layer::Next::run), or answers in the handler's place. In a transactional handler it runs inside the transaction.
     ///
@@ -319,6 +337,7 @@ impl<B: Backend> Registration<B> {
             topics: self.topics.clone(),
             event_types: self.event_types.clone(),
             delay: self.delay.clone(),
+            order: self.order.clone(),
         }
     }
 }
@@ -336,6 +355,7 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("expires_after", &self.expires_after)
             .field("delay", &self.delay)
             .field("share", &self.share)
+            .field("order", &self.order)
             .finish_non_exhaustive()
     }
 }

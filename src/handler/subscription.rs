@@ -2,6 +2,7 @@
 
 use super::delay::Delay;
 use super::key::HandlerKey;
+use super::order::OrderKey;
 
 /// What accepting needs to know of a handler.
 #[derive(Debug, Clone)]
@@ -13,6 +14,8 @@ pub(crate) struct Subscription {
     pub(crate) event_types: Vec<String>,
     /// When new deliveries are due.
     pub(crate) delay: Delay,
+    /// What its deliveries are ordered by.
+    pub(crate) order: Option<OrderKey>,
 }
 
 impl Subscription {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::operator::Operator;
 use crate::store::Backend;
 use crate::store::operating::BackfillStep;
-use crate::types::{Error, Result, setters};
+use crate::types::{Error, HandlerStatus, Result, setters};
 
 /// Deliveries made in one statement.
 const STEP_ROWS: u32 = 500;
@@ -45,12 +45,20 @@ impl<B: Backend> Operator<B> {
     /// Makes the missing deliveries, due now; tells after each step how many that are so far. Calling again makes only what is missing still.
     ///
     /// # Errors
-    /// When there is no such handler, no topic is given, or the database does not answer; what was made stays.
+    /// When there is no such handler, it is ordered, no topic is given, or the database does not answer; what was made stays.
     pub async fn backfill(&self, backfill: &Backfill, mut on_step: impl FnMut(u64)) -> Result<u64> {
         if backfill.topics.is_empty() {
             return Err(Error::configuration("a backfill needs the topics whose messages the handler is to have"));
         }
         self.check_key(Some(&backfill.handler_key)).await?;
+        let key = &backfill.handler_key;
+        let is_it = |handler: &HandlerStatus| handler.handler_key == *key || handler.former_keys.contains(key);
+        if self.handlers().await?.iter().any(|handler| is_it(handler) && handler.is_ordered) {
+            // The keys are read out of records by the service itself, when it accepts them.
+            return Err(Error::configuration(format!(
+                "{key} is ordered: a backfill cannot tell the keys of its deliveries"
+            )));
+        }
         let limit = backfill.rows_per_sec_max.map_or(STEP_ROWS, |rows| rows.clamp(1, STEP_ROWS));
         let filter = serde_json::json!({
             "handler_key": backfill.handler_key,

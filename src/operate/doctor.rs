@@ -173,7 +173,7 @@ impl Symptoms {
 
     fn of_handler(&mut self, handler: &HandlerStatus, is_nobody_alive: bool, now: SystemTime) {
         let key = &handler.handler_key;
-        let open = handler.due + handler.later;
+        let open = handler.due + handler.later + handler.held;
         if handler.poisoned > 0 {
             let what = format!(
                 "{} of {key} to be looked at by a person",
@@ -240,6 +240,17 @@ impl Symptoms {
     }
 
     fn of_leftovers(&mut self, facts: &Facts, now: SystemTime) {
+        for held in &facts.held_keys {
+            let are = if held.keys == 1 { "is" } else { "are" };
+            let (keys, key) = (many(held.keys, "key", "keys"), &held.handler_key);
+            let what =
+                format!("{keys} of {key} {are} held by a poisoned delivery; waiting: {}", deliveries(held.behind));
+            self.problem(
+                "held keys",
+                what,
+                format!("wharf handlers keys {key}, then replay or discard what holds them"),
+            );
+        }
         for dead in &facts.dead_claims {
             let who = dead.processor.as_deref().unwrap_or("a process that is gone");
             let left = dead.until.duration_since(now).unwrap_or_default();

@@ -13,7 +13,7 @@ use crate::store::operating::{Act, Corrected, SchemaVersion, Signed, Verb};
 use crate::store::{Backend, Store};
 use crate::types::Facts;
 use crate::types::{
-    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineDetails,
+    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HeldKey, ProcessorStatus, QuarantineDetails,
     QuarantineSummary,
 };
 use crate::types::{DeliveryFilter, QuarantineFilter, State};
@@ -101,6 +101,16 @@ impl<B: Backend> Operator<B> {
     ) -> Result<Vec<DeliverySummary>> {
         self.check_key(filter.handler_key.as_deref()).await?;
         self.store.backend.deliveries(filter, state, limit).await
+    }
+
+    /// Keys of an ordered handler on which deliveries wait, with the delivery that they wait for: those that wait for a person first, then
+    /// by how many wait. Looks at the thousand oldest deliveries that wait, and at the thousand that have been poisoned longest.
+    ///
+    /// # Errors
+    /// When there is no such handler, or the database does not answer.
+    pub async fn held_keys(&self, handler_key: &str, limit: u32) -> Result<Vec<HeldKey>> {
+        self.check_key(Some(handler_key)).await?;
+        self.store.backend.held_keys(handler_key, limit).await
     }
 
     /// A delivery with its record and its history.

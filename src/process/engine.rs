@@ -172,6 +172,7 @@ impl<B: Backend> Engine<B> {
             lease: self.limits.lease,
             asks: asks.to_vec(),
             scope,
+            ordered_ids: asks.iter().map(|ask| ask.handler_id).filter(|id| self.is_ordered(*id)).collect(),
             solo_from: self.limits.solo_from(),
             solo_from_troubles: self.limits.solo_from_troubles(),
             with_ages: self.lanes.iter().any(|lane| lane.expires_after.is_some()),
@@ -182,6 +183,11 @@ impl<B: Backend> Engine<B> {
     pub(super) fn settler(&self) -> Settler {
         let attempt_rows_max = i16::try_from(self.limits.attempt_rows_max).unwrap_or(i16::MAX);
         Settler { processor: self.processor, attempt_rows_max }
+    }
+
+    /// Whether deliveries under this id are of an ordered handler.
+    pub(super) fn is_ordered(&self, handler_id: i16) -> bool {
+        self.lane_of(handler_id).is_ok_and(|lane| lane.is_ordered)
     }
 
     /// A claim as the subject of an event.

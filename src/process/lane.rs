@@ -29,6 +29,8 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) concurrency: usize,
     /// Deliveries in one transaction at the most.
     pub(super) share: usize,
+    /// One that is finished makes the next of its key due.
+    pub(super) is_ordered: bool,
     pub(super) redact: Option<Redact>,
     pub(super) slots: Slots,
     /// What is claimed and has no slot yet.
@@ -66,6 +68,7 @@ impl<B: Backend> Lane<B> {
             expires_after: registration.expires_after,
             concurrency: registration.concurrency,
             share: registration.share.unwrap_or(1),
+            is_ordered: registration.order.is_some(),
             redact,
             slots: Slots::new(registration.concurrency),
             waiting: Waiting::default(),

@@ -179,6 +179,10 @@ fn end<B: Backend>(mut held: Held<B>, claimed: &Claimed, leash: &Leash, outcome:
         Some(Settled::Now(outcome)) => {
             engine.troubles.work_succeeded();
             events::decided(engine.subject_of(claimed), &outcome);
+            // The next one of its key may be due now.
+            if engine.is_ordered(claimed.claim.handler_id) {
+                engine.wake.notify_one();
+            }
         }
         // Told by the settler, once it is written.
         Some(Settled::Later(outcome)) => held.pass_on(outcome),

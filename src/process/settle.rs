@@ -142,7 +142,12 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
                 wake_after(engine, *after);
             }
             Outcome::Released => engine.wake.notify_one(),
-            Outcome::Done | Outcome::Discarded { .. } | Outcome::Expired | Outcome::Poisoned { .. } => {}
+            // The next one of its key may be due now.
+            Outcome::Done | Outcome::Discarded { .. } | Outcome::Expired | Outcome::Poisoned { .. } => {
+                if engine.is_ordered(settlement.claim.handler_id) {
+                    engine.wake.notify_one();
+                }
+            }
         }
     }
 }

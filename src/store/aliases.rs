@@ -82,7 +82,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn wanted(key: &str, former: &[&str]) -> WantedHandler {
-        WantedHandler { key: key.to_owned(), former_keys: former.iter().map(|k| (*k).to_owned()).collect() }
+        WantedHandler {
+            key: key.to_owned(),
+            former_keys: former.iter().map(|k| (*k).to_owned()).collect(),
+            order: None,
+        }
     }
 
     /// A database that carries plans out, as the stores do.
@@ -148,6 +152,7 @@ mod tests {
                     used.insert(key).then(|| WantedHandler {
                         key: key.to_string(),
                         former_keys: former.into_iter().filter(|k| used.insert(*k)).map(|k| k.to_string()).collect(),
+                        order: None,
                     })
                 }).collect();
                 if let Ok(ids) = known.register(&handlers) {

@@ -15,8 +15,9 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, Kind, LedgerFilter,
-    LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, HeldKey, Kind,
+    LedgerFilter, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record,
+    Result, State,
 };
 
 pub trait Operating: Send + Sync + Sized + 'static {
@@ -26,6 +27,9 @@ pub trait Operating: Send + Sync + Sized + 'static {
     fn handlers(&self) -> impl Future<Output = Result<Vec<HandlerStatus>>> + Send;
 
     fn processors(&self) -> impl Future<Output = Result<Vec<ProcessorStatus>>> + Send;
+
+    /// Keys of the handler on which deliveries wait: those that wait for a person first, then by how many wait.
+    fn held_keys(&self, handler_key: &str, limit: u32) -> impl Future<Output = Result<Vec<HeldKey>>> + Send;
 
     /// Poisoned ones: the longest poisoned first. Pending and running ones: the longest due first. All others: the newest message
     /// first, except that PostgreSQL lists what has one message id by seq.

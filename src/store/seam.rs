@@ -125,6 +125,15 @@ pub trait Seam: Send + Sync + Sized + 'static {
 pub struct WantedHandler {
     pub key: String,
     pub former_keys: Vec<String>,
+    /// Set when it is ordered: whether a poisoned delivery holds its key.
+    pub order: Option<Order>,
+}
+
+/// What the registration of an ordered handler says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order {
+    /// A poisoned delivery does not hold its key.
+    pub passes_poisoned: bool,
 }
 
 /// The ids a handler's deliveries are stored under.
@@ -177,8 +186,10 @@ pub struct NewDelivery {
     pub ids: HandlerIds,
     /// When it is due, if that is not at once; then it is not handed over.
     pub due: Option<Due>,
-    /// Insert it already claimed: its handler has a free slot in this process.
+    /// Insert it already claimed: its handler has a free slot in this process. Never set for one that is in an order.
     pub is_handed_over: bool,
+    /// The order it is in: a hash of its key.
+    pub order_hash: Option<i64>,
 }
 
 /// When a delivery is due that is not due at once.
@@ -233,6 +244,8 @@ pub struct ClaimRequest {
     pub lease: Duration,
     pub asks: Vec<Ask>,
     pub scope: ClaimScope,
+    /// Those of the handlers asked for that are ordered.
+    pub ordered_ids: Vec<i16>,
     /// Deliveries with this many crashes have to run alone.
     pub solo_from: i32,
     /// Deliveries with this many troubles have to run alone.

@@ -29,6 +29,9 @@ pub struct Facts {
     pub dead_claims: Vec<DeadClaims>,
     /// From the broker's stamp to the handler's end.
     pub lags: Vec<Lag>,
+    /// Keys of ordered handlers that a poisoned delivery holds.
+    #[serde(default)]
+    pub held_keys: Vec<HeldKeys>,
     /// What is consumed from Kafka.
     pub groups: Vec<GroupFacts>,
     /// Partitions of Kafka that are not being read as they should be, at most 100.
@@ -41,6 +44,18 @@ pub struct Facts {
     pub quarantined: u64,
     /// How long the oldest replay of a quarantined record has been asked for.
     pub replay_asked_secs: Option<f64>,
+}
+
+/// See [`Facts::held_keys`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HeldKeys {
+    /// The handler's current key.
+    pub handler_key: String,
+    /// How many keys are held; counting stops at 1,000.
+    pub keys: u64,
+    /// How many deliveries wait for them; counting stops at 1,000 a key.
+    pub behind: u64,
 }
 
 /// See [`Facts::connections`].

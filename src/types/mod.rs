@@ -32,7 +32,8 @@ pub use delivery::Delivery;
 pub use error::{Error, Result};
 pub(crate) use facts::INTAKE_STOPPED;
 pub use facts::{
-    Connections, DeadClaims, Facts, GroupFacts, IngestFacts, Lag, OldestTransaction, PartitionFacts, TableFacts,
+    Connections, DeadClaims, Facts, GroupFacts, HeldKeys, IngestFacts, Lag, OldestTransaction, PartitionFacts,
+    TableFacts,
 };
 pub use filter::{DeliveryFilter, QuarantineFilter, State};
 pub use fingerprint::fingerprint;
@@ -44,7 +45,7 @@ pub use purged::{Purgeable, Purged};
 pub use receipt::Receipt;
 pub use record::{Position, Record};
 pub use rows::{
-    Correction, DeliveryDetails, DeliverySummary, ErrorSummary, FailedAttempt, HandlerStatus, HistoryEntry, LongestRun,
+    Correction, DeliveryDetails, DeliverySummary, ErrorSummary, FailedAttempt, HandlerStatus, HeldKey, HistoryEntry, LongestRun,
     ProcessorReport, ProcessorStatus, QuarantineDetails, QuarantineSummary, Rate,
 };
 

@@ -23,6 +23,9 @@ pub struct HandlerStatus {
     pub due: u64,
     /// Deliveries that are due later: retries, snoozed ones.
     pub later: u64,
+    /// Deliveries that wait for another of their key: see [`Registration::ordered_by`](crate::Registration::ordered_by).
+    #[serde(default)]
+    pub held: u64,
     /// Deliveries that a process has claimed.
     pub running: u64,
     /// Deliveries that were given up.
@@ -43,6 +46,9 @@ pub struct HandlerStatus {
     /// Whether finished deliveries of it are still stored: then a redelivery of their messages is a duplicate, for as long as the handler keeps its
     /// key or names it as a former one.
     pub keeps_finished: bool,
+    /// Whether deliveries of one key run one at a time.
+    #[serde(default)]
+    pub is_ordered: bool,
     /// Deliveries done in a second, over the last seconds, as the live processes report.
     #[serde(default)]
     pub done_per_sec: f64,
@@ -54,6 +60,40 @@ pub struct HandlerStatus {
 impl HandlerStatus {
     /// Where counting ends: this value means this many or more.
     pub const COUNT_MAX: u64 = 10_000;
+}
+
+/// A key of an ordered handler on which deliveries wait, and the delivery that they wait for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HeldKey {
+    /// The handler's current key.
+    pub handler_key: String,
+    /// The message of the delivery that the others wait for.
+    pub message_id: Option<String>,
+    /// See `message_id`.
+    pub source: Option<String>,
+    /// See `message_id`.
+    pub topic: Option<String>,
+    /// What that delivery is in: `poisoned` holds the key until a person acts.
+    pub state: Option<State>,
+    /// Why it was poisoned.
+    pub reason: Option<String>,
+    /// Its last error.
+    pub last_error: Option<String>,
+    /// How many wait behind it; counting stops at 1,000.
+    pub behind: u64,
+    /// Since when it has been poisoned; otherwise, when its message was accepted.
+    #[serde(with = "stamp::option")]
+    pub held_since: Option<SystemTime>,
+    /// When it is or was due.
+    #[serde(with = "stamp::option")]
+    pub due_at: Option<SystemTime>,
+    /// The key's hash, as in `inbox_delivery`.
+    pub order_hash: i64,
+    /// The row of the delivery, for SQL.
+    pub message_seq: Option<i64>,
+    /// See `message_seq`.
+    pub handler_id: Option<i16>,
 }
 
 /// A process that runs handlers.
@@ -162,9 +202,9 @@ pub struct DeliverySummary {
     pub replays: i32,
     /// Whether a person has corrected its payload: see [`DeliveryDetails::correction`].
     pub is_corrected: bool,
-    /// When it is or was due.
-    #[serde(with = "stamp")]
-    pub due_at: SystemTime,
+    /// When it is or was due; none while it waits for another of its key.
+    #[serde(with = "stamp::option")]
+    pub due_at: Option<SystemTime>,
     /// When the claim on it ends.
     #[serde(with = "stamp::option")]
     pub locked_until: Option<SystemTime>,

@@ -28,6 +28,7 @@ mod lease;
 mod lost_replies;
 mod migrations;
 mod operator_race;
+mod order_history;
 mod own_server;
 mod panics;
 mod plans;

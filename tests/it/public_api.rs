@@ -288,10 +288,10 @@ fn listed() -> String {
             lines_of(&path, item, &mut lines);
         }
     }
-    for name in ["Attempt", "Next"] {
-        let (_, item) = whole.definition("handler", name).expect("what `wharf::layer` holds");
-        lines_of(&format!("wharf::layer::{name}"), item, &mut lines);
-        public.insert(name.to_owned(), format!("wharf::layer::{name}"));
+    for (module, name) in [("layer", "Attempt"), ("layer", "Next"), ("order", "OnPoison"), ("order", "OrderKey")] {
+        let (_, item) = whole.definition("handler", name).expect("what the small modules of the root hold");
+        lines_of(&format!("wharf::{module}::{name}"), item, &mut lines);
+        public.insert(name.to_owned(), format!("wharf::{module}::{name}"));
     }
     impls(&whole, &public, &mut lines);
     lines.into_iter().map(|line| line + "\n").collect()

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
+use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler, tx_handler};
 
 use super::effect;
@@ -27,6 +28,8 @@ const LEASE_MS: &str = "WORKER_LEASE_MS";
 const CONCURRENCY: &str = "WORKER_CONCURRENCY";
 const SHARE: &str = "WORKER_SHARE";
 const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
+/// Set when the handlers are ordered by the record's key.
+const IS_ORDERED: &str = "WORKER_IS_ORDERED";
 /// A file that the payload `gate` waits for.
 const GATE: &str = "WORKER_GATE";
 
@@ -41,6 +44,8 @@ pub struct Worker {
     pub share: usize,
     pub crash_limit: u32,
     pub gate: String,
+    /// Its handlers are ordered by the record's key.
+    pub is_ordered: bool,
     /// More of the environment.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -58,6 +63,7 @@ impl Worker {
             share: 1,
             crash_limit: Limits::default().crash_limit,
             gate: String::new(),
+            is_ordered: false,
             variables: Vec::new(),
         }
     }
@@ -74,6 +80,7 @@ impl Worker {
             (SHARE, &share),
             (CRASH_LIMIT, &crash_limit),
             (GATE, &self.gate),
+            (IS_ORDERED, if self.is_ordered { "yes" } else { "no" }),
         ];
         variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
         Child::spawn(ROLE.0, &variables)
@@ -124,7 +131,11 @@ fn work() {
         let log = Arc::new(Data::run_log(&parameter(URL)).await);
         let registration = |name: &'static str| {
             let concurrency = usize::try_from(number(CONCURRENCY)).unwrap();
-            worker_handler(name, Arc::clone(&log)).concurrency(concurrency)
+            let registration = worker_handler(name, Arc::clone(&log)).concurrency(concurrency);
+            match parameter(IS_ORDERED).as_str() {
+                "yes" => registration.ordered_by(OrderKey::record_key()),
+                _ => registration,
+            }
         };
         let inbox = HANDLERS
             .into_iter()
@@ -185,6 +196,7 @@ async fn note(log: &Log, name: &str, message: &Message<Raw>) {
 async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
     match std::str::from_utf8(&message.payload).unwrap() {
         "work" => tokio::time::sleep(Duration::from_millis(5)).await,
+        "fail once" if message.attempt() == 1 => return Err(Failure::retry_after(Duration::ZERO, "not yet")),
         "abort" => std::process::abort(),
         "exit" => std::process::exit(1),
         "overflow" => drop(endless(0)),

@@ -11,7 +11,10 @@ CREATE TABLE inbox_handler (
     same_as       smallint,                          -- set when two ids became one handler: the id of its current key
     paused_at     timestamptz,                       -- not null: nobody claims its deliveries
     unknown_since timestamptz,                       -- since when deliveries wait and no live processor knows the handler
-    registered_at timestamptz NOT NULL DEFAULT now()
+    registered_at timestamptz NOT NULL DEFAULT now(),
+    -- As the newest registration says.
+    is_ordered      boolean   NOT NULL DEFAULT false, -- deliveries of one key run one at a time, in accept order
+    passes_poisoned boolean   NOT NULL DEFAULT false  -- a poisoned delivery does not hold its key
 );
 
 CREATE TABLE inbox_handler_key (
@@ -49,9 +52,10 @@ ALTER SEQUENCE inbox_message_seq OWNED BY inbox_message.seq;
 -- No foreign key: each insert would lock the message row, and shared locks become multixacts.
 CREATE TABLE inbox_delivery (
     message_seq  bigint      NOT NULL,
-    due_at       timestamptz NOT NULL,
+    due_at       timestamptz NOT NULL,               -- 'infinity': held, it waits for another delivery of its key
     locked_until timestamptz,                        -- the claim's end; past and not NULL: its process died. Not indexed
     finished_at  timestamptz,                        -- set for done, discarded and poisoned: leaves the claim index
+    order_hash   bigint,                             -- of the key that it is ordered by; NULL: it is in no order
     locked_by    integer,                            -- inbox_processor.id; 0 when a person has taken the claim away (inbox_release)
     attempts     integer     NOT NULL DEFAULT 0,     -- starts. Only ever grows: it is the claim's fencing token
     errors       integer     NOT NULL DEFAULT 0,     -- failures charged against the retry limit
@@ -61,6 +65,7 @@ CREATE TABLE inbox_delivery (
     status       smallint    NOT NULL DEFAULT 0,     -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      smallint    NOT NULL DEFAULT 0,     -- how often a person gave it a fresh set of retries; what was before is in inbox_history
     is_corrected boolean     NOT NULL DEFAULT false, -- its handler is given the newest payload of inbox_correction
+    passed       boolean,                            -- true: it was poisoned and does not hold its key
     reason       text,                               -- why it was poisoned or discarded
     last_error   text,
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
@@ -80,6 +85,11 @@ CREATE TABLE inbox_delivery (
 CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
 -- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
 CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
+
+-- What stands in the way of a key: deliveries that are open, and poisoned ones that hold it. Those that are not held come first, then the
+-- held ones in accept order: accept, the claims of ordered handlers and inbox_promote each probe it once a key.
+CREATE INDEX inbox_delivery_order ON inbox_delivery (handler_id, order_hash, due_at, message_seq)
+    WHERE order_hash IS NOT NULL AND (finished_at IS NULL OR status = 3 AND passed IS NULL);
 
 -- Deliveries that were poisoned as `unknown key`: inbox_return_parked finds them beside any number of others. Almost always empty.
 CREATE INDEX inbox_delivery_parked ON inbox_delivery (handler_id, message_seq) WHERE status = 3 AND reason = 'unknown key';
@@ -336,6 +346,44 @@ BEGIN
             WHERE (SELECT true FROM inbox_identity i WHERE i.hash = h.hash LIMIT 1));
 END $$;
 
+-- Makes the next held delivery of a key due when one that stood in its way has finished. It is given no right to run by that: the claim looks
+-- at all deliveries of the key that are not held. With the owner's rights: whoever purges may delete deliveries and not update them. Two statements, each with its own snapshot: the first was taken after the lock of
+-- the finished row was had, so it sees whatever was held behind it.
+CREATE FUNCTION inbox_promote() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off AS $$
+DECLARE
+    next_seq bigint;
+    next_id smallint;
+BEGIN
+    SELECT d.message_seq, d.handler_id INTO next_seq, next_id
+    FROM inbox_handler own
+    JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+    CROSS JOIN LATERAL (
+        SELECT h.message_seq, h.handler_id FROM inbox_delivery h
+        WHERE h.handler_id = same.id AND h.order_hash = OLD.order_hash AND h.finished_at IS NULL AND h.due_at = 'infinity'
+        ORDER BY h.message_seq LIMIT 1
+        FOR NO KEY UPDATE) d
+    WHERE own.id = OLD.handler_id
+    ORDER BY d.message_seq LIMIT 1;
+    IF FOUND THEN
+        -- Not now(): a transactional handler began its transaction long before.
+        UPDATE inbox_delivery d SET due_at = clock_timestamp() WHERE d.message_seq = next_seq AND d.handler_id = next_id;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- For every statement that finishes a delivery, whoever sends it. Claims and renewals do not name the column, and for deliveries in no order
+-- only the condition is looked at.
+CREATE TRIGGER inbox_promote_next AFTER UPDATE OF finished_at ON inbox_delivery FOR EACH ROW
+WHEN (OLD.order_hash IS NOT NULL AND OLD.due_at < 'infinity' AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL)
+      AND NEW.finished_at IS NOT NULL AND (NEW.status <> 3 OR NEW.passed IS NOT NULL))
+EXECUTE FUNCTION inbox_promote();
+
+-- A poisoned delivery that held its key was deleted, by an expiry of poisoned ones, say.
+CREATE TRIGGER inbox_promote_next_of_deleted AFTER DELETE ON inbox_delivery FOR EACH ROW
+WHEN (OLD.order_hash IS NOT NULL AND OLD.due_at < 'infinity' AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL))
+EXECUTE FUNCTION inbox_promote();
+
 -- What errors have in common: words with a digit in them (numbers, ids, addresses) do not count.
 CREATE FUNCTION inbox_fingerprint(error text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -398,12 +446,12 @@ SELECT id, topic, cluster_id, kafka_partition, kafka_offset, reason, detail, qua
        inbox_text(payload) AS payload
 FROM inbox_quarantine;
 
--- What is still to be done, per handler. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the same at any size.
+-- What is still to be done, per handler. `held` are deliveries that wait for another of their key. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the same at any size.
 -- `due` and `running` are counted among the 12,000 open deliveries of the handler that have been due longest; what runs is nearly always among them.
 CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
        CASE WHEN head.looked = 12000 THEN 10000 ELSE least(head.due, 10000) END AS due,
-       later.deliveries AS later, least(head.running, 10000) AS running, given_up.deliveries AS poisoned,
+       later.deliveries AS later, held.deliveries AS held, least(head.running, 10000) AS running, given_up.deliveries AS poisoned,
        now() - head.oldest_due_at AS oldest_due_age, later.next_due_at, h.paused_at, h.unknown_since, h.id AS handler_id
 FROM inbox_handler h
 CROSS JOIN LATERAL (
@@ -414,10 +462,48 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) AS deliveries, min(d.due_at) AS next_due_at
     FROM (SELECT due_at FROM inbox_delivery
-          WHERE handler_id = h.id AND finished_at IS NULL AND due_at > now() ORDER BY due_at, message_seq LIMIT 10000) d) later
+          WHERE handler_id = h.id AND finished_at IS NULL AND due_at > now() AND due_at < 'infinity'
+          ORDER BY due_at, message_seq LIMIT 10000) d) later
+CROSS JOIN LATERAL (
+    SELECT count(*) AS deliveries
+    FROM (SELECT 1 FROM inbox_delivery
+          WHERE handler_id = h.id AND finished_at IS NULL AND due_at = 'infinity' ORDER BY message_seq LIMIT 10000) d) held
 CROSS JOIN LATERAL (
     SELECT count(*) AS deliveries
     FROM (SELECT 1 FROM inbox_delivery WHERE handler_id = h.id AND status = 3 ORDER BY finished_at, message_seq LIMIT 10000) d) given_up;
+
+-- Keys of ordered handlers on which deliveries wait, with the delivery that they wait for: those of the 1,000 oldest held deliveries of a
+-- handler, and of the 1,000 that have been poisoned longest. `behind` stops at 1,000. The key itself is not stored: look at the message.
+CREATE VIEW inbox_held_keys AS
+SELECT current.key AS handler_key, m.message_id, m.source, m.topic,
+       CASE WHEN head.status = 3 THEN 'poisoned' WHEN head.locked_until > now() THEN 'running' WHEN head.status = 0 THEN 'pending' END AS state,
+       head.reason, head.last_error, waiting.behind, coalesce(head.finished_at, m.received_at) AS held_since, head.due_at,
+       k.order_hash, head.message_seq, head.handler_id
+FROM inbox_handler h
+JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id)
+CROSS JOIN LATERAL (
+    SELECT DISTINCT f.order_hash
+    FROM ((SELECT d.order_hash, d.passed FROM inbox_delivery d WHERE d.handler_id = h.id AND d.status = 3
+           ORDER BY d.finished_at, d.message_seq LIMIT 1000)
+          UNION ALL
+          (SELECT d.order_hash, NULL FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at = 'infinity'
+           ORDER BY d.message_seq LIMIT 1000)) f
+    WHERE f.order_hash IS NOT NULL AND f.passed IS NULL) k
+CROSS JOIN LATERAL (
+    SELECT count(*) AS behind
+    FROM (SELECT 1 FROM inbox_delivery d
+          WHERE d.handler_id = h.id AND d.order_hash = k.order_hash AND d.finished_at IS NULL AND d.due_at = 'infinity'
+          ORDER BY d.message_seq LIMIT 1000) w) waiting
+LEFT JOIN LATERAL (
+    SELECT b.* FROM inbox_handler same
+    CROSS JOIN LATERAL (
+        SELECT d.* FROM inbox_delivery d
+        WHERE d.handler_id = same.id AND d.order_hash = k.order_hash AND d.due_at < 'infinity'
+          AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
+        ORDER BY d.due_at, d.message_seq LIMIT 1) b
+    WHERE coalesce(same.same_as, same.id) = coalesce(h.same_as, h.id)
+    ORDER BY b.due_at, b.message_seq LIMIT 1) head ON true
+LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = head.message_seq LIMIT 1) m ON true;
 
 -- Operator actions. Each one is fenced against running work, is bounded, writes a row to inbox_audit, and does nothing when it is repeated.
 -- Actions are SECURITY DEFINER: they run with the rights of the inbox's owner, so the caller needs no rights on tables and cannot change

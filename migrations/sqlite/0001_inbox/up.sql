@@ -22,7 +22,10 @@ CREATE TABLE inbox_handler (
     same_as       INTEGER,                           -- set when two ids became one handler: the id of its current key
     paused_at     INTEGER,                           -- not null: nobody claims its deliveries
     unknown_since INTEGER,                           -- since when deliveries wait and no live processor knows the handler
-    registered_at INTEGER NOT NULL
+    registered_at INTEGER NOT NULL,
+    -- As the newest registration says.
+    is_ordered      INTEGER NOT NULL DEFAULT 0,      -- deliveries of one key run one at a time, in accept order
+    passes_poisoned INTEGER NOT NULL DEFAULT 0       -- a poisoned delivery does not hold its key
 );
 
 CREATE TABLE inbox_handler_key (
@@ -52,7 +55,7 @@ CREATE TABLE inbox_message (
 CREATE TABLE inbox_delivery (
     message_seq  INTEGER NOT NULL,
     handler_id   INTEGER NOT NULL,
-    due_at       INTEGER NOT NULL,
+    due_at       INTEGER NOT NULL,                   -- 9223372036854775807: held, it waits for another delivery of its key
     locked_until INTEGER,                            -- the claim's end; past and not NULL: its process died. Not indexed
     finished_at  INTEGER,                            -- set for done, discarded and poisoned: leaves the claim index
     locked_by    INTEGER,                            -- inbox_processor.id; 0 when a person has taken the claim away (inbox_release)
@@ -65,6 +68,8 @@ CREATE TABLE inbox_delivery (
     is_corrected INTEGER NOT NULL DEFAULT 0,         -- its handler is given the newest payload of inbox_correction
     reason       TEXT,                               -- why it was poisoned or discarded
     last_error   TEXT,
+    order_hash   INTEGER,                            -- of the key that it is ordered by; NULL: it is in no order
+    passed       INTEGER,                            -- true: it was poisoned and does not hold its key
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
 ) WITHOUT ROWID;
 
@@ -72,6 +77,10 @@ CREATE TABLE inbox_delivery (
 CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
 -- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
 CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
+-- What stands in the way of a key: deliveries that are open, and poisoned ones that hold it. Those that are not held come first, then the
+-- held ones in accept order: accept, the claims of ordered handlers and the triggers below each probe it once a key.
+CREATE INDEX inbox_delivery_order ON inbox_delivery (handler_id, order_hash, due_at, message_seq)
+    WHERE order_hash IS NOT NULL AND (finished_at IS NULL OR status = 3 AND passed IS NULL);
 -- Deliveries that were poisoned as `unknown key`, for when a process knows the key again. Almost always empty.
 CREATE INDEX inbox_delivery_parked ON inbox_delivery (handler_id, message_seq) WHERE status = 3 AND reason = 'unknown key';
 
@@ -304,7 +313,7 @@ SELECT id, topic, cluster_id, kafka_partition, kafka_offset, reason, detail,
        CASE typeof(payload) WHEN 'blob' THEN '\x' || lower(hex(payload)) ELSE payload END AS payload
 FROM inbox_quarantine;
 
--- What is still to be done, per handler. Ages are seconds. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the
+-- What is still to be done, per handler. `held` are deliveries that wait for another of their key. Ages are seconds. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the
 -- same at any size. `due` and `running` are counted among the 12,000 open deliveries of the handler that have been due longest.
 CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
@@ -313,7 +322,9 @@ SELECT h.key AS handler_key,
         FROM (SELECT d.locked_until FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at <= now.at
               ORDER BY d.due_at, d.message_seq LIMIT 12000)) AS due,
        (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at > now.at
-                              LIMIT 10000)) AS later,
+                              AND d.due_at < 9223372036854775807 LIMIT 10000)) AS later,
+       (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
+                              AND d.due_at = 9223372036854775807 LIMIT 10000)) AS held,
        (SELECT min(count(*) FILTER (WHERE locked_until > now.at), 10000)
         FROM (SELECT d.locked_until FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at <= now.at
               ORDER BY d.due_at, d.message_seq LIMIT 12000)) AS running,
@@ -322,11 +333,43 @@ SELECT h.key AS handler_key,
                   ORDER BY d.due_at LIMIT 1)) / 1e6 AS oldest_due_age,
        strftime('%Y-%m-%d %H:%M:%f', (SELECT d.due_at FROM inbox_delivery d
                                       WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at > now.at
-                                      ORDER BY d.due_at LIMIT 1) / 1e6, 'unixepoch') AS next_due_at,
+                                        AND d.due_at < 9223372036854775807 ORDER BY d.due_at LIMIT 1) / 1e6, 'unixepoch') AS next_due_at,
        strftime('%Y-%m-%d %H:%M:%f', h.paused_at / 1e6, 'unixepoch') AS paused_at,
        strftime('%Y-%m-%d %H:%M:%f', h.unknown_since / 1e6, 'unixepoch') AS unknown_since, h.id AS handler_id
 FROM inbox_handler h
 CROSS JOIN inbox_now now;
+
+-- Keys of ordered handlers on which deliveries wait, with the delivery that they wait for: those of the 1,000 oldest held deliveries of a
+-- handler, and of the 1,000 that have been poisoned longest. `behind` stops at 1,000. The key itself is not stored: look at the message.
+CREATE VIEW inbox_held_keys AS
+SELECT current.key AS handler_key, m.message_id, m.source, m.topic,
+       CASE WHEN head.status = 3 THEN 'poisoned' WHEN head.locked_until > now.at THEN 'running' WHEN head.status = 0 THEN 'pending' END AS state,
+       head.reason, head.last_error, k.behind,
+       strftime('%Y-%m-%d %H:%M:%f', coalesce(head.finished_at, m.received_at) / 1e6, 'unixepoch') AS held_since,
+       strftime('%Y-%m-%d %H:%M:%f', head.due_at / 1e6, 'unixepoch') AS due_at, k.order_hash, head.message_seq, head.handler_id
+FROM (SELECT f.handler_id, f.root, f.order_hash,
+             (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d
+                                    WHERE d.handler_id = f.handler_id AND d.order_hash = f.order_hash AND d.finished_at IS NULL
+                                      AND d.due_at = 9223372036854775807 LIMIT 1000)) AS behind,
+             -- The one that they wait for, as its place in the table.
+             (SELECT json_array(d.message_seq, d.handler_id) FROM inbox_handler same
+              JOIN inbox_delivery d ON d.handler_id = same.id AND d.order_hash = f.order_hash AND d.due_at < 9223372036854775807
+               AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
+              WHERE coalesce(same.same_as, same.id) = f.root ORDER BY d.due_at, d.message_seq LIMIT 1) AS place
+      FROM (SELECT h.id AS handler_id, coalesce(h.same_as, h.id) AS root, d.order_hash FROM inbox_handler h
+            JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
+             AND d.message_seq <= coalesce((SELECT l.message_seq FROM inbox_delivery l WHERE l.handler_id = h.id AND l.finished_at IS NULL
+                                              AND l.due_at = 9223372036854775807 ORDER BY l.message_seq LIMIT 1 OFFSET 999),
+                                           9223372036854775807)
+            UNION
+            SELECT h.id, coalesce(h.same_as, h.id), d.order_hash FROM inbox_handler h
+            JOIN inbox_delivery d ON d.handler_id = h.id AND d.status = 3 AND d.order_hash IS NOT NULL AND d.passed IS NULL
+             AND d.finished_at <= coalesce((SELECT l.finished_at FROM inbox_delivery l WHERE l.handler_id = h.id AND l.status = 3
+                                            ORDER BY l.finished_at, l.message_seq LIMIT 1 OFFSET 999), 9223372036854775807)) f) k
+JOIN inbox_handler current ON current.id = k.root
+CROSS JOIN inbox_now now
+LEFT JOIN inbox_delivery head ON head.message_seq = k.place ->> 0 AND head.handler_id = k.place ->> 1
+LEFT JOIN inbox_message m ON m.seq = head.message_seq;
 
 -- Of each handler the open deliveries that have been due longest, about a thousand: what a process runs is among them, because rows keep
 -- their place in the index while they run. For looks that must not read every open delivery.
@@ -383,6 +426,36 @@ SELECT k.key AS handler_key, same.id
 FROM inbox_handler_key k
 JOIN inbox_handler own ON own.id = k.handler_id
 JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id);
+
+-- Makes the next held delivery of a key due when one that stood in its way has finished, by whatever statement.
+CREATE TRIGGER inbox_promote_next AFTER UPDATE OF finished_at ON inbox_delivery
+WHEN OLD.order_hash IS NOT NULL AND OLD.due_at < 9223372036854775807
+ AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL)
+ AND NEW.finished_at IS NOT NULL AND (NEW.status <> 3 OR NEW.passed IS NOT NULL)
+BEGIN
+    UPDATE inbox_delivery SET due_at = (SELECT at FROM inbox_now)
+    WHERE (message_seq, handler_id) IN (
+        SELECT d.message_seq, d.handler_id FROM inbox_handler own
+        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+        JOIN inbox_delivery d INDEXED BY inbox_delivery_order
+          ON d.handler_id = same.id AND d.order_hash = OLD.order_hash AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
+        WHERE own.id = OLD.handler_id
+        ORDER BY d.message_seq LIMIT 1);
+END;
+-- The same when a poisoned delivery that held its key was deleted.
+CREATE TRIGGER inbox_promote_next_of_deleted AFTER DELETE ON inbox_delivery
+WHEN OLD.order_hash IS NOT NULL AND OLD.due_at < 9223372036854775807
+ AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL)
+BEGIN
+    UPDATE inbox_delivery SET due_at = (SELECT at FROM inbox_now)
+    WHERE (message_seq, handler_id) IN (
+        SELECT d.message_seq, d.handler_id FROM inbox_handler own
+        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+        JOIN inbox_delivery d INDEXED BY inbox_delivery_order
+          ON d.handler_id = same.id AND d.order_hash = OLD.order_hash AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
+        WHERE own.id = OLD.handler_id
+        ORDER BY d.message_seq LIMIT 1);
+END;
 
 -- Gives a poisoned or discarded delivery a fresh set of retries, due now. The attempt number goes on, so that a claim from before the
 -- replay stays invalid.

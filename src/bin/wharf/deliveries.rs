@@ -116,9 +116,10 @@ fn moment(one: &DeliverySummary) -> String {
     match (one.finished_at, one.state) {
         (Some(finished_at), _) => format!("{} ago", when::age(finished_at)),
         (None, State::Running) => "now".to_owned(),
-        (None, _) => match one.due_at.duration_since(std::time::SystemTime::now()) {
-            Ok(left) => format!("in {}", when::span(left)),
-            Err(_) => format!("due {}", when::age(one.due_at)),
+        (None, _) => match one.due_at.map(|due_at| (due_at.duration_since(std::time::SystemTime::now()), due_at)) {
+            None => "held".to_owned(),
+            Some((Ok(left), _)) => format!("in {}", when::span(left)),
+            Some((Err(_), due_at)) => format!("due {}", when::age(due_at)),
         },
     }
 }
@@ -206,7 +207,10 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         ("fingerprint", maybe(one.fingerprint.as_deref())),
         ("attempts", cell(counts)),
         ("received", maybe(one.received_at.map(when::at))),
-        ("due", cell(when::at(one.due_at))),
+        (
+            "due",
+            one.due_at.map_or_else(|| cell("held: it waits for another of its key"), |due_at| cell(when::at(due_at))),
+        ),
         ("finished", maybe(one.finished_at.map(when::at))),
         ("claimed by", maybe(one.locked_by.as_deref())),
         ("row", cell(format!("message_seq {}, handler_id {}", one.message_seq, one.handler_id))),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::json;
-use wharf::operate::{Backfill, HandlerStatus, Manifest, PlannedHandler};
+use wharf::operate::{Backfill, HandlerStatus, HeldKey, Manifest, PlannedHandler, State};
 use wharf::store::Backend;
 
 use crate::confirm::Confirming;
@@ -15,6 +15,9 @@ use crate::output::{Cell, Output, Tone, cell, counted, number, text, word};
 use crate::progress;
 use crate::session::Session;
 use crate::when;
+
+/// Where counting what waits behind a key ends.
+const BEHIND_MAX: u64 = 1_000;
 
 #[derive(Debug, Subcommand)]
 pub enum HandlersCommand {
@@ -33,6 +36,14 @@ pub enum HandlersCommand {
         key: String,
         #[command(flatten)]
         confirming: Confirming,
+    },
+    /// Keys of an ordered handler on which deliveries wait, and the delivery that they wait for
+    Keys {
+        /// Its key
+        key: String,
+        /// How many at the most
+        #[arg(long, default_value_t = 50)]
+        limit: u32,
     },
     /// Compare a build's keys with what is stored. Exit code 1 when it would leave deliveries behind or run some again
     RenamePlan {
@@ -68,6 +79,7 @@ pub enum HandlersCommand {
 pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> Result<Exit, Failure> {
     match command {
         HandlersCommand::List => list(session).await,
+        HandlersCommand::Keys { key, limit } => keys(session, &key, limit).await,
         HandlersCommand::Pause { key, confirming } => change(session, &key, &confirming, Change::Pause).await,
         HandlersCommand::Resume { key, confirming } => change(session, &key, &confirming, Change::Resume).await,
         HandlersCommand::RenamePlan { manifest, removed } => rename_plan(session, &manifest, &removed).await,
@@ -95,13 +107,37 @@ async fn list<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
             cell(if formerly.is_empty() { "-" } else { &formerly }),
             state(handler),
             cell(handler.processors),
-            counted(handler.due + handler.later + handler.running),
+            counted(handler.due + handler.later + handler.held + handler.running),
             Cell::count(handler.poisoned, Tone::Problem),
         ]
     };
     match handlers.is_empty() {
         true => session.output.line("none: no process has registered a handler yet")?,
         false => session.output.table(&columns, handlers.iter().map(row).collect())?,
+    }
+    Ok(Exit::Well)
+}
+
+async fn keys<B: Backend>(session: &Session<B>, key: &str, limit: u32) -> Result<Exit, Failure> {
+    let keys = session.operator().held_keys(key, limit).await?;
+    if session.output.is_json {
+        session.output.document(&keys)?;
+        return Ok(Exit::Well);
+    }
+    let columns = [text("WAITS FOR"), word("STATE"), number("BEHIND"), word("SINCE"), text("REASON")];
+    let row = |held: &HeldKey| {
+        let tone = if held.state == Some(State::Poisoned) { Tone::Problem } else { Tone::Plain };
+        vec![
+            cell(held.message_id.as_deref().unwrap_or("-")),
+            cell(held.state.map_or("-", State::as_str)).toned(tone),
+            cell(if held.behind >= BEHIND_MAX { format!("{BEHIND_MAX}+") } else { held.behind.to_string() }),
+            cell(held.held_since.map_or_else(|| "-".to_owned(), when::age)),
+            cell(held.reason.as_deref().unwrap_or("-")),
+        ]
+    };
+    match keys.is_empty() {
+        true => session.output.line("none: no delivery waits for another of its key")?,
+        false => session.output.table(&columns, keys.iter().map(row).collect())?,
     }
     Ok(Exit::Well)
 }

@@ -4,8 +4,8 @@ use std::time::UNIX_EPOCH;
 
 use super::*;
 use crate::types::{
-    Connections, DeadClaims, GroupFacts, IngestFacts, LongestRun, OldestTransaction, PartitionFacts, ProcessorReport,
-    TableFacts,
+    Connections, DeadClaims, GroupFacts, HeldKeys, IngestFacts, LongestRun, OldestTransaction, PartitionFacts,
+    ProcessorReport, TableFacts,
 };
 
 const SCHEMA: SchemaVersion = SchemaVersion { found: Some(1), known: 1 };
@@ -20,6 +20,7 @@ fn handler() -> HandlerStatus {
         former_keys: Vec::new(),
         due: 0,
         later: 0,
+        held: 0,
         running: 0,
         poisoned: 0,
         oldest_due_secs: None,
@@ -27,6 +28,7 @@ fn handler() -> HandlerStatus {
         paused_at: None,
         unknown_since: None,
         keeps_finished: false,
+        is_ordered: false,
         processors: 1,
         done_per_sec: 0.0,
         failed_per_sec: 0.0,
@@ -58,6 +60,7 @@ fn facts() -> Facts {
         tables: Vec::new(),
         dead_claims: Vec::new(),
         lags: Vec::new(),
+        held_keys: Vec::new(),
         groups: Vec::new(),
         partitions: Vec::new(),
         ingests: Vec::new(),
@@ -118,6 +121,8 @@ fn each_trouble_of_the_database_is_named() {
         codes_of_facts(&Facts { connections: Some(Connections { used: 95, max: 100 }), ..facts() }),
         ["connections"]
     );
+    let held = HeldKeys { handler_key: "stock".to_owned(), keys: 1, behind: 7 };
+    assert_eq!(codes_of_facts(&Facts { held_keys: vec![held], ..facts() }), ["held keys"]);
     let oldest = Some(OldestTransaction { secs: 7200.0, who: "psql".to_owned() });
     assert_eq!(codes_of_facts(&Facts { oldest_transaction: oldest, ..facts() }), ["held snapshot"]);
     let table = TableFacts { name: "inbox_delivery".to_owned(), live: 10, dead: 1_000_000 };

@@ -6,6 +6,8 @@
 //! under two ids cannot both add a delivery. No step joins two arrays: whatever the planner believes of their length, the cost stays
 //! that of the batch.
 
+mod known;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
@@ -15,14 +17,15 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::ledger::{self, Moved, Turn};
+use super::ordered::OrderColumns;
 use super::process::millis;
 use super::quarantine;
 use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::identity_hash::IdentityHash;
-use crate::store::quarantined;
 use crate::store::seam::{AcceptBatch, Accepted, Answers, NewDelivery, NewMessage, Quarantined};
 use crate::types::{Error, Kind, Result};
+use known::{Stored, place, split_conflicts, stored};
 
 /// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
 const ROUNDS_MAX: usize = 5;
@@ -44,6 +47,10 @@ statements! {
     /// committed on the strength of this statement. The ledger's rows are locked first and in order: a batch that follows another one of its
     /// partition waits here until that one is committed, reads the ledger as it is then (`held`, not the statement's snapshot), and
     /// writes nothing unless its turn has come.
+    ///
+    /// A delivery in an order is stored as held when it follows another of its key in the batch, or when one that stands in its way could be
+    /// locked: whoever finishes that one waits for this statement, and then finds what it held. Otherwise it is due, and the claim decides.
+    /// Where no delivery is in an order, nothing of that is looked at.
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
@@ -73,18 +80,32 @@ statements! {
               AND ((SELECT ranks FROM remembered) IS NULL OR rank <> ALL ((SELECT ranks FROM remembered)::integer[]))
             ON CONFLICT (message_id, source) DO NOTHING
             RETURNING seq),
+        blocker AS MATERIALIZED (
+            SELECT k.handler_id, k.order_hash
+            FROM (SELECT unnest(:order_handlers) AS handler_id, unnest(:order_hashes) AS order_hash) k
+            CROSS JOIN LATERAL (
+                SELECT 1 FROM inbox_delivery b
+                WHERE b.handler_id = k.handler_id AND b.order_hash = k.order_hash AND b.due_at < 'infinity'
+                  AND (b.finished_at IS NULL OR b.status = 3 AND b.passed IS NULL)
+                ORDER BY b.due_at, b.message_seq LIMIT 1
+                FOR NO KEY UPDATE SKIP LOCKED) b),
         delivery AS (
-            INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
-            SELECT d.seq, d.handler_id,
-                   CASE WHEN d.delay_ms IS NULL AND d.due_at IS NULL THEN now()
+            INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at, locked_until, locked_by, attempts)
+            SELECT d.seq, d.handler_id, d.order_hash,
+                   CASE WHEN d.order_hash IS NOT NULL
+                        THEN CASE WHEN d.is_follower AND (SELECT count(*) FROM message) = :count THEN 'infinity'
+                                  WHEN (d.handler_id, d.order_hash) IN (SELECT handler_id, order_hash FROM blocker) THEN 'infinity'
+                                  ELSE now() END
+                        WHEN d.delay_ms IS NULL AND d.due_at IS NULL THEN now()
                         ELSE greatest(now() + coalesce(d.delay_ms, 0) * interval '1 millisecond', d.due_at) END,
                    CASE WHEN d.is_handed_over THEN now() + :lease_ms * interval '1 millisecond' END,
                    CASE WHEN d.is_handed_over THEN :processor END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
-            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over, w.delay_ms, w.due_at
+            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over, w.delay_ms, w.due_at, w.order_hash, w.is_follower
                   FROM (SELECT unnest(:delivery_ranks) AS rank, unnest(:delivery_handlers) AS handler_id,
                                unnest(:delivery_handed_over) AS is_handed_over, unnest(:delivery_delays_ms) AS delay_ms,
-                               unnest(:delivery_due_ats) AS due_at) w) d
+                               unnest(:delivery_due_ats) AS due_at, unnest(:delivery_orders) AS order_hash,
+                               unnest(:delivery_followers) AS is_follower) w) d
             WHERE CASE WHEN (SELECT count(*) FROM message) = :count THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
             UPDATE inbox_ledger l
@@ -103,6 +124,7 @@ statements! {
         headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>, lease_ms: i64, processor: Option<i32>,
         delivery_ranks: Vec<i32>, delivery_handlers: Vec<i16>, delivery_handed_over: Vec<bool>,
         delivery_delays_ms: Vec<Option<i64>>, delivery_due_ats: Vec<Option<PgTimestamp>>,
+        delivery_orders: Vec<Option<i64>>, delivery_followers: Vec<bool>, order_handlers: Vec<i16>, order_hashes: Vec<i64>,
         ledger_groups: Vec<&'a str>, ledger_clusters: Vec<&'a str>, ledger_topics: Vec<&'a str>,
         ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
         ledger_epochs: Vec<Option<i32>>, is_following: bool,
@@ -126,11 +148,13 @@ statements! {
     -> Vec<i32> { identity_hashes: Vec<IdentityHash> }
 
     /// Adds a handler's delivery unless it has one under any of its ids: one row of the arrays for each id, `group_no` tells which
-    /// belong together. Ids that became one handler count as one, also for a process that knows only the older one.
+    /// belong together. Ids that became one handler count as one, also for a process that knows only the older one. In an order all are due: the
+    /// claim decides whose turn it is.
     #[derive(Default)]
     AddMissing("
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current, :delays_ms, :due_ats) AS w (message_seq, handler_id, group_no, is_current, delay_ms, due_at)),
+            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current, :delays_ms, :due_ats, :orders)
+                AS w (message_seq, handler_id, group_no, is_current, delay_ms, due_at, order_hash)),
         taken AS MATERIALIZED (
             SELECT DISTINCT w.group_no FROM wanted w
             WHERE (SELECT true FROM inbox_handler own
@@ -138,15 +162,15 @@ statements! {
                    CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d
                                        WHERE d.message_seq = w.message_seq AND d.handler_id = same.id LIMIT 1) d
                    WHERE own.id = w.handler_id LIMIT 1))
-        INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
-        SELECT message_seq, handler_id, greatest(now() + coalesce(delay_ms, 0) * interval '1 millisecond', due_at) FROM wanted
+        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at)
+        SELECT message_seq, handler_id, order_hash, greatest(now() + coalesce(delay_ms, 0) * interval '1 millisecond', due_at) FROM wanted
         WHERE is_current AND (group_no IN (SELECT group_no FROM taken)) IS NOT TRUE
         ORDER BY message_seq, handler_id
         ON CONFLICT (message_seq, handler_id) DO NOTHING
         RETURNING message_seq")
     -> i64 {
         message_seqs: Vec<i64>, handler_ids: Vec<i16>, group_nos: Vec<i32>, are_current: Vec<bool>,
-        delays_ms: Vec<Option<i64>>, due_ats: Vec<Option<PgTimestamp>>,
+        delays_ms: Vec<Option<i64>>, due_ats: Vec<Option<PgTimestamp>>, orders: Vec<Option<i64>>,
     }
 }
 
@@ -291,49 +315,8 @@ async fn remembered(
     ords.into_iter().map(|ord| Ok(missing[place(ord.into(), missing.len())?])).collect()
 }
 
-/// A message that was there before: its place among those that were asked for, and whether it has the same payload.
-struct Stored {
-    at: usize,
-    seq: i64,
-    is_same: bool,
-}
-
-fn stored(messages: &[&NewMessage], rows: Vec<KnownRow>) -> QueryResult<Vec<Stored>> {
-    let stored = |KnownRow { ord, seq, payload_hash }| {
-        let at = place(ord, messages.len())?;
-        Ok(Stored { at, seq, is_same: payload_hash == messages[at].payload_hash })
-    };
-    rows.into_iter().map(stored).collect()
-}
-
-/// An ordinal of the database, which counts from 1, as a place in the array that it was given.
-fn place(ord: i64, count: usize) -> QueryResult<usize> {
-    let place = usize::try_from(ord - 1).ok().filter(|&place| place < count);
-    place.ok_or_else(|| {
-        let odd = format!("the database answered for element {ord} of an array of {count}");
-        diesel::result::Error::DeserializationError(odd.into())
-    })
-}
-
 fn identity_hash(message: &NewMessage) -> IdentityHash {
     IdentityHash::of(&message.message.id, &message.message.source)
-}
-
-/// Messages that are the same as the stored ones, with their seq, and those that only claim to be.
-fn split_conflicts<'a>(
-    messages: &[&'a NewMessage],
-    found: &[Stored],
-) -> (Vec<(i64, &'a NewMessage)>, Vec<Quarantined>) {
-    let mut same = Vec::new();
-    let mut conflicting = Vec::new();
-    for &Stored { at, seq, is_same } in found {
-        if is_same {
-            same.push((seq, messages[at]));
-        } else {
-            conflicting.push(quarantined::conflict(messages[at]));
-        }
-    }
-    (same, conflicting)
 }
 
 fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
@@ -347,6 +330,7 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
     // Mostly none is delayed: then the arrays are empty, and the columns NULL.
     let are_delayed = deliveries.iter().any(|(_, delivery)| delivery.due.is_some());
     let delayed = || deliveries.iter().filter(|_| are_delayed).map(|(_, delivery)| delivery.due());
+    let order = OrderColumns::of(&deliveries);
     messages.sort_unstable_by_key(|(rank, new)| (&new.message.id, &new.message.source, *rank));
     Insert {
         // In the order of ranks, unlike the rest.
@@ -370,6 +354,10 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         delivery_handed_over: deliveries.iter().map(|(_, delivery)| batch.claimed_by(delivery).is_some()).collect(),
         delivery_delays_ms: delayed().map(|(delay, _)| delay.map(millis)).collect(),
         delivery_due_ats: delayed().map(|(_, due_at)| due_at.map(to_postgres)).collect(),
+        delivery_orders: deliveries.iter().map(|(_, delivery)| delivery.order_hash).collect(),
+        delivery_followers: order.followers,
+        order_handlers: order.handlers,
+        order_hashes: order.hashes,
         ledger_groups: batch.ledger.iter().map(|entry| &*entry.reader.group).collect(),
         ledger_clusters: batch.ledger.iter().map(|entry| &*entry.reader.cluster_id).collect(),
         ledger_topics: batch.ledger.iter().map(|entry| &*entry.topic).collect(),
@@ -402,6 +390,7 @@ fn add_missing(same: &[(i64, &NewMessage)]) -> AddMissing {
                 add.are_current.push(handler_id == delivery.ids.current);
                 add.delays_ms.push(delay.map(millis));
                 add.due_ats.push(due_at.map(to_postgres));
+                add.orders.push(delivery.order_hash);
             }
         }
     }

@@ -10,6 +10,7 @@ mod ingest;
 mod ledger;
 mod migrate;
 mod operate;
+mod ordered;
 mod process;
 mod purge;
 mod quarantine;

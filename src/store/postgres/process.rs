@@ -11,10 +11,11 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
+use super::ordered;
 use super::statement::{only_row, rows, statements};
 use crate::store::counts::count;
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
+use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -88,6 +89,9 @@ statements! {
                 crashes = CASE WHEN s.keep_crashes THEN d.crashes ELSE 0 END,
                 troubles = coalesce(s.troubles, d.troubles),
                 locked_until = NULL, locked_by = NULL,
+                -- Only what is given up here can pass: what is parked for an unknown key holds its key, and returns.
+                passed = CASE WHEN s.status = 3 AND d.order_hash IS NOT NULL
+                              THEN (SELECT true FROM inbox_handler h WHERE h.id = d.handler_id AND h.passes_poisoned) END,
                 reason = s.reason,
                 last_error = coalesce(s.error, d.last_error)
             FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt,
@@ -158,28 +162,52 @@ statements! {
 
 pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) -> Result<Claims> {
     let sent_at = Instant::now();
-    let bottom = |ask: &Ask| match ask.from {
-        // PostgreSQL's `-infinity`.
-        LookFrom::Beginning => (Some(PgTimestamp(i64::MIN)), 0),
-        LookFrom::Below { floor, depth } => (floor.map(|Stamp(micros)| PgTimestamp(micros)), millis(depth)),
-    };
-    let (floors, depths_ms) = request.asks.iter().map(bottom).unzip();
+    let cannot = || database("cannot claim deliveries");
+    let (ordered, asks): (Vec<&Ask>, Vec<&Ask>) =
+        request.asks.iter().partition(|ask| request.ordered_ids.contains(&ask.handler_id));
+    let mut deliveries = Vec::new();
+    if !asks.is_empty() {
+        deliveries = claim_unordered(conn, request, &asks).await.map_err(cannot())?;
+    }
+    if !ordered.is_empty() {
+        match ordered::claim(conn, request, &ordered).await {
+            Ok(claimed) => deliveries.extend(claimed),
+            // What was claimed before must run; the next claim meets the error again.
+            Err(error) if deliveries.is_empty() => return Err(cannot()(error)),
+            Err(_) => {}
+        }
+    }
+    Ok(Claims { sent_at, deliveries })
+}
+
+async fn claim_unordered(
+    conn: &mut AsyncPgConnection,
+    request: &ClaimRequest,
+    asks: &[&Ask],
+) -> diesel::QueryResult<Vec<Claimed>> {
+    let (floors, depths_ms) = asks.iter().map(|ask| bottom(ask)).unzip();
     let rows = Claim {
         lease_ms: millis(request.lease),
         processor: request.processor,
-        handler_ids: request.asks.iter().map(|ask| ask.handler_id).collect(),
-        limits: request.asks.iter().map(|ask| ask.limit).collect(),
+        handler_ids: asks.iter().map(|ask| ask.handler_id).collect(),
+        limits: asks.iter().map(|ask| ask.limit).collect(),
         floors,
         depths_ms,
         with_suspects: request.scope.has_suspects(),
         solo_from: request.solo_from,
         solo_from_troubles: request.solo_from_troubles,
         with_ages: request.with_ages,
+    };
+    Ok(claims(rows.load::<ClaimRow<PgTimestamp>>(conn).await?))
+}
+
+/// Where a look begins: a moment, and so many milliseconds before it.
+pub(super) fn bottom(ask: &Ask) -> (Option<PgTimestamp>, i64) {
+    match ask.from {
+        // PostgreSQL's `-infinity`.
+        LookFrom::Beginning => (Some(PgTimestamp(i64::MIN)), 0),
+        LookFrom::Below { floor, depth } => (floor.map(|Stamp(micros)| PgTimestamp(micros)), millis(depth)),
     }
-    .load::<ClaimRow<PgTimestamp>>(conn)
-    .await
-    .map_err(database("cannot claim deliveries"))?;
-    Ok(Claims { sent_at, deliveries: claims(rows) })
 }
 
 pub(super) async fn settle(

@@ -28,6 +28,12 @@ statements! {
     Rename<'a>("UPDATE inbox_handler SET key = :key WHERE id = :handler_id AND key <> :key")
     { key: &'a str, handler_id: i16 }
 
+    /// Under every id: deliveries that are stored under an older one are this handler's too.
+    SetOrder<'a>("
+        UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned
+        WHERE id = ANY (:all) AND (is_ordered, passes_poisoned) IS DISTINCT FROM (:is_ordered, :passes_poisoned)")
+    { is_ordered: bool, passes_poisoned: bool, all: &'a [i16] }
+
     /// Processes that know only one of the ids must not add deliveries to what is there under another.
     Unite<'a>("
         UPDATE inbox_handler SET same_as = :current
@@ -62,6 +68,9 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
             let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
             for (handler, ids) in wanted.iter().zip(&ids) {
                 Rename { key: &handler.key, handler_id: ids.current }.execute(conn).await?;
+                let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
+                let set = SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, all: &ids.all };
+                set.execute(conn).await?;
                 let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();
                 Part { own: &ids.all, others: &others }.execute(conn).await?;
                 if ids.all.len() > 1 {

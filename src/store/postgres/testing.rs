@@ -49,7 +49,7 @@ statements! {
     /// Without a message, any delivery.
     Find<'a>("
         SELECT state, attempts, errors, crashes,
-               CASE WHEN state = 'pending' AND due_at > now() THEN (extract(epoch FROM due_at - now()) * 1e6)::bigint ELSE 0 END,
+               CASE WHEN state = 'pending' AND due_at > now() AND due_at < 'infinity' THEN (extract(epoch FROM due_at - now()) * 1e6)::bigint ELSE 0 END,
                reason, last_error
         FROM inbox_status WHERE (:message_id IS NULL OR (message_id = :message_id AND handler_key = :handler_key)) LIMIT 1")
     -> DeliveryRow { message_id: Option<&'a str>, handler_key: &'a str }

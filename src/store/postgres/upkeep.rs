@@ -57,7 +57,7 @@ statements! {
             WHERE unknown_since <= now() - :grace_ms * interval '1 millisecond'),
         poisoned AS (
             UPDATE inbox_delivery t
-            SET status = 3, reason = 'unknown key', finished_at = now(), locked_until = NULL, locked_by = NULL
+            SET status = 3, reason = 'unknown key', finished_at = now(), locked_until = NULL, locked_by = NULL, passed = NULL
             WHERE t.ctid = ANY (ARRAY(
                 SELECT open.tid FROM expired e
                 CROSS JOIN LATERAL (
@@ -89,7 +89,7 @@ statements! {
 
     /// One index walk a handler, no longer than the limit.
     BacklogOf<'a>("
-        SELECT count(*), coalesce((extract(epoch FROM now() - min(open.due_at)) * 1000)::bigint, 0)
+        SELECT count(*), coalesce((extract(epoch FROM now() - min(open.due_at) FILTER (WHERE open.due_at < 'infinity')) * 1000)::bigint, 0)
         FROM unnest(:handler_ids) AS h (id)
         CROSS JOIN LATERAL (SELECT d.due_at FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
                             ORDER BY d.due_at, d.message_seq LIMIT :limit) open")

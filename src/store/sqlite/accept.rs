@@ -10,6 +10,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock::{self, micros, to_stamp};
 use super::errors::database;
 use super::ledger;
+use super::ordered;
 use super::quarantine;
 use super::statement::{Content, only_row, statements};
 use crate::store::identity_hash::IdentityHash;
@@ -33,9 +34,12 @@ statements! {
     }
 
     InsertDelivery("
-        INSERT INTO inbox_delivery (message_seq, handler_id, due_at, locked_until, locked_by, attempts)
-        VALUES (:message_seq, :handler_id, :due_at, :locked_until, :locked_by, :attempts)")
-    { message_seq: i64, handler_id: i16, due_at: i64, locked_until: Option<i64>, locked_by: Option<i32>, attempts: i32 }
+        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at, locked_until, locked_by, attempts)
+        VALUES (:message_seq, :handler_id, :order_hash, :due_at, :locked_until, :locked_by, :attempts)")
+    {
+        message_seq: i64, handler_id: i16, order_hash: Option<i64>, due_at: i64, locked_until: Option<i64>, locked_by: Option<i32>,
+        attempts: i32,
+    }
 
     Find<'a>("SELECT seq, payload_hash FROM inbox_message WHERE message_id = :message_id AND source = :source")
     -> (i64, Vec<u8>) { message_id: &'a str, source: &'a str }
@@ -76,7 +80,8 @@ pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &Acce
         let answer = match insert(message, now).load::<i64>(conn).map_err(cannot())?.pop() {
             Some(seq) => {
                 for delivery in &message.deliveries {
-                    insert_delivery(batch, seq, delivery, now).execute(conn).map_err(cannot())?;
+                    let due_at = ordered::due_at(conn, delivery, now).map_err(cannot())?;
+                    insert_delivery(batch, seq, delivery, now, due_at).execute(conn).map_err(cannot())?;
                 }
                 Accepted::New { seq }
             }
@@ -114,6 +119,8 @@ fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> 
             let missing = InsertDelivery {
                 message_seq: seq,
                 handler_id,
+                order_hash: delivery.order_hash,
+                // In an order the claim decides whose turn it is.
                 due_at: due_at(delivery, now),
                 locked_until: None,
                 locked_by: None,
@@ -157,12 +164,19 @@ fn due_at(delivery: &NewDelivery, now: i64) -> i64 {
     delay.map_or(now, |delay| now + micros(delay)).max(due_at.map_or(now, to_stamp))
 }
 
-fn insert_delivery(batch: &AcceptBatch, message_seq: i64, delivery: &NewDelivery, now: i64) -> InsertDelivery {
+fn insert_delivery(
+    batch: &AcceptBatch,
+    message_seq: i64,
+    delivery: &NewDelivery,
+    now: i64,
+    due_at: i64,
+) -> InsertDelivery {
     let locked_by = batch.claimed_by(delivery);
     InsertDelivery {
         message_seq,
         handler_id: delivery.ids.current,
-        due_at: due_at(delivery, now),
+        order_hash: delivery.order_hash,
+        due_at,
         locked_until: locked_by.map(|_| now + micros(batch.lease)),
         locked_by,
         attempts: i32::from(locked_by.is_some()),

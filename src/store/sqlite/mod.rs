@@ -16,6 +16,7 @@ mod line;
 mod migrate;
 mod noted;
 mod operate;
+mod ordered;
 mod process;
 mod purge;
 mod quarantine;

@@ -9,6 +9,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock::{self, micros};
 use super::errors::database;
+use super::ordered;
 use super::statement::{only_row, statements};
 use crate::store::rows::{ClaimRow, claims};
 use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
@@ -67,6 +68,8 @@ statements! {
         UPDATE inbox_delivery
         SET due_at = coalesce(:due_at, due_at), finished_at = :finished_at, status = :status, errors = min(errors + :charge, 2147483647),
             crashes = CASE WHEN :keeps_crashes THEN crashes ELSE 0 END, troubles = coalesce(:troubles, troubles), locked_until = NULL, locked_by = NULL, reason = :reason,
+            passed = CASE WHEN :status = 3 AND order_hash IS NOT NULL
+                          THEN (SELECT 1 FROM inbox_handler h WHERE h.id = inbox_delivery.handler_id AND h.passes_poisoned) END,
             last_error = coalesce(:error, last_error)", fence!())) {
         due_at: Option<i64>, finished_at: Option<i64>, status: i16, charge: i32, keeps_crashes: bool, troubles: Option<i32>,
         reason: Option<&'a str>, error: Option<&'a str>, message_seq: i64, handler_id: i16, attempt: i32,
@@ -118,7 +121,10 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             with_ages: request.with_ages,
             limit: ask.limit,
         };
-        let due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);
+        let mut due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);
+        if request.ordered_ids.contains(&ask.handler_id) {
+            due = ordered::in_turn(conn, request, due, now).map_err(cannot())?;
+        }
         for Claimed { claim: ClaimId { message_seq, handler_id, attempt }, crashes, .. } in &due {
             let (message_seq, handler_id, attempt, crashes) = (*message_seq, *handler_id, *attempt, *crashes);
             let lock = Lock { locked_until, processor: request.processor, attempt, crashes, message_seq, handler_id };

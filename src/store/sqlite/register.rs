@@ -25,6 +25,11 @@ statements! {
     Rename<'a>("UPDATE inbox_handler SET key = :key WHERE id = :handler_id AND key <> :key")
     { key: &'a str, handler_id: i16 }
 
+    SetOrder("
+        UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned
+        WHERE id = :handler_id AND (is_ordered <> :is_ordered OR passes_poisoned <> :passes_poisoned)")
+    { is_ordered: bool, passes_poisoned: bool, handler_id: i16 }
+
     SameAs("SELECT id, same_as FROM inbox_handler") -> (i16, Option<i16>) {}
 
     SetSameAs("UPDATE inbox_handler SET same_as = :same_as WHERE id = :handler_id")
@@ -64,6 +69,10 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
     let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
     for (handler, ids) in wanted.iter().zip(ids) {
         Rename { key: &handler.key, handler_id: ids.current }.execute(conn)?;
+        let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
+        for &handler_id in ids.all.iter() {
+            SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, handler_id }.execute(conn)?;
+        }
         // Two handlers of one program are two, whatever a later version made of them: it was rolled back.
         let rows = SameAs {}.load::<(i16, Option<i16>)>(conn)?;
         let stands_for =

@@ -16,7 +16,7 @@ statements! {
 
     /// Without a message, any delivery.
     Find<'a>("
-        SELECT s.state, s.attempts, s.errors, s.crashes, max(0, CASE s.state WHEN 'pending' THEN d.due_at - now.at ELSE 0 END),
+        SELECT s.state, s.attempts, s.errors, s.crashes, max(0, CASE WHEN s.state = 'pending' AND d.due_at < 9223372036854775807 THEN d.due_at - now.at ELSE 0 END),
                s.reason, s.last_error
         FROM inbox_status s
         JOIN inbox_delivery d ON d.message_seq = s.message_seq AND d.handler_id = s.handler_id

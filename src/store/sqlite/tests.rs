@@ -11,7 +11,7 @@ use crate::types::{Headers, Position, StoredMessage};
 async fn store() -> (Store<Sqlite>, HandlerIds) {
     let store = Store::<Sqlite>::in_memory().await.unwrap();
     store.migrate().await.unwrap();
-    let wanted = WantedHandler { key: "stock".to_owned(), former_keys: Vec::new() };
+    let wanted = WantedHandler { key: "stock".to_owned(), former_keys: Vec::new(), order: None };
     let ids = store.backend.register(&[wanted]).await.unwrap().remove(0);
     (store, ids)
 }
@@ -28,7 +28,7 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
         recorded_at: None,
         is_corrected: false,
     };
-    let deliveries = smallvec::smallvec![NewDelivery { ids: ids.clone(), due: None, is_handed_over: false }];
+    let deliveries = smallvec::smallvec![NewDelivery { ids: ids.clone(), due: None, is_handed_over: false, order_hash: None }];
     NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }
 }
 

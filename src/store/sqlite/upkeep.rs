@@ -58,7 +58,7 @@ statements! {
     /// Poisons, in bounded steps, what has been unknown for longer than the grace.
     PoisonUnknown("
         UPDATE inbox_delivery
-        SET status = 3, reason = 'unknown key', finished_at = :now, locked_until = NULL, locked_by = NULL
+        SET status = 3, reason = 'unknown key', finished_at = :now, locked_until = NULL, locked_by = NULL, passed = NULL
         WHERE handler_id = :handler_id
           AND message_seq IN (SELECT d.message_seq FROM inbox_delivery d INDEXED BY inbox_delivery_due
                               WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at <= :now

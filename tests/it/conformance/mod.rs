@@ -27,6 +27,8 @@ macro_rules! every_store {
             ledger "../ledger.rs"
             operate "../operate.rs"
             operate_steps "../operate_steps.rs"
+            order "../order.rs"
+            order_keys "../order_keys.rs"
             outcomes "../outcomes.rs"
             quarantine_ids "../quarantine_ids.rs"
             quarantine_replay "../quarantine_replay.rs"

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use wharf::{Failure, Record, RetryPolicy};
 use wharf::operate::{DeliveryFilter, QuarantineFilter, State, fingerprint};
+use wharf::{Failure, Record, RetryPolicy};
 
 use super::scene::{Runs, Scene, key, record, within};
 
@@ -91,7 +91,8 @@ async fn a_replay_takes_what_the_filter_means_no_more_than_its_bound_and_nothing
     assert_eq!(operator.replay(&timeouts, 10).await.unwrap(), 0);
     assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, 3);
     assert_eq!(scene.count("inbox_status WHERE state = 'poisoned' AND handler_key = 'stock'").await, 1);
-    let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'error') FROM inbox_audit ORDER BY id";
+    let audit =
+        "SELECT concat_ws('|', action, affected, actor, because, filter->>'error') FROM inbox_audit ORDER BY id";
     let told = |affected: u8| format!("replay|{affected}|alice|the mail server is back|timeout");
     assert_eq!(scene.database.query_texts(audit).await, [told(2), told(1), told(0)]);
 }
@@ -206,7 +207,9 @@ async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
         }
     })
     .await;
-    scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_status WHERE handler_key = 'stock' AND state <> 'done'").await;
+    scene
+        .until("SELECT (count(*) = 0)::int::bigint FROM inbox_status WHERE handler_key = 'stock' AND state <> 'done'")
+        .await;
     let operator = scene.store.operate();
     let [mail, stock] = operator.handlers().await.unwrap().try_into().unwrap();
     assert_eq!((mail.due, mail.later, mail.running, mail.poisoned, mail.processors), (0, 2, 0, 0, 1));
@@ -227,7 +230,10 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
     let operator = scene.store.operate().because("junk");
     let all = QuarantineFilter::default();
     let [found] = operator.quarantined(&all, 10).await.unwrap().try_into().unwrap();
-    assert_eq!((found.reason.as_str(), found.kafka_offset, found.payload_bytes), ("missing identity", Some(17), Some(2)));
+    assert_eq!(
+        (found.reason.as_str(), found.kafka_offset, found.payload_bytes),
+        ("missing identity", Some(17), Some(2))
+    );
     let details = operator.quarantined_record(found.id).await.unwrap().unwrap();
     assert_eq!((details.record.get_payload(), details.record.get_key()), (Some(&[0xff, 0][..]), Some(&b"k"[..])));
     assert_eq!(details.record.get_headers().len(), 1);
@@ -268,14 +274,19 @@ async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_
 async fn a_replayed_conflict_stays_one_quarantined_record() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let identity = || wharf::Identity::header("id");
-    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity()).build().unwrap();
+    let inbox =
+        scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity()).build().unwrap();
     let one = |payload: &'static str| Record::new("orders").header("id", "m1").payload(payload);
     inbox.accept_or_quarantine([one("one"), one("two")]).await.unwrap();
     let running = inbox.start().await.unwrap();
     let all = QuarantineFilter::all();
     for replays in 1..=2 {
         assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 1);
-        scene.until(&format!("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = {replays}")).await;
+        scene
+            .until(&format!(
+                "SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = {replays}"
+            ))
+            .await;
     }
     assert_eq!(scene.count("inbox_quarantine WHERE reason = 'conflict'").await, 1);
     assert_eq!(scene.count("inbox_message").await, 1);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio_postgres::Client;
+use wharf::order::OrderKey;
 use wharf::{
     Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Registration, Retention, Store,
     handler, tx_handler,
@@ -16,7 +17,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 32] = [
+pub const STATEMENTS: [(&str, &str); 34] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -48,6 +49,8 @@ pub const STATEMENTS: [(&str, &str); 32] = [
     ("remove what is over", "DELETE FROM inbox_message t"),
     ("forget identities", "DELETE FROM inbox_identity"),
     ("expire", "reason = 'expired'"),
+    ("claim in order", "order_key AS MATERIALIZED"),
+    ("look for the next of a key", "h.order_hash = OLD.order_hash"),
     ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
 ];
 
@@ -73,8 +76,8 @@ pub async fn every_statement(big: &Big, round: &str) {
     fill_and_redeliver(&inbox, round).await;
     let running = inbox.start().await.unwrap();
     big.until("SELECT count(*) >= 500 FROM inbox_poisoned WHERE reason = 'unknown key'").await;
-    for topic in ["trouble", "robbed"] {
-        inbox.accept_all((0..600).map(|n| of(topic, round, n))).await.unwrap();
+    for topic in ["trouble", "robbed", "sorted"] {
+        inbox.accept_all((0..600).map(|n| of(topic, round, n).key(format!("k{}", n % 200)))).await.unwrap();
     }
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
     lose_two_answers(big, &inbox, &proxy, round).await;
@@ -147,6 +150,7 @@ fn inbox(
         .subscribe("robbed", handler(key("robbed"), robbed).concurrency(600))
         .subscribe("slow", handler(key("slow"), slow))
         .subscribe("resting", runs.handler("resting"))
+        .subscribe("sorted", runs.handler("sorted").concurrency(600).ordered_by(OrderKey::record_key()))
         .subscribe("tx", tx_handler(key("tx"), nothing))
         .build()
         .unwrap()

@@ -57,6 +57,10 @@ statements! {
                     CROSS JOIN LATERAL (SELECT finished_at FROM inbox_delivery
                                         WHERE message_seq = m.seq AND handler_id = h.id AND status = 2 LIMIT 1) d
                     GROUP BY 1 ORDER BY 1) x),
+            'held_keys', (
+                SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                    SELECT k.handler_key, count(*) AS keys, sum(k.behind)::bigint AS behind FROM inbox_held_keys k
+                    WHERE k.state = 'poisoned' GROUP BY 1 ORDER BY 1) x),
             'groups', (
                 SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
                     SELECT l.consumer_group, count(*) AS partitions,

@@ -7,8 +7,8 @@ use super::super::statement::statements;
 use crate::store::counts::limit;
 use crate::store::operating::{HANDLER_KEYS, ReplayState, from_json};
 use crate::types::{
-    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
-    Result, State,
+    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, HeldKey, ProcessorStatus, QuarantineFilter,
+    QuarantineSummary, Result, State,
 };
 
 statements! {
@@ -24,6 +24,7 @@ statements! {
     Handlers("
         SELECT row_to_json(x)::text FROM (
             SELECT h.key AS handler_key, least(sum(b.due), 10000)::bigint AS due, least(sum(b.later), 10000)::bigint AS later,
+                   least(sum(b.held), 10000)::bigint AS held, h.is_ordered,
                    least(sum(b.running), 10000)::bigint AS running, least(sum(b.poisoned), 10000)::bigint AS poisoned,
                    extract(epoch FROM max(b.oldest_due_age))::float8 AS oldest_due_secs, inbox_micros(min(b.next_due_at)) AS next_due_at,
                    inbox_micros(min(b.paused_at)) AS paused_at, inbox_micros(min(b.unknown_since)) AS unknown_since,
@@ -67,7 +68,7 @@ macro_rules! delivery {
     ($from:literal) => {
         concat!(
             "SELECT (to_jsonb(s) || jsonb_build_object(
-                'due_at', inbox_micros(s.due_at), 'locked_until', inbox_micros(s.locked_until),
+                'due_at', inbox_micros(nullif(s.due_at, 'infinity')), 'locked_until', inbox_micros(s.locked_until),
                 'finished_at', inbox_micros(s.finished_at), 'received_at', inbox_micros(s.received_at),
                 'recorded_at', inbox_micros(s.recorded_at)))::text ",
             $from
@@ -109,6 +110,14 @@ statements! {
                 AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
               ORDER BY s.message_seq DESC, s.handler_id LIMIT :limit) s"))
     -> String { state: Option<&'a str>, handler_key: Option<&'a str>, filter: &'a str, limit: i32 }
+
+    /// Those that wait for a person first, then by how many wait.
+    HeldKeys<'a>("
+        SELECT (to_jsonb(k) || jsonb_build_object('held_since', inbox_micros(k.held_since), 'due_at', inbox_micros(k.due_at)))::text
+        FROM inbox_held_keys k
+        WHERE k.handler_key = (SELECT current.key FROM inbox_handler_key n JOIN inbox_handler own ON own.id = n.handler_id
+                               JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) WHERE n.key = :handler_key)
+        ORDER BY k.state = 'poisoned' DESC, k.behind DESC, k.message_seq LIMIT :limit") -> String { handler_key: &'a str, limit: i32 }
 
     Standings("
         SELECT row_to_json(x)::text FROM (
@@ -198,6 +207,11 @@ pub(super) async fn deliveries(
         }
     };
     from_json(rows.map_err(database("cannot list deliveries"))?)
+}
+
+pub(super) async fn held_keys(conn: &mut AsyncPgConnection, handler_key: &str, limit: u32) -> Result<Vec<HeldKey>> {
+    let limit = self::limit(limit);
+    from_json(by_index!(conn, HeldKeys { handler_key, limit }).map_err(database("cannot look at held keys"))?)
 }
 
 pub(super) async fn delivery(

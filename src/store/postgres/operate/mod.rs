@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::{Postgres, act};
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
-    ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey, LedgerFilter,
+    LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Postgres {
@@ -28,6 +28,10 @@ impl Operating for Postgres {
 
     async fn processors(&self) -> Result<Vec<ProcessorStatus>> {
         act!(self, conn => look::processors(&mut conn))
+    }
+
+    async fn held_keys(&self, handler_key: &str, limit: u32) -> Result<Vec<HeldKey>> {
+        act!(self, conn => look::held_keys(&mut conn, handler_key, limit))
     }
 
     async fn deliveries(

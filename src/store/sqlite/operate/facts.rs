@@ -36,6 +36,10 @@ statements! {
                         JOIN inbox_handler h ON h.id = d.handler_id
                         JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id))
                     GROUP BY handler_key ORDER BY handler_key)),
+            'held_keys', (
+                SELECT json_group_array(json_object('handler_key', handler_key, 'keys', keys, 'behind', behind)) FROM (
+                    SELECT handler_key, count(*) AS keys, sum(behind) AS behind FROM inbox_held_keys
+                    WHERE state = 'poisoned' GROUP BY 1 ORDER BY 1)),
             'groups', (
                 SELECT json_group_array(json_object(
                     'consumer_group', consumer_group, 'partitions', partitions, 'moved_secs_ago', moved_secs_ago, 'gaps', gaps)) FROM (

@@ -9,8 +9,8 @@ use super::super::errors::database;
 use super::super::statement::statements;
 use crate::store::operating::{HANDLER_KEYS, ReplayState, from_json};
 use crate::types::{
-    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, ProcessorStatus, QuarantineFilter, QuarantineSummary,
-    Result, State,
+    DeliveryFilter, DeliverySummary, ErrorSummary, HandlerStatus, HeldKey, ProcessorStatus, QuarantineFilter,
+    QuarantineSummary, Result, State,
 };
 
 statements! {
@@ -20,13 +20,15 @@ statements! {
     /// thousand messages; a handler that a process knows is taken to have some where there are more messages.
     Handlers("
         SELECT json_object(
-            'handler_key', h.key, 'due', min(due, 10000), 'later', min(later, 10000), 'running', min(running, 10000),
+            'handler_key', h.key, 'due', min(due, 10000), 'later', min(later, 10000), 'held', min(held, 10000),
+            'is_ordered', json(iif(h.is_ordered, 'true', 'false')), 'running', min(running, 10000),
             'poisoned', min(poisoned, 10000), 'oldest_due_secs', oldest_due_secs,
             'next_due_at', (SELECT min(next.due_at) FROM inbox_handler same
                             JOIN inbox_delivery next ON next.handler_id = same.id AND next.finished_at IS NULL
                              AND next.due_at = (SELECT d.due_at FROM inbox_delivery d
                                                 WHERE d.handler_id = same.id AND d.finished_at IS NULL
-                                                  AND d.due_at > (SELECT at FROM inbox_now) ORDER BY d.due_at LIMIT 1)
+                                                  AND d.due_at > (SELECT at FROM inbox_now) AND d.due_at < 9223372036854775807
+                                                ORDER BY d.due_at LIMIT 1)
                             WHERE coalesce(same.same_as, same.id) = h.id),
             'paused_at', open.paused_at, 'unknown_since', open.unknown_since,
             'former_keys', (SELECT json_group_array(key) FROM (
@@ -38,7 +40,7 @@ statements! {
                         JOIN inbox_handler own ON coalesce(own.same_as, own.id) = h.id
                         JOIN inbox_delivery d ON d.message_seq = m.seq AND d.handler_id = own.id AND d.finished_at IS NOT NULL)
                 OR processors > 0 AND EXISTS (SELECT 1 FROM inbox_message ORDER BY seq LIMIT 1 OFFSET 1000), 'true', 'false')))
-        FROM (SELECT coalesce(same.same_as, same.id) AS id, sum(b.due) AS due, sum(b.later) AS later, sum(b.running) AS running,
+        FROM (SELECT coalesce(same.same_as, same.id) AS id, sum(b.due) AS due, sum(b.later) AS later, sum(b.held) AS held, sum(b.running) AS running,
                      sum(b.poisoned) AS poisoned, max(b.oldest_due_age) AS oldest_due_secs, min(same.paused_at) AS paused_at,
                      min(same.unknown_since) AS unknown_since,
                      (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > (SELECT at FROM inbox_now)
@@ -72,7 +74,7 @@ macro_rules! delivery {
                 'state', CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
                                        WHEN 3 THEN 'poisoned' ELSE 'discarded' END,
                 'reason', d.reason, 'last_error', d.last_error, 'fingerprint', inbox_fingerprint(d.last_error), 'attempts', d.attempts,
-                'errors', d.errors, 'crashes', d.crashes, 'replays', d.replays, 'is_corrected', json(iif(d.is_corrected, 'true', 'false')), 'due_at', d.due_at, 'locked_until', d.locked_until,
+                'errors', d.errors, 'crashes', d.crashes, 'replays', d.replays, 'is_corrected', json(iif(d.is_corrected, 'true', 'false')), 'due_at', nullif(d.due_at, 9223372036854775807), 'locked_until', d.locked_until,
                 'locked_by', (SELECT p.name FROM inbox_processor p WHERE p.id = d.locked_by), 'finished_at', d.finished_at,
                 'received_at', m.received_at, 'recorded_at', m.recorded_at, 'message_seq', d.message_seq, 'handler_id', d.handler_id)
             FROM inbox_delivery d
@@ -165,6 +167,19 @@ statements! {
         FROM inbox_delivery WHERE message_seq = :message_seq AND handler_id = :handler_id")
     -> String { message_seq: i64, handler_id: i16 }
 
+    /// Those that wait for a person first, then by how many wait.
+    HeldKeys<'a>("
+        SELECT json_object(
+            'handler_key', k.handler_key, 'message_id', k.message_id, 'source', k.source, 'topic', k.topic, 'state', k.state,
+            'reason', k.reason, 'last_error', k.last_error, 'behind', k.behind, 'held_since', coalesce(d.finished_at, m.received_at),
+            'due_at', d.due_at, 'order_hash', k.order_hash, 'message_seq', k.message_seq, 'handler_id', k.handler_id)
+        FROM inbox_held_keys k
+        LEFT JOIN inbox_delivery d ON d.message_seq = k.message_seq AND d.handler_id = k.handler_id
+        LEFT JOIN inbox_message m ON m.seq = k.message_seq
+        WHERE k.handler_key = (SELECT current.key FROM inbox_handler_key n JOIN inbox_handler own ON own.id = n.handler_id
+                               JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id) WHERE n.key = :handler_key)
+        ORDER BY k.state = 'poisoned' DESC, k.behind DESC, k.message_seq LIMIT :limit") -> String { handler_key: &'a str, limit: i64 }
+
     PoisonedErrors("
         SELECT json_object('handler_key', h.key, 'reason', reason, 'fingerprint', fingerprint, 'poisoned', poisoned, 'first_at', first_at,
                            'last_at', last_at, 'example', example)
@@ -242,6 +257,11 @@ pub(super) fn deliveries(
         }
     };
     from_json(rows.map_err(cannot())?)
+}
+
+pub(super) fn held_keys(conn: &mut SqliteConnection, handler_key: &str, limit: u32) -> Result<Vec<HeldKey>> {
+    let keys = HeldKeys { handler_key, limit: limit.into() }.load(conn);
+    from_json(keys.map_err(database("cannot look at held keys"))?)
 }
 
 pub(super) fn delivery(

@@ -15,8 +15,8 @@ use super::Sqlite;
 use super::errors::database;
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, LedgerFilter, LedgerStatus,
-    ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey, LedgerFilter,
+    LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Sqlite {
@@ -30,6 +30,11 @@ impl Operating for Sqlite {
 
     async fn processors(&self) -> Result<Vec<ProcessorStatus>> {
         self.read(look::processors).await
+    }
+
+    async fn held_keys(&self, handler_key: &str, limit: u32) -> Result<Vec<HeldKey>> {
+        let handler_key = handler_key.to_owned();
+        self.read(move |conn| look::held_keys(conn, &handler_key, limit)).await
     }
 
     async fn deliveries(

@@ -1,0 +1,135 @@
+//! Claims deliveries of ordered handlers: of each key at most one, and never beside another of its key.
+//!
+//! Which deliveries of a key are not held ("members": due, in a retry's pause, claimed, or poisoned and holding the key) is mostly one. A claim
+//! locks all members that its snapshot shows. Of two claims of one key the one with the later snapshot shows the other's delivery too, and
+//! either cannot lock it or finds it running: so two of one key never run at a time, whatever made them due (accepts that raced, replays,
+//! a rename). Among members the lowest seq is claimed. Every other one is held, behind a member that is locked here: whoever finishes that one
+//! waits for this statement, and `inbox_promote` then finds what it held. So nothing is held behind nobody.
+//!
+//! Where somebody else has a member of a key locked, the key is left alone until the next claim. Never waits for a row.
+
+use std::collections::HashSet;
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
+
+use super::process::{bottom, millis};
+use super::statement::statements;
+use crate::store::rows::{ClaimRow, claims};
+use crate::store::seam::{Ask, ClaimRequest, Claimed, NewDelivery};
+
+/// Members of a key that one claim looks at. Where there are more, replays of a thousand at once, say, they are held first.
+const MEMBERS_MAX: i64 = 1_000;
+
+statements! {
+    /// The first part is that of `Claim`: one index probe per handler, in the index's order. Then one probe per key and id.
+    ClaimOrdered("
+        WITH candidate AS MATERIALIZED (
+            SELECT ask.root, due.tid, due.order_hash
+            FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom,
+                         (SELECT coalesce(h.same_as, h.id) FROM inbox_handler h WHERE h.id = a.handler_id) AS root
+                  FROM unnest(:handler_ids, :limits, :floors, :depths_ms) AS a (handler_id, wanted, floor, depth_ms)
+                  WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id) OFFSET 0) ask
+            CROSS JOIN LATERAL (
+                SELECT d.ctid AS tid, d.order_hash FROM inbox_delivery d
+                WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
+                  AND d.due_at >= ask.bottom AND d.due_at <= now()
+                  AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
+                           ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
+                  AND d.attempts < 2147483647
+                ORDER BY d.due_at, d.message_seq
+                LIMIT ask.wanted
+                FOR NO KEY UPDATE SKIP LOCKED) due),
+        order_key AS MATERIALIZED (
+            SELECT k.root, k.order_hash, same.id AS handler_id, sum(seen.members) OVER (PARTITION BY k.root, k.order_hash) AS members
+            FROM (SELECT DISTINCT root, order_hash FROM candidate WHERE order_hash IS NOT NULL) k
+            CROSS JOIN LATERAL (SELECT h.id FROM inbox_handler h WHERE coalesce(h.same_as, h.id) = k.root OFFSET 0) same
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS members
+                FROM (SELECT 1 FROM inbox_delivery d
+                      WHERE d.handler_id = same.id AND d.order_hash = k.order_hash AND d.due_at < 'infinity'
+                        AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
+                      ORDER BY d.due_at, d.message_seq LIMIT :members_max) m) seen),
+        member AS MATERIALIZED (
+            SELECT k.root, k.order_hash, k.members, m.*
+            FROM order_key k
+            CROSS JOIN LATERAL (
+                SELECT d.ctid AS tid, d.message_seq, d.status, d.due_at <= now() AS is_due,
+                       d.locked_until IS NOT NULL AND d.locked_until > now() AS is_running,
+                       CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
+                            ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
+                       AND d.attempts < 2147483647 AS is_free
+                FROM inbox_delivery d
+                WHERE d.handler_id = k.handler_id AND d.order_hash = k.order_hash AND d.due_at < 'infinity'
+                  AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
+                ORDER BY d.due_at, d.message_seq LIMIT :members_max
+                FOR NO KEY UPDATE SKIP LOCKED) m),
+        ranked AS MATERIALIZED (
+            SELECT m.*, count(*) OVER (PARTITION BY m.root, m.order_hash) AS locked,
+                   row_number() OVER (PARTITION BY m.root, m.order_hash ORDER BY m.status = 3 OR m.is_running DESC, m.message_seq) AS place
+            FROM member m),
+        held AS (
+            UPDATE inbox_delivery t SET due_at = 'infinity'
+            WHERE t.ctid = ANY (ARRAY(SELECT r.tid FROM ranked r WHERE r.place > 1 AND r.status = 0 AND r.is_running IS FALSE))),
+        claimed AS (
+            UPDATE inbox_delivery t
+            SET locked_until = now() + :lease_ms * interval '1 millisecond', locked_by = :processor, attempts = t.attempts + 1,
+                crashes = t.crashes + CASE WHEN t.locked_until IS NULL OR t.crashes = 2147483647 OR t.locked_by = :processor THEN 0
+                                           WHEN (SELECT p.alive_until > now() FROM inbox_processor p WHERE p.id = t.locked_by)
+                                           THEN 0 ELSE 1 END
+            WHERE t.ctid = ANY (ARRAY(
+                SELECT c.tid FROM candidate c WHERE c.order_hash IS NULL
+                UNION ALL
+                SELECT r.tid FROM ranked r
+                WHERE r.place = 1 AND r.status = 0 AND r.is_due AND r.is_free AND r.locked = r.members AND r.members < :members_max))
+            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at)
+        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles, c.due_at,
+               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers, m.payload
+        FROM claimed c
+        LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
+    -> ClaimRow<PgTimestamp> {
+        lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
+        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, members_max: i64,
+    }
+}
+
+pub(super) async fn claim(
+    conn: &mut AsyncPgConnection,
+    request: &ClaimRequest,
+    asks: &[&Ask],
+) -> diesel::QueryResult<Vec<Claimed>> {
+    let (floors, depths_ms) = asks.iter().map(|ask| bottom(ask)).unzip();
+    let rows = ClaimOrdered {
+        lease_ms: millis(request.lease),
+        processor: request.processor,
+        handler_ids: asks.iter().map(|ask| ask.handler_id).collect(),
+        limits: asks.iter().map(|ask| ask.limit).collect(),
+        floors,
+        depths_ms,
+        with_suspects: request.scope.has_suspects(),
+        solo_from: request.solo_from,
+        solo_from_troubles: request.solo_from_troubles,
+        members_max: MEMBERS_MAX,
+    };
+    Ok(claims(rows.load::<ClaimRow<PgTimestamp>>(conn).await?))
+}
+
+/// Which deliveries of a batch follow another of their order in it, and the orders that there are.
+pub(super) struct OrderColumns {
+    pub(super) followers: Vec<bool>,
+    pub(super) handlers: Vec<i16>,
+    pub(super) hashes: Vec<i64>,
+}
+
+impl OrderColumns {
+    pub(super) fn of(deliveries: &[(i32, &NewDelivery)]) -> Self {
+        let mut orders = HashSet::new();
+        let mut columns = Self { followers: Vec::with_capacity(deliveries.len()), handlers: vec![], hashes: vec![] };
+        for (_, delivery) in deliveries {
+            let order = delivery.order_hash.map(|hash| (delivery.ids.current, hash));
+            columns.followers.push(order.is_some_and(|order| !orders.insert(order)));
+        }
+        (columns.handlers, columns.hashes) = orders.into_iter().unzip();
+        columns
+    }
+}
