@@ -360,8 +360,10 @@ BEGIN
     JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
     CROSS JOIN LATERAL (
         SELECT h.message_seq, h.handler_id FROM inbox_delivery h
-        WHERE h.handler_id = same.id AND h.order_hash = OLD.order_hash AND h.finished_at IS NULL AND h.due_at = 'infinity'
-        ORDER BY h.message_seq LIMIT 1
+        -- Said so that no other index can be taken for it: one in the order of all held deliveries would be walked through.
+        WHERE h.handler_id = same.id AND h.order_hash = OLD.order_hash AND h.due_at >= 'infinity'
+          AND (h.finished_at IS NULL OR h.status = 3 AND h.passed IS NULL) AND CASE WHEN h.finished_at IS NULL THEN true ELSE false END
+        ORDER BY h.due_at, h.message_seq LIMIT 1
         FOR NO KEY UPDATE) d
     WHERE own.id = OLD.handler_id
     ORDER BY d.message_seq LIMIT 1;
@@ -492,8 +494,9 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) AS behind
     FROM (SELECT 1 FROM inbox_delivery d
-          WHERE d.handler_id = h.id AND d.order_hash = k.order_hash AND d.finished_at IS NULL AND d.due_at = 'infinity'
-          ORDER BY d.message_seq LIMIT 1000) w) waiting
+          WHERE d.handler_id = h.id AND d.order_hash = k.order_hash AND d.due_at >= 'infinity'
+            AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
+          ORDER BY d.due_at, d.message_seq LIMIT 1000) w) waiting
 LEFT JOIN LATERAL (
     SELECT b.* FROM inbox_handler same
     CROSS JOIN LATERAL (

@@ -348,12 +348,13 @@ SELECT current.key AS handler_key, m.message_id, m.source, m.topic,
        strftime('%Y-%m-%d %H:%M:%f', coalesce(head.finished_at, m.received_at) / 1e6, 'unixepoch') AS held_since,
        strftime('%Y-%m-%d %H:%M:%f', head.due_at / 1e6, 'unixepoch') AS due_at, k.order_hash, head.message_seq, head.handler_id
 FROM (SELECT f.handler_id, f.root, f.order_hash,
-             (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d
+             (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d INDEXED BY inbox_delivery_order
                                     WHERE d.handler_id = f.handler_id AND d.order_hash = f.order_hash AND d.finished_at IS NULL
                                       AND d.due_at = 9223372036854775807 LIMIT 1000)) AS behind,
              -- The one that they wait for, as its place in the table.
              (SELECT json_array(d.message_seq, d.handler_id) FROM inbox_handler same
-              JOIN inbox_delivery d ON d.handler_id = same.id AND d.order_hash = f.order_hash AND d.due_at < 9223372036854775807
+              JOIN inbox_delivery d INDEXED BY inbox_delivery_order
+                ON d.handler_id = same.id AND d.order_hash = f.order_hash AND d.due_at < 9223372036854775807
                AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
               WHERE coalesce(same.same_as, same.id) = f.root ORDER BY d.due_at, d.message_seq LIMIT 1) AS place
       FROM (SELECT h.id AS handler_id, coalesce(h.same_as, h.id) AS root, d.order_hash FROM inbox_handler h
