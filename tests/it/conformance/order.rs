@@ -184,7 +184,10 @@ async fn a_poisoned_head_is_passed_where_the_handler_says_so_and_its_replay_wait
         async move {
             match (message.id(), message.attempt()) {
                 ("a1", 1) => Err(Failure::poison("no")),
-                ("a2", _) => Ok(gate.acquire().await?.forget()),
+                ("a2", _) => {
+                    gate.acquire().await?.forget();
+                    Ok(())
+                }
                 _ => Ok(()),
             }
         }
