@@ -1,5 +1,6 @@
 //! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
 
+use crate::ours::Order;
 use crate::{Scale, fresh_database, ours, tidy_up};
 use support::bench::{done_with, memory_mib};
 use support::postgres::{Cluster, connect};
@@ -25,7 +26,25 @@ pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
     let beside = fresh_database(cluster).await;
     fill(&beside, scale.ballast).await;
-    compared(cluster, scale, work, &beside, "beside much").await
+    compared(cluster, scale, work, &beside, "beside much", Order::None).await
+}
+
+/// Claims of an ordered handler with nothing beside the work, and with many deliveries held behind one key and many other keys beside it,
+/// each of them with a head that is due later.
+pub async fn claim_growth_ordered(cluster: &Cluster, scale: Scale) -> Growth {
+    let work = Scale { messages: scale.messages.min(20_000), ..scale };
+    let beside = fresh_database(cluster).await;
+    drop(ours::inbox_in(&beside, Order::ByKey).await.accept_all([]).await.unwrap());
+    let (held, keys) = (scale.ballast / 10, scale.ballast);
+    let fill = format!(
+        "INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at)
+         SELECT -n, 1, 1, CASE WHEN n = {held} THEN now() + interval '1 day' ELSE 'infinity' END FROM generate_series(1, {held}) n;
+         INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at)
+         SELECT -{held} - n, 1, n + 1, now() + interval '1 day' FROM generate_series(1, {keys}) n"
+    );
+    connect(&beside).await.batch_execute(&fill).await.unwrap();
+    tidy_up(&beside).await;
+    compared(cluster, scale, work, &beside, "beside held ones", Order::ByKey).await
 }
 
 /// Claims with nothing beside the work, and with many deliveries that are done and that the server may not clean up: somebody, a backup or a
@@ -51,13 +70,13 @@ pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Grow
     for sql in churn {
         connect(&held).await.batch_execute(&sql).await.unwrap();
     }
-    let growth = compared(cluster, scale, work, &held, "under a held snapshot").await;
+    let growth = compared(cluster, scale, work, &held, "under a held snapshot", Order::None).await;
     drop(holder);
     growth
 }
 
 /// Claims in an empty database and in this one, in turns; the median of the ratios.
-async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, what: &str) -> Growth {
+async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, what: &str, order: Order) -> Growth {
     let empty = fresh_database(cluster).await;
     let empty = empty.as_str();
     for url in [empty, beside] {
@@ -67,16 +86,16 @@ async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, wh
     }
     // The first turns after a table was filled find it cold.
     for url in [empty, beside] {
-        claim_ms(cluster, url, work).await;
+        claim_ms(cluster, url, work, order).await;
     }
     let mut growths = Vec::new();
     for turn in 0..2 * scale.repeats + 1 {
         let (empty_ms, beside_ms) = if turn % 2 == 0 {
-            let empty_ms = claim_ms(cluster, empty, work).await;
-            (empty_ms, claim_ms(cluster, beside, work).await)
+            let empty_ms = claim_ms(cluster, empty, work, order).await;
+            (empty_ms, claim_ms(cluster, beside, work, order).await)
         } else {
-            let beside_ms = claim_ms(cluster, beside, work).await;
-            (claim_ms(cluster, empty, work).await, beside_ms)
+            let beside_ms = claim_ms(cluster, beside, work, order).await;
+            (claim_ms(cluster, empty, work, order).await, beside_ms)
         };
         println!("  claim: {:.1} µs a row, {what} {:.1} µs", empty_ms * 1e3, beside_ms * 1e3);
         growths.push(Growth { empty_ms, beside_ms, ratio: beside_ms / empty_ms });
@@ -103,18 +122,22 @@ async fn fill(url: &str, ballast: usize) {
     tidy_up(url).await;
 }
 
-async fn claim_ms(cluster: &Cluster, url: &str, work: Scale) -> f64 {
-    let inbox = ours::inbox(url).await;
+async fn claim_ms(cluster: &Cluster, url: &str, work: Scale, order: Order) -> f64 {
+    let inbox = ours::inbox_in(url, order).await;
     let client = connect(url).await;
     client.batch_execute("DELETE FROM inbox_message").await.unwrap();
     ours::accept_all(&inbox, work).await;
     client.batch_execute("VACUUM ANALYZE inbox_delivery").await.unwrap();
     client.batch_execute("SELECT pg_stat_statements_reset()").await.unwrap();
     ours::drain_in_background(cluster, &inbox, url, work.messages).await;
+    let statement = match order {
+        Order::None => "%WITH claimed AS%",
+        Order::ByKey => "%order_key AS MATERIALIZED%",
+    };
     let row = client
         .query_one(
-            "SELECT sum(total_exec_time)::float8, sum(rows)::float8 FROM pg_stat_statements WHERE query LIKE '%WITH claimed AS%'",
-            &[],
+            "SELECT sum(total_exec_time)::float8, sum(rows)::float8 FROM pg_stat_statements WHERE query LIKE $1",
+            &[&statement],
         )
         .await
         .unwrap();

@@ -22,6 +22,7 @@ mod ours;
 mod report;
 mod transactions;
 
+use ours::Order;
 use report::Report;
 use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, start_postgres};
 use support::postgres::{Cluster, connect};
@@ -74,9 +75,16 @@ async fn run(scale: Scale) {
         let bare_sql = bare_sql::accept(&cluster, scale).await;
         report.accept.add(Pair { bare_sql, ours: ours::accept(&cluster, scale).await });
         let bare_sql = bare_sql::drain(&cluster, scale).await;
-        report.drain.add(Pair { bare_sql, ours: ours::drain(&cluster, scale, ours::MANY).await });
+        let unordered = ours::drain(&cluster, scale, ours::MANY, Order::None).await;
+        report.drain.add(Pair { bare_sql, ours: unordered });
+        // In the place of bare SQL stands the same engine without order.
+        let ordered = ours::drain(&cluster, scale, ours::MANY, Order::ByKey).await;
+        report.ordered_drain.add(Pair { bare_sql: unordered, ours: ordered });
         let bare_sql = bare_sql::accept_to_done(&cluster, scale).await;
-        report.accept_to_done.add(Pair { bare_sql, ours: ours::accept_to_done(&cluster, scale, ours::MANY).await });
+        let unordered = ours::accept_to_done(&cluster, scale, ours::MANY, Order::None).await;
+        report.accept_to_done.add(Pair { bare_sql, ours: unordered });
+        let ordered = ours::accept_to_done(&cluster, scale, ours::MANY, Order::ByKey).await;
+        report.ordered_accept_to_done.add(Pair { bare_sql: unordered, ours: ordered });
         defaults(&cluster, scale, &mut report).await;
     }
     // For a quick look at the ratios alone, which is not written down.
@@ -88,6 +96,7 @@ async fn run(scale: Scale) {
     }
     report.held_snapshot = growth::claim_growth_held_snapshot(&cluster, scale).await;
     report.growth = growth::claim_growth(&cluster, scale).await;
+    report.growth_ordered = growth::claim_growth_ordered(&cluster, scale).await;
     report.memory = growth::memory(&cluster, scale).await;
     report.print();
     report.write();
@@ -95,13 +104,13 @@ async fn run(scale: Scale) {
 
 /// A handler with the default concurrency, beside one whose concurrency was tuned for it.
 async fn defaults(cluster: &Cluster, scale: Scale, report: &mut Report) {
-    let tuned = ours::drain(cluster, scale, ours::TUNED).await;
-    report.drain_default.add("drain", tuned, ours::drain(cluster, scale, ours::DEFAULT).await);
-    let tuned = ours::accept_to_done(cluster, scale, ours::TUNED).await;
+    let tuned = ours::drain(cluster, scale, ours::TUNED, Order::None).await;
+    report.drain_default.add("drain", tuned, ours::drain(cluster, scale, ours::DEFAULT, Order::None).await);
+    let tuned = ours::accept_to_done(cluster, scale, ours::TUNED, Order::None).await;
     report.accept_to_done_default.add(
         "accept to done",
         tuned,
-        ours::accept_to_done(cluster, scale, ours::DEFAULT).await,
+        ours::accept_to_done(cluster, scale, ours::DEFAULT, Order::None).await,
     );
 }
 

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use wharf::order::OrderKey;
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
 
 use crate::{Scale, fresh_database, tidy_up};
@@ -32,9 +33,9 @@ pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     measured
 }
 
-pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>) -> Measured {
+pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>, order: Order) -> Measured {
     let url = fresh_database(cluster).await;
-    let inbox = inbox_with(&url, concurrency).await;
+    let inbox = inbox_with(&url, concurrency, order).await;
     accept_all(&inbox, scale).await;
     tidy_up(&url).await;
     let measured = drain_in_background(cluster, &inbox, &url, scale.messages).await;
@@ -42,9 +43,9 @@ pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>) 
     measured
 }
 
-pub async fn accept_to_done(cluster: &Cluster, scale: Scale, concurrency: Option<usize>) -> Measured {
+pub async fn accept_to_done(cluster: &Cluster, scale: Scale, concurrency: Option<usize>, order: Order) -> Measured {
     let url = fresh_database(cluster).await;
-    let inbox = inbox_with(&url, concurrency).await;
+    let inbox = inbox_with(&url, concurrency, order).await;
     let running = inbox.start().await.unwrap();
     HANDLED.store(0, Ordering::Relaxed);
     let meter = Meter::start(cluster, None);
@@ -67,13 +68,25 @@ pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url
     measured
 }
 
+/// Whether the handler is ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    None,
+    /// By one of 10,000 keys.
+    ByKey,
+}
+
 /// An inbox with a no-op handler that may run many deliveries at a time.
 pub async fn inbox(url: &str) -> Inbox<Postgres> {
-    inbox_with(url, MANY).await
+    inbox_in(url, Order::None).await
+}
+
+pub async fn inbox_in(url: &str, order: Order) -> Inbox<Postgres> {
+    inbox_with(url, MANY, order).await
 }
 
 /// An inbox with a no-op handler; `None`: with the default concurrency.
-async fn inbox_with(url: &str, concurrency: Option<usize>) -> Inbox<Postgres> {
+async fn inbox_with(url: &str, concurrency: Option<usize>, order: Order) -> Inbox<Postgres> {
     let store = Store::<Postgres>::connect(url).await.unwrap();
     let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
     let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| {
@@ -84,6 +97,9 @@ async fn inbox_with(url: &str, concurrency: Option<usize>) -> Inbox<Postgres> {
         Some(concurrency) => no_op.concurrency(concurrency),
         None => no_op,
     };
+    // Read out of the id, so that the records are the same with and without an order.
+    let key = OrderKey::by(|record| record.get_id().map(|id| id[id.len().saturating_sub(4)..].to_vec()));
+    let no_op = if order == Order::ByKey { no_op.ordered_by(key) } else { no_op };
     Inbox::builder(store).limits(limits).subscribe("bench", no_op).build().unwrap()
 }
 

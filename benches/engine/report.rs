@@ -35,7 +35,11 @@ pub struct Report {
     /// Transactional handlers, one transaction a delivery and several deliveries a transaction.
     pub tx: Pairs,
     pub tx_shared: Pairs,
+    /// Beside the same engine without order.
+    pub ordered_drain: Pairs,
+    pub ordered_accept_to_done: Pairs,
     pub growth: Growth,
+    pub growth_ordered: Growth,
     pub held_snapshot: Growth,
     pub memory: Memory,
 }
@@ -51,7 +55,10 @@ impl Report {
             accept_to_done_default: Defaults::default(),
             tx: Pairs::default(),
             tx_shared: Pairs::default(),
+            ordered_drain: Pairs::default(),
+            ordered_accept_to_done: Pairs::default(),
             growth: Growth::default(),
+            growth_ordered: Growth::default(),
             held_snapshot: Growth::default(),
             memory: Memory::default(),
         }
@@ -79,6 +86,16 @@ impl Report {
         }
         self.print_defaults();
         self.print_transactions();
+        Pairs::print_head("ordered, beside the same without order");
+        self.ordered_drain.print("drain");
+        self.ordered_accept_to_done.print("accept to done");
+        let Growth { empty_ms, beside_ms, ratio } = self.growth_ordered;
+        println!(
+            "claim in order, server time a row: {:.1} µs, with {} held behind one key and {ballast} keys beside it {:.1} µs, ratio {ratio:.2}",
+            empty_ms * 1e3,
+            ballast / 10,
+            beside_ms * 1e3
+        );
         let Growth { empty_ms, beside_ms, ratio } = self.growth;
         println!(
             "claim, server time a row: {:.1} µs, with 3 x {ballast} rows beside it {:.1} µs, ratio {ratio:.2}",
@@ -119,6 +136,9 @@ impl Report {
             "tx_shared_per_second": self.tx_shared.ours().per_second,
             "tx_sql_per_second": self.tx.bare_sql().per_second,
             "claim_growth": self.growth.ratio,
+            "claim_growth_ordered": self.growth_ordered.ratio,
+            "ordered_vs_unordered": self.ordered_drain.ratio(),
+            "ordered_accept_to_done_vs_unordered": self.ordered_accept_to_done.ratio(),
             "claim_growth_held_snapshot": self.held_snapshot.ratio,
             "rss_mib": self.memory.large_mib,
             "accept_per_second": self.accept.ours().per_second,
