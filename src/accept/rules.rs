@@ -27,8 +27,7 @@ pub(crate) struct TopicRules {
     pub(super) identity: Identity,
     /// A handler wants some CloudEvents types only, so the type must be read.
     pub(super) is_type_asked_for: bool,
-    /// A handler needs the messages of each partition stored and handed over in the order of their offsets. None does so far.
-    #[cfg(feature = "kafka")]
+    /// A handler is ordered, and needs the messages of each partition stored in the order of their offsets.
     pub(super) is_in_order: bool,
 }
 
@@ -41,6 +40,7 @@ impl Rules {
                 let rules = topics.entry(topic.clone()).or_default();
                 rules.topic = topic.as_str().into();
                 rules.is_type_asked_for |= !subscription.event_types.is_empty();
+                rules.is_in_order |= subscription.order.is_some();
             }
         }
         let mut problems = identity_problems(&topics, &identities);
@@ -80,8 +80,7 @@ impl Rules {
     /// the order of their offsets.
     #[cfg(feature = "kafka")]
     pub(crate) fn is_in_order(&self, topic: &str) -> bool {
-        let is_of = |handler: &&Subscription| handler.topics.iter().any(|subscribed| subscribed == topic);
-        self.subscriptions.iter().filter(is_of).any(|handler| handler.order.is_some())
+        self.of(topic).is_some_and(|rules| rules.is_in_order)
     }
 
     /// The order that each of these handlers' deliveries of a message is in; none for handlers that are not ordered.
@@ -134,8 +133,13 @@ mod tests {
             former_keys: Vec::new(),
             topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
             event_types: Vec::new(),
+            delay: Default::default(),
             order,
         }
+    }
+
+    fn is_in_order(rules: &Rules, topic: &str) -> bool {
+        rules.of(topic).is_some_and(|rules| rules.is_in_order)
     }
 
     #[test]
@@ -146,9 +150,9 @@ mod tests {
         ];
         let (rules, problems) = Rules::new(subscriptions, Vec::new());
         assert_eq!(problems, [""; 0]);
-        assert!(rules.is_ordered("orders"));
-        assert!(!rules.is_ordered("returns"));
-        assert!(!rules.is_ordered("nobody subscribes"));
+        assert!(is_in_order(&rules, "orders"));
+        assert!(!is_in_order(&rules, "returns"));
+        assert!(!is_in_order(&rules, "nobody subscribes"));
     }
 
     #[test]

@@ -280,10 +280,10 @@ fn told(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receip
 fn new_messages<B: Backend>(
     intake: &Intake<B>,
     rows: &[Row],
-    subscriptions: &[Subscription],
     handlers: &[HandlerIds],
     mut reservations: Option<&mut (dyn Reservations + 'static)>,
 ) -> Vec<NewMessage> {
+    let subscriptions = intake.rules.subscriptions();
     let mut messages = Vec::with_capacity(rows.len());
     for row in rows {
         let Row::Message { message, payload_hash, wanted_by } = row else { continue };

@@ -268,7 +268,7 @@ impl<B: Backend> Registration<B> {
     /// and settlement: order over many keys, such as customers, not over a handful.
     ///
     /// Deliveries that were stored before the handler was ordered are in no order. When a handler is not ordered any more, what was stored in
-    /// order still runs in order, beside what comes new. While builds with and without the order run at the same time, records accepted by the build without
+    /// order still runs in order, beside what comes new. An ordered handler can neither be delayed nor share transactions. While builds with and without the order run at the same time, records accepted by the build without
     /// it are in no order: end the old processes before you rely on it.
     pub fn ordered_by(mut self, order: OrderKey) -> Self {
         self.order = Some(order);

@@ -210,6 +210,20 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
         (Some(_), Body::Transactional(_)) => {}
     }
     problems.extend(timing_problems(registration));
+    problems.extend(order_problems(registration));
+    problems
+}
+
+/// Combinations with an order whose meaning nobody has asked for yet are refused.
+fn order_problems<B: Backend>(registration: &Registration<B>) -> Vec<String> {
+    let (key, delay) = (&registration.key, &registration.delay);
+    let mut problems = Vec::new();
+    if registration.order.is_some() && (delay.after.is_some() || delay.header.is_some()) {
+        problems.push(format!("{key} is ordered: its deliveries cannot be delayed as well"));
+    }
+    if registration.order.is_some() && registration.share.is_some_and(|share| share > 1) {
+        problems.push(format!("{key} is ordered: its deliveries cannot share transactions"));
+    }
     problems
 }
 

@@ -23,7 +23,7 @@ pub use retention::Retention;
 pub use crate::store::operating::SchemaVersion;
 pub use crate::types::{
     Connections, Correction, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts,
-    FailedAttempt, GroupFacts, HandlerStatus, HeldKey, HeldKeys, HistoryEntry, IngestFacts, Lag, LedgerFilter, LedgerStatus, LongestRun,
-    OldestTransaction, PartitionFacts, ProcessorReport, ProcessorStatus, Purgeable, Purged, QuarantineDetails,
-    QuarantineFilter, QuarantineSummary, Rate, State, TableFacts, fingerprint,
+    FailedAttempt, GroupFacts, HandlerStatus, HeldKey, HeldKeys, HistoryEntry, IngestFacts, Lag, LedgerFilter,
+    LedgerStatus, LongestRun, OldestTransaction, PartitionFacts, ProcessorReport, ProcessorStatus, Purgeable, Purged,
+    QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, State, TableFacts, fingerprint,
 };

@@ -45,8 +45,8 @@ pub use purged::{Purgeable, Purged};
 pub use receipt::Receipt;
 pub use record::{Position, Record};
 pub use rows::{
-    Correction, DeliveryDetails, DeliverySummary, ErrorSummary, FailedAttempt, HandlerStatus, HeldKey, HistoryEntry, LongestRun,
-    ProcessorReport, ProcessorStatus, QuarantineDetails, QuarantineSummary, Rate,
+    Correction, DeliveryDetails, DeliverySummary, ErrorSummary, FailedAttempt, HandlerStatus, HeldKey, HistoryEntry,
+    LongestRun, ProcessorReport, ProcessorStatus, QuarantineDetails, QuarantineSummary, Rate,
 };
 
 pub(crate) use backoff::{Backoff, jittered};

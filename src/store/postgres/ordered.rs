@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
-use super::process::{bottom, millis};
+use super::process::{bottom, claimed_rows, millis};
 use super::statement::statements;
 use crate::store::rows::{ClaimRow, claims};
 use crate::store::seam::{Ask, ClaimRequest, Claimed, NewDelivery};
@@ -23,7 +23,7 @@ const MEMBERS_MAX: i64 = 1_000;
 
 statements! {
     /// The first part is that of `Claim`: one index probe per handler, in the index's order. Then one probe per key and id.
-    ClaimOrdered("
+    ClaimOrdered(concat!("
         WITH candidate AS MATERIALIZED (
             SELECT ask.root, due.tid, due.order_hash
             FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom,
@@ -82,14 +82,10 @@ statements! {
                 UNION ALL
                 SELECT r.tid FROM ranked r
                 WHERE r.place = 1 AND r.status = 0 AND r.is_due AND r.is_free AND r.locked = r.members AND r.members < :members_max))
-            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at)
-        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles, c.due_at,
-               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers, m.payload
-        FROM claimed c
-        LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
+", claimed_rows!()))
     -> ClaimRow<PgTimestamp> {
         lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
-        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, members_max: i64,
+        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, members_max: i64, with_ages: bool,
     }
 }
 
@@ -110,6 +106,7 @@ pub(super) async fn claim(
         solo_from: request.solo_from,
         solo_from_troubles: request.solo_from_troubles,
         members_max: MEMBERS_MAX,
+        with_ages: request.with_ages,
     };
     Ok(claims(rows.load::<ClaimRow<PgTimestamp>>(conn).await?))
 }

@@ -23,12 +23,30 @@ rows! {
     RenewRow { claim: ClaimId, is_renewed: bool }
 }
 
+/// What every claim returns, behind an UPDATE that is called `claimed`. A corrected payload is read only where there is one.
+macro_rules! claimed_rows {
+    () => {
+        "
+            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at, t.is_corrected, t.replays)
+        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles,
+               CASE WHEN :with_ages AND c.replays = 0 THEN (extract(epoch FROM now() - m.received_at) * 1000)::bigint END, c.due_at,
+               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
+               CASE WHEN c.is_corrected THEN (SELECT k.payload FROM inbox_correction k
+                                              WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
+                                              ORDER BY k.audit_id DESC LIMIT 1)
+                    ELSE m.payload END, c.is_corrected
+        FROM claimed c
+        LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true"
+    };
+}
+pub(super) use claimed_rows;
+
 statements! {
     /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever
     /// the planner believes; OFFSET 0 keeps `bottom` a value, which the index is probed with. A lock that ran out without being given back means that its process died, which is counted here, unless
     /// the process is known to be alive: then it is only late. Counters saturate; a row whose attempt cannot grow any more could not be
     /// fenced and is left alone.
-    Claim("
+    Claim(concat!("
         WITH claimed AS (
             UPDATE inbox_delivery t
             SET locked_until = now() + :lease_ms * interval '1 millisecond', locked_by = :processor, attempts = t.attempts + 1,
@@ -50,16 +68,7 @@ statements! {
                     ORDER BY d.due_at, d.message_seq
                     LIMIT ask.wanted
                     FOR NO KEY UPDATE SKIP LOCKED) due))
-            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at, t.is_corrected, t.replays)
-        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles,
-               CASE WHEN :with_ages AND c.replays = 0 THEN (extract(epoch FROM now() - m.received_at) * 1000)::bigint END, c.due_at,
-               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
-               CASE WHEN c.is_corrected THEN (SELECT k.payload FROM inbox_correction k
-                                              WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
-                                              ORDER BY k.audit_id DESC LIMIT 1)
-                    ELSE m.payload END, c.is_corrected
-        FROM claimed c
-        LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true")
+", claimed_rows!()))
     -> ClaimRow<PgTimestamp> {
         lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
         depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, with_ages: bool,

@@ -80,7 +80,7 @@ pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &Acce
         let answer = match insert(message, now).load::<i64>(conn).map_err(cannot())?.pop() {
             Some(seq) => {
                 for delivery in &message.deliveries {
-                    let due_at = ordered::due_at(conn, delivery, now).map_err(cannot())?;
+                    let due_at = ordered::due_at(conn, delivery, due_at(delivery, now)).map_err(cannot())?;
                     insert_delivery(batch, seq, delivery, now, due_at).execute(conn).map_err(cannot())?;
                 }
                 Accepted::New { seq }

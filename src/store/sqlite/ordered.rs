@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
+use super::process::claim_columns;
 use super::statement::{only_row, rows, statements};
 use crate::store::rows::{ClaimRow, claims};
 use crate::store::seam::{ClaimRequest, Claimed, NewDelivery};
@@ -53,23 +54,17 @@ statements! {
     { message_seq: i64, handler_id: i16 }
 
     /// As `Due` in `process.rs`, of one delivery.
-    One("
-        SELECT d.message_seq, d.handler_id, d.attempts + 1, d.errors,
-               d.crashes + CASE WHEN d.locked_until IS NULL OR d.crashes = 2147483647 OR d.locked_by = :processor THEN 0
-                                WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
-                                ELSE 1 END,
-               d.troubles, d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
-               m.payload
+    One(concat!(claim_columns!(), "
         FROM inbox_delivery d LEFT JOIN inbox_message m ON m.seq = d.message_seq
-        WHERE d.message_seq = :message_seq AND d.handler_id = :handler_id")
-    -> ClaimRow<i64> { processor: i32, now: i64, message_seq: i64, handler_id: i16 }
+        WHERE d.message_seq = :message_seq AND d.handler_id = :handler_id"))
+    -> ClaimRow<i64> { processor: i32, now: i64, message_seq: i64, handler_id: i16, with_ages: bool }
 }
 
-/// When a new delivery is due: now, or when it is its turn.
-pub(super) fn due_at(conn: &mut SqliteConnection, delivery: &NewDelivery, now: i64) -> QueryResult<i64> {
-    let Some(order_hash) = delivery.order_hash else { return Ok(now) };
+/// When a new delivery is due: then, or when it is its turn.
+pub(super) fn due_at(conn: &mut SqliteConnection, delivery: &NewDelivery, then: i64) -> QueryResult<i64> {
+    let Some(order_hash) = delivery.order_hash else { return Ok(then) };
     let is_blocked: bool = IsBlocked { order_hash, handler_id: delivery.ids.current }.load(conn).and_then(only_row)?;
-    Ok(if is_blocked { HELD } else { now })
+    Ok(if is_blocked { HELD } else { then })
 }
 
 /// Those of the due deliveries whose turn it is, one of a key. The others are held.
@@ -121,7 +116,7 @@ fn turn(
         return Ok(None);
     }
     let Member { message_seq, handler_id, .. } = head;
-    let one = One { processor: request.processor, now, message_seq, handler_id };
+    let one = One { processor: request.processor, now, message_seq, handler_id, with_ages: request.with_ages };
     Ok(claims(one.load::<ClaimRow<i64>>(conn)?).pop())
 }
 

@@ -24,11 +24,10 @@ macro_rules! fence {
     };
 }
 
-statements! {
-    /// What is due of a handler, unless it is paused, with the crashes it has when it is claimed: a lock that ran out without being given
-    /// back means that its process died, unless the process is known to be alive, then it is only late. A row whose attempt cannot grow
-    /// any more could not be fenced and is left alone.
-    Due("
+/// What a claim returns of a delivery. A corrected payload is read only where there is one.
+macro_rules! claim_columns {
+    () => {
+        "
         SELECT d.message_seq, d.handler_id, d.attempts + 1, d.errors,
                d.crashes + CASE WHEN d.locked_until IS NULL OR d.crashes = 2147483647 OR d.locked_by = :processor THEN 0
                                 WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
@@ -37,7 +36,16 @@ statements! {
                CASE WHEN d.is_corrected THEN (SELECT k.payload FROM inbox_correction k
                                               WHERE k.message_seq = d.message_seq AND k.handler_id = d.handler_id
                                               ORDER BY k.audit_id DESC LIMIT 1)
-                    ELSE m.payload END, d.is_corrected
+                    ELSE m.payload END, d.is_corrected"
+    };
+}
+pub(super) use claim_columns;
+
+statements! {
+    /// What is due of a handler, unless it is paused, with the crashes it has when it is claimed: a lock that ran out without being given
+    /// back means that its process died, unless the process is known to be alive, then it is only late. A row whose attempt cannot grow
+    /// any more could not be fenced and is left alone.
+    Due(concat!(claim_columns!(), "
         FROM inbox_delivery d INDEXED BY inbox_delivery_due
         LEFT JOIN inbox_message m ON m.seq = d.message_seq
         WHERE d.handler_id = :handler_id AND d.finished_at IS NULL AND d.due_at >= :floor AND d.due_at <= :now
@@ -46,7 +54,7 @@ statements! {
           AND d.attempts < 2147483647
           AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = :handler_id)
         ORDER BY d.due_at, d.message_seq
-        LIMIT :limit")
+        LIMIT :limit"))
     -> ClaimRow<i64> {
         processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
         with_ages: bool, limit: i32,

@@ -28,7 +28,8 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
         recorded_at: None,
         is_corrected: false,
     };
-    let deliveries = smallvec::smallvec![NewDelivery { ids: ids.clone(), due: None, is_handed_over: false, order_hash: None }];
+    let deliveries =
+        smallvec::smallvec![NewDelivery { ids: ids.clone(), due: None, is_handed_over: false, order_hash: None }];
     NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }
 }
 

@@ -360,3 +360,16 @@ async fn transactional_handlers_take_effect_in_order() {
     assert_eq!(effect::effects(&scene).await, ids);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_handler_is_neither_delayed_nor_does_it_share_transactions() {
+    let scene = Scene::new().await;
+    let refusal = |registration| scene.inbox().subscribe("orders", registration).build().unwrap_err().to_string();
+    let ordered = || Runs::new().handler("stock").ordered_by(OrderKey::record_key());
+    for delayed in [ordered().delay(Duration::from_secs(1)), ordered().delay_header("due")] {
+        let error = refusal(delayed);
+        assert!(error.contains("stock is ordered: its deliveries cannot be delayed"), "{error}");
+    }
+    let error = refusal(ordered().share_transaction(2));
+    assert!(error.contains("stock is ordered: its deliveries cannot share transactions"), "{error}");
+}

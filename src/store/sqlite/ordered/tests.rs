@@ -9,10 +9,10 @@ use tokio::runtime::Builder;
 use crate::store::operating::{Act, Operating, Signed, Verb};
 use crate::store::seam::{
     AcceptBatch, Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, LookFrom, NewDelivery, NewMessage,
-    Order, Seam, Settlement, WantedHandler,
+    Order, Seam, Settlement, Settler, WantedHandler,
 };
 use crate::store::{Sqlite, Store};
-use crate::types::{DeliveryFilter, Headers, Outcome, PoisonReason, StoredMessage};
+use crate::types::{DeliveryFilter, FailedBy, Headers, Outcome, PoisonReason, StoredMessage};
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -162,8 +162,9 @@ impl Bench {
             headers: Headers::default(),
             payload: None,
             recorded_at: None,
+            is_corrected: false,
         };
-        let delivery = NewDelivery { ids: self.ids.clone(), is_handed_over: false, order_hash: Some(key) };
+        let delivery = NewDelivery { ids: self.ids.clone(), due: None, is_handed_over: false, order_hash: Some(key) };
         let deliveries = smallvec::smallvec![delivery];
         let batch = AcceptBatch {
             messages: vec![NewMessage { message: Arc::new(message), payload_hash: [0; 16], deliveries }],
@@ -171,8 +172,9 @@ impl Bench {
             ledger: Vec::new(),
             processor: None,
             lease: Duration::from_secs(60),
+            is_following: false,
         };
-        let answers = self.store.backend.accept(&Arc::new(batch)).await.unwrap();
+        let answers = self.store.backend.accept(&Arc::new(batch)).await.unwrap().unwrap();
         let [Accepted::New { seq }] = answers.messages[..] else { panic!("it is new") };
         assert_eq!(seq, i64::try_from(number).unwrap() + 1);
         self.model.accept(seq, key);
@@ -189,6 +191,7 @@ impl Bench {
             ordered_ids: vec![handler_id],
             solo_from: 100,
             solo_from_troubles: 100,
+            with_ages: false,
         };
         let mut claimed: Vec<ClaimId> =
             self.store.backend.claim(&request).await.unwrap().deliveries.iter().map(|one| one.claim).collect();
@@ -214,12 +217,20 @@ impl Bench {
             Outcome::Poisoned { reason: PoisonReason::Permanent, error: Some("no".to_owned()), charged: true };
         let (outcome, state) = match answer {
             Answer::Done => (Outcome::Done, State::Finished),
-            Answer::Retry => (Outcome::Retry { after: Duration::ZERO, error: "again".to_owned() }, State::Open(None)),
+            Answer::Retry => (
+                Outcome::Retry { after: Duration::ZERO, by: FailedBy::Error, error: "again".to_owned() },
+                State::Open(None),
+            ),
             Answer::Released => (Outcome::Released, State::Open(None)),
             Answer::Discarded => (Outcome::Discarded { reason: "not needed".to_owned() }, State::Discarded),
             Answer::Poisoned => (poisoned, State::Poisoned(self.model.passes)),
         };
-        let lost = self.store.backend.settle(1, &[Settlement { claim, outcome }]).await.unwrap();
+        let lost = self
+            .store
+            .backend
+            .settle(Settler { processor: 1, attempt_rows_max: 20 }, &[Settlement { claim, outcome }])
+            .await
+            .unwrap();
         assert!(lost.is_empty());
         self.model.set(claim.message_seq, state);
     }
