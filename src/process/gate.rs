@@ -23,7 +23,7 @@ use crate::store::Backend;
 use crate::store::seam::Claimed;
 
 /// Outcomes may wait to be written for so long without keeping a handler from going on, and so many in any case.
-const UNSETTLED_FOR: Duration = Duration::from_millis(5);
+const UNSETTLED_FOR: Duration = Duration::from_millis(2);
 const UNSETTLED_MIN: usize = 32;
 
 /// What keeps runs from beginning, for a whole process.

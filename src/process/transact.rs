@@ -18,7 +18,7 @@ use crate::store::Backend;
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
 use crate::telemetry::events;
-use crate::types::{Backoff, Error, Result, StoredMessage};
+use crate::types::{Backoff, Error, Kind, Result, StoredMessage};
 
 /// Transactions of one slot before it is given up, with the connection: whoever waits for one has its turn.
 const TRANSACTIONS_MAX: usize = 32;
@@ -96,7 +96,11 @@ impl<B: Backend> Turn<'_, B> {
                     events::in_doubt(self.engine.subject_of(&run.claimed));
                     match resolve(self.engine, claim).await {
                         ReadBack::Committed => RunEnd::Committed,
-                        ReadBack::NotCommitted => RunEnd::Answer(Answer::Stopped(StopReason::LeaseEnding)),
+                        // Where the delivery itself ends the session each time, it must not run for ever: this is counted as trouble.
+                        ReadBack::NotCommitted => {
+                            let error = Error::new(Kind::Connection, "lost the connection before a handler's COMMIT");
+                            RunEnd::Answer(store_failed(self.engine, claim, &error))
+                        }
                         ReadBack::ClaimLost | ReadBack::Undecided => {
                             RunEnd::Answer(Answer::Stopped(StopReason::ClaimLost))
                         }
