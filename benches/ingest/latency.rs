@@ -95,8 +95,7 @@ async fn record_to_handler(servers: &Servers, scale: Scale) -> Vec<f64> {
     }
     running.shutdown(Duration::from_secs(10)).await.unwrap();
     done_with(&servers.postgres, &url, "latency").await;
-    let late = seen.lock().unwrap().split_off(WARM_UP);
-    late
+    seen.lock().unwrap().split_off(WARM_UP)
 }
 
 /// One record each millisecond, with the time in it.

@@ -149,6 +149,9 @@ pub(super) struct Brought<B: Backend> {
     pub(super) place: Place<B>,
 }
 
+/// Deliveries of one lane.
+type OfLane<B> = (Arc<Lane<B>>, Vec<Run<B>>);
+
 impl<B: Backend> Starting<B> {
     /// Starts what waits.
     pub(super) fn of_waiting(engine: &Arc<Engine<B>>) -> Self {
@@ -209,7 +212,7 @@ impl<B: Backend> Starting<B> {
         let claims = brought.iter().map(|brought| (&brought.claimed, brought.place.lane.timeout));
         let leashes = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
         let waits_since = Instant::now();
-        let mut by_lane: Vec<(Arc<Lane<B>>, Vec<Run<B>>)> = Vec::new();
+        let mut by_lane: Vec<OfLane<B>> = Vec::new();
         for (Brought { claimed, place }, leash) in brought.into_iter().zip(leashes) {
             place.lane.pace.weighed(claimed.message.as_ref().map_or(0, |message| message.size_bytes()));
             let lane = Arc::clone(&place.lane);

@@ -130,7 +130,8 @@ async fn backlog_is_bounded(big: &Big) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_does_not_walk_over_what_was_finished_before_while_vacuum_can_remove_nothing() {
     let big = Big::almost_empty("pinned").await;
-    let inbox = big.inbox(quick(), 100).await;
+    // Claims of 300 rows at most, so that what they pass over shows beside what they take.
+    let inbox = big.inbox(quick().claim_ahead(Duration::ZERO), 100).await;
     inbox.accept_all(records(6_000)).await.unwrap();
     let pin = connect(&big.cluster.url(&big.name)).await;
     pin.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM inbox_delivery").await.unwrap();
