@@ -131,7 +131,7 @@ async fn moving_the_clock_moves_every_stamp_of_the_schema() {
     let moves = |stamp: &str| {
         let (table, column) = stamp.split_once(' ').unwrap();
         let of_table = statement.split("UPDATE ").find(|part| part.split_whitespace().next() == Some(table));
-        of_table.is_some_and(|part| part.contains(&format!("{column} = {column} - passed")))
+        of_table.is_some_and(|part| part.contains(&format!("{column} = {column} - elapsed")))
     };
     let stamps = scene.database.query_texts(stamps).await;
     assert!(stamps.len() > 20, "{stamps:?}");

@@ -22,29 +22,29 @@ const LEFT_BEHIND_SECS: u64 = 3_600;
 
 statements! {
     MoveClock("
-        WITH past AS MATERIALIZED (SELECT :by_ms * interval '1 millisecond' AS passed),
-        delivery AS (UPDATE inbox_delivery SET due_at = due_at - passed, locked_until = locked_until - passed,
-                                               finished_at = finished_at - passed FROM past),
-        message AS (UPDATE inbox_message SET received_at = received_at - passed, recorded_at = recorded_at - passed FROM past),
-        handler AS (UPDATE inbox_handler SET paused_at = paused_at - passed, unknown_since = unknown_since - passed,
-                                             registered_at = registered_at - passed FROM past),
-        quarantine AS (UPDATE inbox_quarantine SET quarantined_at = quarantined_at - passed, recorded_at = recorded_at - passed,
-                                                   replay_asked_at = replay_asked_at - passed,
-                                                   replay_locked_until = replay_locked_until - passed FROM past),
-        processor AS (UPDATE inbox_processor SET started_at = started_at - passed, seen_at = seen_at - passed,
-                                                 alive_until = alive_until - passed FROM past),
-        identity AS (UPDATE inbox_identity SET purged_at = purged_at - passed, forget_at = forget_at - passed FROM past),
-        lease AS (UPDATE inbox_lease SET held_until = held_until - passed FROM past),
-        retention AS (UPDATE inbox_retention SET purged_at = purged_at - passed FROM past),
-        kept AS (UPDATE inbox_kept SET look_at = look_at - passed FROM past),
-        ledger AS (UPDATE inbox_ledger SET updated_at = updated_at - passed, stopped_at = stopped_at - passed FROM past),
-        gap AS (UPDATE inbox_gap SET noticed_at = noticed_at - passed FROM past),
-        partition AS (UPDATE inbox_partition SET since = since - passed, seen_at = seen_at - passed FROM past),
-        ingest AS (UPDATE inbox_ingest SET started_at = started_at - passed, seen_at = seen_at - passed,
-                                           trouble_since = trouble_since - passed FROM past),
-        attempt AS (UPDATE inbox_attempt SET failed_at = failed_at - passed FROM past),
-        audit AS (UPDATE inbox_audit SET acted_at = acted_at - passed FROM past)
-        UPDATE inbox_history SET finished_at = finished_at - passed FROM past") { by_ms: i64 }
+        WITH past AS MATERIALIZED (SELECT :by_ms * interval '1 millisecond' AS elapsed),
+        delivery AS (UPDATE inbox_delivery SET due_at = due_at - elapsed, locked_until = locked_until - elapsed,
+                                               finished_at = finished_at - elapsed FROM past),
+        message AS (UPDATE inbox_message SET received_at = received_at - elapsed, recorded_at = recorded_at - elapsed FROM past),
+        handler AS (UPDATE inbox_handler SET paused_at = paused_at - elapsed, unknown_since = unknown_since - elapsed,
+                                             registered_at = registered_at - elapsed FROM past),
+        quarantine AS (UPDATE inbox_quarantine SET quarantined_at = quarantined_at - elapsed, recorded_at = recorded_at - elapsed,
+                                                   replay_asked_at = replay_asked_at - elapsed,
+                                                   replay_locked_until = replay_locked_until - elapsed FROM past),
+        processor AS (UPDATE inbox_processor SET started_at = started_at - elapsed, seen_at = seen_at - elapsed,
+                                                 alive_until = alive_until - elapsed FROM past),
+        identity AS (UPDATE inbox_identity SET purged_at = purged_at - elapsed, forget_at = forget_at - elapsed FROM past),
+        lease AS (UPDATE inbox_lease SET held_until = held_until - elapsed FROM past),
+        retention AS (UPDATE inbox_retention SET purged_at = purged_at - elapsed FROM past),
+        kept AS (UPDATE inbox_kept SET look_at = look_at - elapsed FROM past),
+        ledger AS (UPDATE inbox_ledger SET updated_at = updated_at - elapsed, stopped_at = stopped_at - elapsed FROM past),
+        gap AS (UPDATE inbox_gap SET noticed_at = noticed_at - elapsed FROM past),
+        partition AS (UPDATE inbox_partition SET since = since - elapsed, seen_at = seen_at - elapsed FROM past),
+        ingest AS (UPDATE inbox_ingest SET started_at = started_at - elapsed, seen_at = seen_at - elapsed,
+                                           trouble_since = trouble_since - elapsed FROM past),
+        attempt AS (UPDATE inbox_attempt SET failed_at = failed_at - elapsed FROM past),
+        audit AS (UPDATE inbox_audit SET acted_at = acted_at - elapsed FROM past)
+        UPDATE inbox_history SET finished_at = finished_at - elapsed FROM past") { by_ms: i64 }
 
     /// Without a message, any delivery.
     Find<'a>("
