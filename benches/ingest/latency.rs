@@ -89,6 +89,17 @@ async fn record_to_handler(servers: &Servers, scale: Scale) -> Vec<f64> {
     let running = inbox.start_from(Source::new(servers.kafka.brokers(), unique_name("latency"))).await.unwrap();
     let total = WARM_UP + scale.paced_secs * PER_SECOND;
     let producer = servers.kafka.client_config().set("linger.ms", "0").create::<BaseProducer>().unwrap();
+    // A new group takes seconds to give the partitions out, and that belongs to no measurement.
+    let (producer, topic) = tokio::task::spawn_blocking(move || {
+        pace(&producer, &topic, PARTITIONS as usize);
+        (producer, topic)
+    })
+    .await
+    .unwrap();
+    while seen.lock().unwrap().len() < PARTITIONS as usize {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    seen.lock().unwrap().clear();
     tokio::task::spawn_blocking(move || pace(&producer, &topic, total)).await.unwrap();
     while seen.lock().unwrap().len() < total {
         tokio::time::sleep(Duration::from_millis(10)).await;
