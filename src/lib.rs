@@ -40,7 +40,7 @@
 //!     .build()?; // refuses colliding keys and impossible limits, all at once, before anything runs
 //! let running = inbox.start().await?;
 //!
-//! inbox.accept(Record::new("orders").id("order-17/placed").json(&serde_json::json!({ "order": 17 }))).await?;
+//! inbox.accept(Record::new("orders").with_id("order-17/placed").json(&serde_json::json!({ "order": 17 }))).await?;
 //!
 //! running.shutdown(Duration::from_secs(20)).await?; // handlers end, claims are given back
 //! # Ok(()) }

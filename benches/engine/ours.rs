@@ -98,7 +98,7 @@ async fn inbox_with(url: &str, concurrency: Option<usize>, order: Order) -> Inbo
         None => no_op,
     };
     // Read out of the id, so that the records are the same with and without an order.
-    let key = OrderKey::by(|record| record.get_id().map(|id| id[id.len().saturating_sub(4)..].to_vec()));
+    let key = OrderKey::by(|record| record.id().map(|id| id[id.len().saturating_sub(4)..].to_vec()));
     let no_op = if order == Order::ByKey { no_op.ordered_by(key) } else { no_op };
     Inbox::builder(store).limits(limits).subscribe("bench", no_op).build().unwrap()
 }
@@ -123,7 +123,7 @@ pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) {
 }
 
 fn record(number: usize) -> Record {
-    Record::new("bench").id(format!("message-{number}")).payload(vec![b'x'; PAYLOAD_BYTES])
+    Record::new("bench").with_id(format!("message-{number}")).with_payload(vec![b'x'; PAYLOAD_BYTES])
 }
 
 /// Waits until the handler has seen all messages and the database has nothing due that is not finished.

@@ -44,7 +44,7 @@ impl Accepting {
 
     fn accept(&self, due_at: Instant) -> impl Future<Output = Duration> + use<> {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let record = Record::new("bench").id(format!("new-{number}")).payload(vec![b'x'; 512]);
+        let record = Record::new("bench").with_id(format!("new-{number}")).with_payload(vec![b'x'; 512]);
         let inbox = self.inbox.clone();
         async move {
             inbox.accept(record).await.unwrap();

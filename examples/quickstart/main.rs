@@ -165,7 +165,7 @@ async fn open() -> Result<(Store<Sqlite>, Board), AnyError> {
 
 /// An order with the identity that its CloudEvent has, or would have.
 fn direct(number: i32) -> Record {
-    Record::new("orders").source("/shop").id(format!("order-{number}")).payload(shop::order(number))
+    Record::new("orders").with_source("/shop").with_id(format!("order-{number}")).with_payload(shop::order(number))
 }
 
 /// Five orders as CloudEvents, the first of them twice, and one record that is no CloudEvent although it says so.

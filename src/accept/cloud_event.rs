@@ -80,34 +80,34 @@ mod tests {
     }
 
     fn structured(payload: &str) -> Record {
-        Record::new("t").header("content-type", "application/cloudevents+json").payload(payload.to_owned())
+        Record::new("t").with_header("content-type", "application/cloudevents+json").with_payload(payload.to_owned())
     }
 
     #[test]
     fn binary_attributes_are_the_first_headers_of_their_names() {
         let record = Record::new("t")
-            .header("ce_id", "first")
-            .header("ce_id", "second")
-            .header("CE_SOURCE", "names are case-sensitive")
-            .header_without_value("ce_type")
-            .header("ce_type", "too late")
-            .header(vec![0xff, 0], "hostile");
+            .with_header("ce_id", "first")
+            .with_header("ce_id", "second")
+            .with_header("CE_SOURCE", "names are case-sensitive")
+            .with_null_header("ce_type")
+            .with_header("ce_type", "too late")
+            .with_header(vec![0xff, 0], "hostile");
         assert_eq!(read(&record), Ok(event("first", "", "")));
     }
 
     #[test]
     fn a_structured_event_is_read_from_its_payload_alone() {
         let payload = r#"{"specversion": "1.0", "data": {"id": "inner"}, "type": "T", "source": "/S", "\u0069d": "I"}"#;
-        assert_eq!(read(&structured(payload).header("ce_id", "header")), Ok(event("I", "/S", "T")));
-        assert_eq!(read(&structured(r#"{"id": null}"#).header("ce_id", "header")), Ok(event("", "", "")));
+        assert_eq!(read(&structured(payload).with_header("ce_id", "header")), Ok(event("I", "/S", "T")));
+        assert_eq!(read(&structured(r#"{"id": null}"#).with_header("ce_id", "header")), Ok(event("", "", "")));
         for content_type in ["Application/CloudEvents+JSON; charset=UTF-8", " application/cloudevents+json ;"] {
-            let record = Record::new("t").header("content-type", content_type).payload(r#"{"id": "I"}"#);
+            let record = Record::new("t").with_header("content-type", content_type).with_payload(r#"{"id": "I"}"#);
             assert_eq!(read(&record), Ok(event("I", "", "")), "{content_type}");
         }
         for content_type in
             ["application/json", "application/cloudevents-batch+json", "application/cloudevents+avro", ""]
         {
-            let record = Record::new("t").header("content-type", content_type).payload(r#"{"id": "I"}"#);
+            let record = Record::new("t").with_header("content-type", content_type).with_payload(r#"{"id": "I"}"#);
             assert_eq!(read(&record), Ok(event("", "", "")), "{content_type}");
         }
     }
@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_tombstone_of_a_structured_event_has_its_headers_only() {
-        let record = Record::new("t").header("content-type", "application/cloudevents+json").header("ce_id", "I");
+        let record =
+            Record::new("t").with_header("content-type", "application/cloudevents+json").with_header("ce_id", "I");
         assert_eq!(read(&record), Ok(event("I", "", "")));
     }
 }

@@ -23,7 +23,7 @@ const POSITION_TOPIC_CHARS_MAX: usize =
 ///
 /// Given to [`InboxBuilder::identity`](crate::InboxBuilder::identity). Default, also for topics without a policy:
 /// [`Identity::cloud_events`], and records without identity are quarantined. A record with an explicit id
-/// ([`Record::id`]) has that one, whatever the policy. The source is the one given with the record, else that of the
+/// ([`Record::with_id`]) has that one, whatever the policy. The source is the one given with the record, else that of the
 /// CloudEvent, else the topic.
 ///
 /// An identity is 1 to 200 characters of text without NUL. A record where it is longer, or not text, or stands in something
@@ -33,7 +33,7 @@ const POSITION_TOPIC_CHARS_MAX: usize =
 /// use wharf::Identity;
 /// let by_header = Identity::header("message-id").or_position();
 /// let by_payload = Identity::all_of([Identity::json_pointer("/order/id"), Identity::json_pointer("/version")]);
-/// let by_code = Identity::by(|record| record.get_key().map(|key| key.escape_ascii().to_string()));
+/// let by_code = Identity::by(|record| record.key().map(|key| key.escape_ascii().to_string()));
 /// ```
 #[derive(Clone)]
 #[must_use = "a policy does nothing until a topic has it"]
@@ -112,7 +112,7 @@ impl Identity {
 
     /// Where the record was: `topic/partition/offset@cluster`, with the id of the Kafka cluster, so that several clusters can feed one
     /// database. Tells a redelivery, but not that a producer sent the same thing twice. Records that were not read from Kafka have none,
-    /// unless [`Record::position`] said so; without [`Record::cluster`] it is `topic/partition/offset`.
+    /// unless [`Record::with_position`] said so; without [`Record::with_cluster`] it is `topic/partition/offset`.
     pub fn position() -> Self {
         Self::at(Place::Position)
     }

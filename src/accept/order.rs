@@ -44,9 +44,9 @@ mod tests {
 
     fn record() -> Record {
         Record::new("orders")
-            .key("a")
-            .header("customer", "7")
-            .payload(r#"{"customer": {"id": 7, "name": "x", "none": null}}"#)
+            .with_key("a")
+            .with_header("customer", "7")
+            .with_payload(r#"{"customer": {"id": 7, "name": "x", "none": null}}"#)
     }
 
     #[test]
@@ -67,13 +67,13 @@ mod tests {
             OrderKey::json_pointer("/nothing"),
             OrderKey::by(|_| None::<&str>),
             OrderKey::by(|_| Some("")),
-            OrderKey::by(|record| record.get_id().map(|_| panic!("a record that has no id yet")).map(|()| "x")),
+            OrderKey::by(|record| record.id().map(|_| panic!("a record that has no id yet")).map(|()| "x")),
         ];
         for order in none {
-            assert_eq!(order_hash(&record().id("x"), &order), None, "{order:?}");
+            assert_eq!(order_hash(&record().with_id("x"), &order), None, "{order:?}");
         }
         assert_eq!(order_hash(&Record::new("orders"), &OrderKey::record_key()), None);
-        assert_eq!(order_hash(&Record::new("orders").payload("{"), &OrderKey::json_pointer("/a")), None);
+        assert_eq!(order_hash(&Record::new("orders").with_payload("{"), &OrderKey::json_pointer("/a")), None);
     }
 
     #[test]

@@ -119,37 +119,40 @@ mod tests {
     fn identities_are_1_to_200_characters_of_text() {
         let record = || Record::new("t");
         assert_eq!(reason(record()), Some("missing identity"));
-        assert_eq!(reason(record().id("")), Some("empty identity"));
-        assert_eq!(reason(record().id("é".repeat(200))), None);
-        assert_eq!(reason(record().id("é".repeat(201))), Some("identity too long"));
-        assert_eq!(reason(record().id(vec![b'x'; 5_000_000])), Some("identity too long"));
-        assert_eq!(reason(record().id("a\0b")), Some("identity is not text"));
-        assert_eq!(reason(record().id(vec![0xff])), Some("identity is not text"));
-        assert_eq!(reason(record().id("a").source("b\0")), Some("source is not text"));
+        assert_eq!(reason(record().with_id("")), Some("empty identity"));
+        assert_eq!(reason(record().with_id("é".repeat(200))), None);
+        assert_eq!(reason(record().with_id("é".repeat(201))), Some("identity too long"));
+        assert_eq!(reason(record().with_id(vec![b'x'; 5_000_000])), Some("identity too long"));
+        assert_eq!(reason(record().with_id("a\0b")), Some("identity is not text"));
+        assert_eq!(reason(record().with_id(vec![0xff])), Some("identity is not text"));
+        assert_eq!(reason(record().with_id("a").with_source("b\0")), Some("source is not text"));
     }
 
     #[test]
     fn handlers_of_a_type_see_it_in_binary_and_in_structured_events_and_miss_no_broken_one() {
         let rules = TopicRules { is_type_asked_for: true, ..TopicRules::default() };
         let wants = |event_type: Option<&[u8]>| if event_type == Some(b"placed") { smallvec![7] } else { Few::new() };
-        let outcome = |record: Record| match prepare(record.id("a"), &Limits::default(), &rules, wants, || 0) {
+        let outcome = |record: Record| match prepare(record.with_id("a"), &Limits::default(), &rules, wants, || 0) {
             Prepared::Message { wanted_by, .. } => format!("{wanted_by:?}"),
             Prepared::Quarantine(quarantined) => quarantined.reason.to_owned(),
             Prepared::Unwanted => "unwanted".to_owned(),
         };
         let structured = |payload: &'static str| {
-            Record::new("t").header("content-type", "application/cloudevents+json; charset=utf-8").payload(payload)
+            Record::new("t")
+                .with_header("content-type", "application/cloudevents+json; charset=utf-8")
+                .with_payload(payload)
         };
-        assert_eq!(outcome(Record::new("t").header("ce_type", "placed")), "[7]");
-        assert_eq!(outcome(Record::new("t").header("ce_type", "x").header("ce_type", "placed")), "unwanted");
+        assert_eq!(outcome(Record::new("t").with_header("ce_type", "placed")), "[7]");
+        assert_eq!(outcome(Record::new("t").with_header("ce_type", "x").with_header("ce_type", "placed")), "unwanted");
         assert_eq!(outcome(structured(r#"{"type": "placed"}"#)), "[7]");
-        assert_eq!(outcome(structured(r#"{"type": "returned"}"#).header("ce_type", "placed")), "unwanted");
+        assert_eq!(outcome(structured(r#"{"type": "returned"}"#).with_header("ce_type", "placed")), "unwanted");
         assert_eq!(outcome(structured("{")), "cloud event is not a JSON object");
     }
 
     #[test]
     fn a_broken_event_with_an_explicit_id_is_stored_when_nobody_asks_for_its_type() {
-        let record = Record::new("t").header("content-type", "application/cloudevents+json").payload("{").id("a");
+        let record =
+            Record::new("t").with_header("content-type", "application/cloudevents+json").with_payload("{").with_id("a");
         assert_eq!(reason(record), None);
     }
 

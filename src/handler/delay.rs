@@ -72,15 +72,15 @@ mod tests {
 
     fn due(value: impl Into<bytes::Bytes>) -> Result<Option<Due>, Unreadable> {
         let delay = Delay { after: Some(Duration::from_secs(60)), header: Some("due".to_owned()) };
-        let record = Record::new("orders").header("due", value.into());
-        delay.due(record.get_headers(), SystemTime::UNIX_EPOCH)
+        let record = Record::new("orders").with_header("due", value.into());
+        delay.due(record.headers(), SystemTime::UNIX_EPOCH)
     }
 
     #[test]
     fn a_header_is_a_duration_or_a_time_and_without_it_the_policy_counts() {
         let delay = Delay { after: Some(Duration::from_secs(60)), header: Some("due".to_owned()) };
         let none = Record::new("orders");
-        assert_eq!(delay.due(none.get_headers(), SystemTime::now()), Ok(Some(Due::In(Duration::from_secs(60)))));
+        assert_eq!(delay.due(none.headers(), SystemTime::now()), Ok(Some(Due::In(Duration::from_secs(60)))));
         assert_eq!(due("1h 30m"), Ok(Some(Due::In(Duration::from_secs(5_400)))));
         let at = |secs| Ok(Some(Due::At(SystemTime::UNIX_EPOCH + Duration::from_secs(secs))));
         assert_eq!(due("1970-01-02T00:00:00Z"), at(86_400));

@@ -78,7 +78,7 @@ impl OrderKey {
     }
 
     /// What a function says; `None` for a record in no order. It must say the same each time it sees the same record. It is called while
-    /// records are accepted, so it should be quick. [`Record::get_id`] is the identity that the record is stored under.
+    /// records are accepted, so it should be quick. [`Record::id`] is the identity that the record is stored under.
     pub fn by<K: Into<Bytes>>(function: impl Fn(&Record) -> Option<K> + Send + Sync + 'static) -> Self {
         Self::at(OrderPlace::Function(Arc::new(move |record| function(record).map(Into::into))))
     }

@@ -79,7 +79,7 @@ impl<B: Backend> InboxBuilder<B> {
     }
 
     /// Where the records of a topic, or of several, carry their identity, and what becomes of those that have none. Once a topic.
-    /// Default: [`Identity::cloud_events`], and records without identity are quarantined. An explicit [`Record::id`](crate::Record::id)
+    /// Default: [`Identity::cloud_events`], and records without identity are quarantined. An explicit [`Record::with_id`](crate::Record::with_id)
     /// always wins.
     pub fn identity(mut self, topics: impl Into<Topics>, identity: Identity) -> Self {
         self.identities.push((topics.into(), identity));

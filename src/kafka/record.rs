@@ -12,7 +12,7 @@ use crate::types::Record;
 
 /// `topic` is its name, shared; `reader` says which cluster it is read from.
 pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>, reader: Option<&Reader>) -> Record {
-    let mut record = Record::of(topic).position(message.partition(), message.offset());
+    let mut record = Record::of(topic).with_position(message.partition(), message.offset());
     record.cluster = reader.map(|reader| Arc::clone(&reader.cluster_id)).filter(|id| !id.is_empty());
     record.key = message.key().map(Bytes::copy_from_slice);
     record.payload = message.payload().map(Bytes::copy_from_slice);

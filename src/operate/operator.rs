@@ -185,7 +185,7 @@ impl<B: Backend> Operator<B> {
         }
         let Some(details) = self.delivery(of).await? else { return Ok(false) };
         let current = details.correction.map(|correction| correction.payload);
-        let original = details.record.as_ref().and_then(|record| record.get_payload());
+        let original = details.record.as_ref().and_then(|record| record.payload());
         if current.as_deref().or(original) == Some(&*payload) {
             return Err(Error::configuration("the payload is unchanged"));
         }

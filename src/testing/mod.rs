@@ -18,7 +18,7 @@
 //! };
 //! let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", handler(SEND_RECEIPT, send_receipt))).await?;
 //!
-//! inbox.accept(Record::new("orders").id("order-17")).await?;
+//! inbox.accept(Record::new("orders").with_id("order-17")).await?;
 //! inbox.drain().await?;
 //! inbox.assert_state("order-17", SEND_RECEIPT, State::Pending).await;
 //!
@@ -97,7 +97,7 @@ impl TestInbox<Postgres> {
     ///
     /// # async fn test(url: &str) -> wharf::Result<()> {
     /// let inbox = TestInbox::on_postgres(url, |inbox| inbox.subscribe("orders", tx_handler(RESERVE_STOCK, reserve_stock))).await?;
-    /// inbox.accept(Record::new("orders").id("order-17")).await?;
+    /// inbox.accept(Record::new("orders").with_id("order-17")).await?;
     /// inbox.crash_at(CrashPoint::AfterHandler);   // its writes are rolled back
     /// inbox.drain().await?;
     /// inbox.advance_past_lease().await?;
@@ -277,7 +277,7 @@ impl<B: TestBackend> Drop for TestInbox<B> {
 ///     mailer.lock().unwrap().insert(order.id().to_owned());
 ///     async { Ok::<(), Failure>(()) }
 /// });
-/// assert_idempotent(send, Record::new("orders").id("order-17"), async || sent.lock().unwrap().len()).await;
+/// assert_idempotent(send, Record::new("orders").with_id("order-17"), async || sent.lock().unwrap().len()).await;
 /// # }
 /// # tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(test());
 /// ```
@@ -292,7 +292,7 @@ where
     F: Future<Output = T>,
 {
     let key = registration.key.clone();
-    let topic = record.get_topic().to_owned();
+    let topic = record.topic().to_owned();
     match TestInbox::new(|builder| builder.subscribe(topic, registration)).await {
         Ok(inbox) => inbox.assert_idempotent(record, effect).await,
         Err(error) => panic!("cannot run {key}: {error:#}"),

@@ -29,10 +29,10 @@ const STRUCTURED: &[u8] = b"application/cloudevents+json";
 /// struct Order { number: u32 }
 ///
 /// let binary = Record::new("orders")
-///     .header("ce_id", "17").header("ce_source", "/shop").header("ce_type", "order.placed")
+///     .with_header("ce_id", "17").with_header("ce_source", "/shop").with_header("ce_type", "order.placed")
 ///     .json(&serde_json::json!({ "number": 17 }));
 /// let structured = Record::new("orders")
-///     .header("content-type", "application/cloudevents+json")
+///     .with_header("content-type", "application/cloudevents+json")
 ///     .json(&serde_json::json!({ "specversion": "1.0", "id": "17", "source": "/shop", "type": "order.placed",
 ///         "data": { "number": 17 } }));
 /// for record in [binary, structured] {

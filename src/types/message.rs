@@ -84,7 +84,7 @@ impl<P: Payload> Message<P> {
     ///     if order.payload == 0 { Err(Failure::poison("there is no order 0")) } else { Ok(()) }
     /// }
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// let message = Message::from_record(Record::new("orders").id("order-17").json(&17))?;
+    /// let message = Message::from_record(Record::new("orders").with_id("order-17").json(&17))?;
     /// assert!(send_receipt(message.with_attempt(3)).await.is_ok());
     /// # Ok::<(), wharf::Error>(()) }).unwrap();
     /// ```

@@ -15,9 +15,9 @@ use super::Headers;
 /// ```
 /// use wharf::Record;
 /// let record = Record::new("orders")
-///     .id("order-17/placed")
-///     .key("customer-4")
-///     .header("ce_type", "order.placed")
+///     .with_id("order-17/placed")
+///     .with_key("customer-4")
+///     .with_header("ce_type", "order.placed")
 ///     .json(&serde_json::json!({ "order": 17 }));
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -62,37 +62,37 @@ impl Record {
 
     /// The identity within its source: what makes a second delivery of the same record a duplicate. Default: what the topic's
     /// [`Identity`](crate::Identity) finds in the record.
-    pub fn id(mut self, id: impl Into<Bytes>) -> Self {
+    pub fn with_id(mut self, id: impl Into<Bytes>) -> Self {
         self.id = Some(id.into());
         self
     }
 
     /// Who gave the id. Default: the CloudEvents source where that is the identity, else the topic. Two sources may use the same id for two messages.
-    pub fn source(mut self, source: impl Into<Bytes>) -> Self {
+    pub fn with_source(mut self, source: impl Into<Bytes>) -> Self {
         self.source = Some(source.into());
         self
     }
 
     /// The record's key, any bytes.
-    pub fn key(mut self, key: impl Into<Bytes>) -> Self {
+    pub fn with_key(mut self, key: impl Into<Bytes>) -> Self {
         self.key = Some(key.into());
         self
     }
 
     /// Adds a header with a value. Order and duplicates are kept.
-    pub fn header(mut self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
+    pub fn with_header(mut self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         self.headers.push(&name.into(), Some(&value.into()));
         self
     }
 
-    /// Adds a header without a value.
-    pub fn header_without_value(mut self, name: impl Into<Bytes>) -> Self {
+    /// Adds a header whose value is null, which is not the same as an empty value.
+    pub fn with_null_header(mut self, name: impl Into<Bytes>) -> Self {
         self.headers.push(&name.into(), None);
         self
     }
 
     /// The payload, any bytes.
-    pub fn payload(mut self, payload: impl Into<Bytes>) -> Self {
+    pub fn with_payload(mut self, payload: impl Into<Bytes>) -> Self {
         self.payload = Some(payload.into());
         self
     }
@@ -108,66 +108,66 @@ impl Record {
     }
 
     /// Where the record was read from, for records that come from Kafka.
-    pub fn position(mut self, partition: i32, offset: i64) -> Self {
+    pub fn with_position(mut self, partition: i32, offset: i64) -> Self {
         self.position = Some(Position { partition, offset });
         self
     }
 
     /// The id of the Kafka cluster that the position is of. Positions of two clusters are two identities
     /// ([`Identity::position`](crate::Identity::position)). Default: none; records that an inbox reads from Kafka have it.
-    pub fn cluster(mut self, id: impl Into<Arc<str>>) -> Self {
+    pub fn with_cluster(mut self, id: impl Into<Arc<str>>) -> Self {
         self.cluster = Some(id.into()).filter(|id| !id.is_empty());
         self
     }
 
     /// When the producer or the broker stamped the record.
-    pub fn recorded_at(mut self, at: SystemTime) -> Self {
+    pub fn with_recorded_at(mut self, at: SystemTime) -> Self {
         self.recorded_at = Some(at);
         self
     }
 
     /// The topic.
-    pub fn get_topic(&self) -> &str {
+    pub fn topic(&self) -> &str {
         &self.topic
     }
 
-    /// The explicit id, if [`Record::id`] gave one.
-    pub fn get_id(&self) -> Option<&[u8]> {
+    /// The explicit id, if [`Record::with_id`] gave one.
+    pub fn id(&self) -> Option<&[u8]> {
         self.id.as_deref()
     }
 
-    /// The explicit source, if [`Record::source`] gave one.
-    pub fn get_source(&self) -> Option<&[u8]> {
+    /// The explicit source, if [`Record::with_source`] gave one.
+    pub fn source(&self) -> Option<&[u8]> {
         self.source.as_deref()
     }
 
     /// The key.
-    pub fn get_key(&self) -> Option<&[u8]> {
+    pub fn key(&self) -> Option<&[u8]> {
         self.key.as_deref()
     }
 
     /// The headers: order, duplicates and raw bytes as they came.
-    pub fn get_headers(&self) -> &Headers {
+    pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
     /// The payload; `None` for a tombstone, which is not the same as an empty payload.
-    pub fn get_payload(&self) -> Option<&[u8]> {
+    pub fn payload(&self) -> Option<&[u8]> {
         self.payload.as_deref()
     }
 
     /// Where the record was read from, for records that come from Kafka.
-    pub fn get_position(&self) -> Option<Position> {
+    pub fn position(&self) -> Option<Position> {
         self.position
     }
 
     /// The Kafka cluster that the position is of, if it is known.
-    pub fn get_cluster(&self) -> Option<&str> {
+    pub fn cluster(&self) -> Option<&str> {
         self.cluster.as_deref()
     }
 
     /// When the producer or the broker stamped the record.
-    pub fn get_recorded_at(&self) -> Option<SystemTime> {
+    pub fn recorded_at(&self) -> Option<SystemTime> {
         self.recorded_at
     }
 

@@ -20,7 +20,7 @@ fn records_of(acceptor: usize) -> Vec<Record> {
     let shared = (0..SHARED).map(|number| record(&format!("shared {number}")));
     let own = (0..OWN).map(|number| record(&format!("own {acceptor} {number}")));
     let contested =
-        (0..CONTESTED).map(|number| record(&format!("contested {number}")).payload(format!("{}", acceptor % 2)));
+        (0..CONTESTED).map(|number| record(&format!("contested {number}")).with_payload(format!("{}", acceptor % 2)));
     let mut records: Vec<Record> = shared.chain(own).chain(contested).collect();
     records.shuffle(&mut rand::rng());
     records

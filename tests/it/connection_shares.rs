@@ -106,13 +106,13 @@ async fn a_handler_that_holds_the_only_connection_and_accepts_gets_an_error_that
     let limits = quick().accept_patience(Duration::ZERO);
     let elsewhere =
         Inbox::builder(store.clone()).limits(limits).subscribe("mails", Runs::new().handler("mail")).build().unwrap();
-    elsewhere.accept(wharf::Record::new("mails").id("first")).await.unwrap();
+    elsewhere.accept(wharf::Record::new("mails").with_id("first")).await.unwrap();
     let (runs, told) = (Runs::new(), watch::channel(String::new()).0);
     let (accepting, tell) = (elsewhere.clone(), told.clone());
     let handler = effect::writing(&runs, "stock", move |_| {
         let (accepting, tell) = (accepting.clone(), tell.clone());
         Box::pin(async move {
-            let refused = accepting.accept(wharf::Record::new("mails").id("second")).await.unwrap_err();
+            let refused = accepting.accept(wharf::Record::new("mails").with_id("second")).await.unwrap_err();
             assert!(refused.is_transient());
             tell.send_replace(refused.to_string());
             Ok(())

@@ -68,7 +68,7 @@ impl Recorder for Recorded {
 }
 
 fn to(topic: &'static str, id: &'static str) -> Record {
-    Record::new(topic).id(id).payload("anything")
+    Record::new(topic).with_id(id).with_payload("anything")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,19 +82,19 @@ async fn what_becomes_of_each_record_is_counted_by_topic() {
         .identity("counts.c", Identity::header("id").or_undeduplicated())
         .build()
         .unwrap();
-    let wanted = |record: Record| record.header("ce_type", "wanted");
+    let wanted = |record: Record| record.with_header("ce_type", "wanted");
     for record in [
         to("counts.a", "one"),
         to("counts.a", "two"),
         to("counts.a", "one"),
-        to("counts.a", "one").payload("other"),
+        to("counts.a", "one").with_payload("other"),
         Record::new("counts.a"),
-        Record::new("counts.b").position(0, 7),
+        Record::new("counts.b").with_position(0, 7),
         Record::new("counts.c"),
     ] {
         inbox.accept_or_quarantine([wanted(record)]).await.unwrap();
     }
-    inbox.accept(to("counts.a", "three").header("ce_type", "another")).await.unwrap();
+    inbox.accept(to("counts.a", "three").with_header("ce_type", "another")).await.unwrap();
     inbox.accept(to("counts.nobody", "one")).await.unwrap();
 
     assert_eq!(
@@ -161,9 +161,12 @@ async fn no_count_holds_anything_out_of_a_record() {
     let scene = Scene::new().await;
     let failing = Runs::new().answering("counts.canary", |_| Err(Failure::poison("canary-error")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
-    let record = to("orders", "canary-id").key("canary-key").payload("canary-payload").header("canary-name", "canary");
+    let record = to("orders", "canary-id")
+        .with_key("canary-key")
+        .with_payload("canary-payload")
+        .with_header("canary-name", "canary");
     inbox
-        .accept_or_quarantine([record.clone().source("canary-source"), record, Record::new("canary-topic")])
+        .accept_or_quarantine([record.clone().with_source("canary-source"), record, Record::new("canary-topic")])
         .await
         .unwrap();
     inbox.drain().await.unwrap();

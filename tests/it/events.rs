@@ -14,7 +14,7 @@ use support::postgres::{Cluster, connect};
 const DECISIONS: [&str; 7] = ["done", "retried", "snoozed", "discarded", "poisoned", "released", "claim lost"];
 
 fn to(topic: &str, id: &str) -> Record {
-    Record::new(topic).id(id.to_owned()).payload("anything")
+    Record::new(topic).with_id(id.to_owned()).with_payload("anything")
 }
 
 /// `what attempt` of each decision on a message for a handler, in order.
@@ -31,8 +31,8 @@ async fn each_record_leaves_one_event_that_says_what_became_of_it() {
     let inbox = scene.inbox().subscribe("events.accept", Runs::new().handler("events.accept")).build().unwrap();
     inbox.accept(to("events.accept", "one")).await.unwrap();
     inbox.accept(to("events.accept", "one")).await.unwrap();
-    inbox.accept_or_quarantine([to("events.accept", "one").payload("another")]).await.unwrap();
-    inbox.accept_or_quarantine([Record::new("events.accept").position(3, 17)]).await.unwrap();
+    inbox.accept_or_quarantine([to("events.accept", "one").with_payload("another")]).await.unwrap();
+    inbox.accept_or_quarantine([Record::new("events.accept").with_position(3, 17)]).await.unwrap();
     inbox.accept(to("events.accept.unwanted", "one")).await.unwrap();
 
     let seen: Vec<String> = events
@@ -164,7 +164,7 @@ async fn an_id_made_to_deceive_a_terminal_is_escaped() {
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     inbox.accept(to("orders", hostile)).await.unwrap();
     inbox.accept(to("orders", hostile)).await.unwrap();
-    inbox.accept_or_quarantine([to("orders", hostile).payload("another")]).await.unwrap();
+    inbox.accept_or_quarantine([to("orders", hostile).with_payload("another")]).await.unwrap();
     inbox.drain().await.unwrap();
     let about = events.matching(|e| e.field("message_id").is_some_and(|id| id.contains("fake line")));
     assert!(about.len() >= 5, "{about:?}");
@@ -200,7 +200,10 @@ async fn no_event_and_no_error_shows_a_payload_a_key_a_header_or_a_password() {
         .unwrap();
     let running = inbox.start().await.unwrap();
     let secret = |id: &str, payload: &str| {
-        to("orders", id).payload(payload.to_owned()).key("canary-key").header("canary-header", "canary-value")
+        to("orders", id)
+            .with_payload(payload.to_owned())
+            .with_key("canary-key")
+            .with_header("canary-header", "canary-value")
     };
     inbox.accept(secret("a", r#"{"number": "canary-payload"}"#)).await.unwrap();
     inbox.accept(secret("b", r#"{"canary-payload": 1, "number": -17}"#)).await.unwrap();

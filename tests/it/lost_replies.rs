@@ -93,7 +93,7 @@ async fn a_commit_lost_with_quarantined_records_in_the_batch_keeps_each_once() {
         stage.inbox.accept(record("first")).await.unwrap();
         let lost = stage.proxy.on_next_commit(fault);
 
-        let batch = [record("a"), record(""), record("first").payload("forged"), record("b")];
+        let batch = [record("a"), record(""), record("first").with_payload("forged"), record("b")];
         let receipts = stage.inbox.accept_or_quarantine(batch).await.unwrap();
 
         lost.fired().await;

@@ -57,7 +57,7 @@ async fn accept_all(inbox: wharf::InboxBuilder<wharf::Postgres>) {
     let stock = Runs::new().handler("stock").ordered_by(OrderKey::record_key());
     let inbox = inbox.subscribe("orders", stock).build().unwrap();
     let records: Vec<_> = (0..MESSAGES)
-        .map(|n| order(&id(n), if n % 9 == 0 { "fail once" } else { "work" }).key(format!("k{}", n % KEYS)))
+        .map(|n| order(&id(n), if n % 9 == 0 { "fail once" } else { "work" }).with_key(format!("k{}", n % KEYS)))
         .collect();
     for batch in records.chunks(25) {
         inbox.accept_all(batch.to_vec()).await.unwrap();

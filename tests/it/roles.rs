@@ -69,7 +69,8 @@ async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_othe
     let build =
         |store| Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("stock")).build().unwrap();
     let accepting = build(store_of(&scene, "accept").await);
-    let twice = [record("a"), record("a"), record("a").payload("another"), Record::new("orders").payload("no id")];
+    let twice =
+        [record("a"), record("a"), record("a").with_payload("another"), Record::new("orders").with_payload("no id")];
     let receipts = accepting.accept_or_quarantine(twice).await.unwrap();
     assert_eq!(receipts[..2], [Receipt::Accepted { deliveries: 1 }, Receipt::Duplicate { added: 0 }]);
     assert_eq!(accepting.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });

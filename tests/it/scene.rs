@@ -155,7 +155,7 @@ pub fn key(name: &'static str) -> HandlerKey {
 }
 
 pub fn record(id: &str) -> Record {
-    Record::new("orders").id(id.to_owned()).payload(format!("payload of {id}"))
+    Record::new("orders").with_id(id.to_owned()).with_payload(format!("payload of {id}"))
 }
 
 pub fn records(count: usize) -> Vec<Record> {

@@ -13,7 +13,7 @@ use wharf::{Failure, HandlerKey, Message, Raw, Record, Registration, RetryPolicy
 const KEY: HandlerKey = HandlerKey::new("mail.receipt");
 
 fn order() -> Record {
-    Record::new("orders").id("order-17")
+    Record::new("orders").with_id("order-17")
 }
 
 /// What handlers did, in order.

@@ -37,7 +37,7 @@ async fn a_transactional_handler_that_crashes_leaves_nothing_and_takes_effect_on
     let database = own_table().await;
     let inbox = test_inbox(&database).await;
     let reserved = "SELECT count(*) FROM reserved";
-    inbox.accept(Record::new("orders").id("order-17")).await.unwrap();
+    inbox.accept(Record::new("orders").with_id("order-17")).await.unwrap();
     inbox.crash_at(CrashPoint::AfterHandler);
     inbox.drain().await.unwrap();
     assert_eq!(database.query_one_i64(reserved).await, 0);
@@ -54,7 +54,7 @@ async fn idempotence_is_asserted_of_both_kinds_of_handler() {
     let database = own_table().await;
     let inbox = test_inbox(&database).await;
     let count = async || database.query_one_i64("SELECT count(*) FROM reserved").await;
-    inbox.assert_idempotent(Record::new("orders").id("order-17"), count).await;
+    inbox.assert_idempotent(Record::new("orders").with_id("order-17"), count).await;
     assert_eq!(count().await, 1);
 }
 
@@ -64,7 +64,7 @@ async fn retries_are_due_when_the_time_has_passed() {
     let failing = handler(KEY, async |_: Message<Raw>| Err::<(), _>(Failure::retry("no")))
         .retry(RetryPolicy::exponential().max_retries(1));
     let inbox = TestInbox::on_postgres(&database.url(), |inbox| inbox.subscribe("orders", failing)).await.unwrap();
-    inbox.accept(Record::new("orders").id("order-17")).await.unwrap();
+    inbox.accept(Record::new("orders").with_id("order-17")).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 1);
     let first = inbox.assert_state("order-17", KEY, State::Pending).await;
     assert!(!first.due_in.is_zero());
@@ -79,7 +79,7 @@ async fn the_schema_of_a_test_goes_with_its_inbox_and_two_tests_do_not_meet() {
     let database = own_table().await;
     let (one, other) = (test_inbox(&database).await, test_inbox(&database).await);
     assert_eq!(schemas(&database).await.len(), 2);
-    one.accept(Record::new("orders").id("order-17")).await.unwrap();
+    one.accept(Record::new("orders").with_id("order-17")).await.unwrap();
     assert_eq!(other.drain().await.unwrap(), 0);
     drop((one, other));
     assert_eq!(schemas(&database).await, [""; 0]);

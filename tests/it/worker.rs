@@ -109,7 +109,7 @@ impl Worker {
 
 /// A message that makes its handlers do this.
 pub fn order(id: &str, payload: &str) -> Record {
-    Record::new("orders").id(id.to_owned()).payload(payload.to_owned())
+    Record::new("orders").with_id(id.to_owned()).with_payload(payload.to_owned())
 }
 
 /// Accepts for `handlers` without running anything: what is there when a worker starts.

@@ -22,99 +22,110 @@ fn record() -> Record {
 }
 
 fn pointed(payload: &str) -> String {
-    identity(&record().payload(payload.to_owned()), &Identity::json_pointer("/o/id"))
+    identity(&record().with_payload(payload.to_owned()), &Identity::json_pointer("/o/id"))
 }
 
 #[test]
 fn each_place_gives_its_identity() {
     let structured = record()
-        .header("content-type", "application/cloudevents+json")
-        .payload(r#"{"id": "I", "source": "/S", "type": "T"}"#);
+        .with_header("content-type", "application/cloudevents+json")
+        .with_payload(r#"{"id": "I", "source": "/S", "type": "T"}"#);
     let cases = [
-        (Identity::cloud_events(), record().header("ce_id", "I").header("ce_source", "/S"), "I @ /S"),
+        (Identity::cloud_events(), record().with_header("ce_id", "I").with_header("ce_source", "/S"), "I @ /S"),
         (Identity::cloud_events(), structured, "I @ /S"),
-        (Identity::header("h"), record().header("h", "1").header("h", "2"), "1 @ t"),
-        (Identity::key(), record().key("k"), "k @ t"),
-        (Identity::json_pointer("/a/0"), record().payload(r#"{"a": ["x"]}"#), "x @ t"),
-        (Identity::position(), record().position(3, 17), "t/3/17 @ t"),
-        (Identity::position(), record().position(3, 17).cluster("C"), "t/3/17@C @ t"),
-        (Identity::by(|record| record.get_key().map(<[u8]>::to_vec)), record().key("k"), "k @ t"),
-        (Identity::all_of([Identity::key(), Identity::position()]), record().key("k").position(3, 17), "k|t/3/17 @ t"),
+        (Identity::header("h"), record().with_header("h", "1").with_header("h", "2"), "1 @ t"),
+        (Identity::key(), record().with_key("k"), "k @ t"),
+        (Identity::json_pointer("/a/0"), record().with_payload(r#"{"a": ["x"]}"#), "x @ t"),
+        (Identity::position(), record().with_position(3, 17), "t/3/17 @ t"),
+        (Identity::position(), record().with_position(3, 17).with_cluster("C"), "t/3/17@C @ t"),
+        (Identity::by(|record| record.key().map(<[u8]>::to_vec)), record().with_key("k"), "k @ t"),
+        (
+            Identity::all_of([Identity::key(), Identity::position()]),
+            record().with_key("k").with_position(3, 17),
+            "k|t/3/17 @ t",
+        ),
         (
             Identity::all_of([Identity::header("v"), Identity::cloud_events()]),
-            record().header("v", "2").header("ce_id", "I").header("ce_source", "/S"),
+            record().with_header("v", "2").with_header("ce_id", "I").with_header("ce_source", "/S"),
             "2|I @ /S",
         ),
     ];
     for (policy, record, expected) in cases {
         assert_eq!(identity(&record, &policy), expected, "{policy:?}");
-        assert!(identity(&record.clone().source("mine"), &policy).ends_with(" @ mine"), "{policy:?}");
-        assert_eq!(identity(&record.clone().id("explicit"), &policy), "explicit @ t", "{policy:?}");
-        assert_eq!(identity(&record.id("").position(0, 0), &policy.or_position()), "empty identity");
+        assert!(identity(&record.clone().with_source("mine"), &policy).ends_with(" @ mine"), "{policy:?}");
+        assert_eq!(identity(&record.clone().with_id("explicit"), &policy), "explicit @ t", "{policy:?}");
+        assert_eq!(identity(&record.with_id("").with_position(0, 0), &policy.or_position()), "empty identity");
     }
 }
 
 #[test]
 fn the_first_place_that_has_a_value_counts_and_a_bad_value_is_not_passed_over() {
     let policy = Identity::first_of([Identity::cloud_events(), Identity::header("h"), Identity::key()]);
-    let event = record().header("ce_id", "I").header("ce_source", "/S");
-    assert_eq!(identity(&event.header("h", "H").key("K"), &policy), "I @ /S");
-    assert_eq!(identity(&record().header("ce_id", "no source").header("h", "H").key("K"), &policy), "H @ t");
-    assert_eq!(identity(&record().header("h", "").key("K"), &policy), "K @ t");
-    assert_eq!(identity(&record().header("h", vec![0xff]).key("K"), &policy), "identity is not text");
+    let event = record().with_header("ce_id", "I").with_header("ce_source", "/S");
+    assert_eq!(identity(&event.with_header("h", "H").with_key("K"), &policy), "I @ /S");
+    assert_eq!(
+        identity(&record().with_header("ce_id", "no source").with_header("h", "H").with_key("K"), &policy),
+        "H @ t"
+    );
+    assert_eq!(identity(&record().with_header("h", "").with_key("K"), &policy), "K @ t");
+    assert_eq!(identity(&record().with_header("h", vec![0xff]).with_key("K"), &policy), "identity is not text");
     assert_eq!(identity(&record(), &policy), "missing identity");
     let or_position = policy.or_position();
-    assert_eq!(identity(&record().position(3, 17), &or_position), "Position: t/3/17 @ t");
-    assert_eq!(identity(&record().key("t/3/17"), &or_position), "identity has the form of a position");
+    assert_eq!(identity(&record().with_position(3, 17), &or_position), "Position: t/3/17 @ t");
+    assert_eq!(identity(&record().with_key("t/3/17"), &or_position), "identity has the form of a position");
 }
 
 #[test]
 fn what_to_do_without_identity_is_a_policy() {
     let header = || Identity::header("h");
-    let placed = record().position(3, 17);
+    let placed = record().with_position(3, 17);
     let random = "Undeduplicated: undeduplicated/00000000000000000000000000000abc @ t";
-    for without in [record(), record().header_without_value("h").header("h", "late")] {
+    for without in [record(), record().with_null_header("h").with_header("h", "late")] {
         assert_eq!(identity(&without, &header()), "missing identity");
         assert_eq!(identity(&without, &header().or_position().or_quarantine()), "missing identity");
         assert_eq!(identity(&without, &header().or_position()), "missing identity", "no position");
         assert_eq!(identity(&without, &header().or_undeduplicated()), random);
     }
     assert_eq!(identity(&placed, &header().or_position()), "Position: t/3/17 @ t");
-    assert_eq!(identity(&placed.clone().header("h", ""), &header()), "empty identity");
-    assert_eq!(identity(&placed.header("h", ""), &header().or_position()), "Position: t/3/17 @ t");
+    assert_eq!(identity(&placed.clone().with_header("h", ""), &header()), "empty identity");
+    assert_eq!(identity(&placed.with_header("h", ""), &header().or_position()), "Position: t/3/17 @ t");
 }
 
 #[test]
 fn half_an_identity_is_none() {
-    let event = |record: Record| identity(&record.position(0, 1), &Identity::cloud_events());
-    assert_eq!(event(record().header("ce_id", "I")), "missing source");
-    assert_eq!(event(record().header("ce_id", "I").header("ce_source", "")), "empty source");
-    assert_eq!(event(record().header("ce_source", "/S")), "missing identity");
+    let event = |record: Record| identity(&record.with_position(0, 1), &Identity::cloud_events());
+    assert_eq!(event(record().with_header("ce_id", "I")), "missing source");
+    assert_eq!(event(record().with_header("ce_id", "I").with_header("ce_source", "")), "empty source");
+    assert_eq!(event(record().with_header("ce_source", "/S")), "missing identity");
     let both = Identity::all_of([Identity::key(), Identity::header("h")]);
-    assert_eq!(identity(&record().key("k"), &both), "missing identity");
-    assert_eq!(identity(&record().key("k").position(0, 1), &both.or_position()), "Position: t/0/1 @ t");
+    assert_eq!(identity(&record().with_key("k"), &both), "missing identity");
+    assert_eq!(identity(&record().with_key("k").with_position(0, 1), &both.or_position()), "Position: t/0/1 @ t");
 }
 
 #[test]
 fn no_policy_makes_a_bad_identity_good() {
     let both = || Identity::all_of([Identity::header("none"), Identity::key()]);
-    let broken = || record().header("content-type", "application/cloudevents+json").payload("{\"id\": \"I\"");
+    let broken = || record().with_header("content-type", "application/cloudevents+json").with_payload("{\"id\": \"I\"");
     let cases = [
-        (Identity::key(), record().key(vec![0xff]), "identity is not text"),
-        (Identity::key(), record().key("a\0b"), "identity is not text"),
-        (Identity::key(), record().key("é".repeat(201)), "identity too long"),
-        (Identity::key(), record().key(vec![b'x'; 5_000_000]), "identity too long"),
-        (both(), record().key(vec![0xff]), "identity is not text"),
-        (Identity::all_of([Identity::key(), Identity::key()]), record().key("x".repeat(100)), "identity too long"),
+        (Identity::key(), record().with_key(vec![0xff]), "identity is not text"),
+        (Identity::key(), record().with_key("a\0b"), "identity is not text"),
+        (Identity::key(), record().with_key("é".repeat(201)), "identity too long"),
+        (Identity::key(), record().with_key(vec![b'x'; 5_000_000]), "identity too long"),
+        (both(), record().with_key(vec![0xff]), "identity is not text"),
+        (Identity::all_of([Identity::key(), Identity::key()]), record().with_key("x".repeat(100)), "identity too long"),
         (Identity::cloud_events(), broken(), "cloud event is not a JSON object"),
-        (Identity::cloud_events(), record().header("ce_id", "I").header("ce_source", vec![0xff]), "source is not text"),
-        (Identity::json_pointer("/a"), record().payload("no JSON"), "payload is not JSON"),
-        (Identity::json_pointer("/a"), record().payload(""), "payload is not JSON"),
+        (
+            Identity::cloud_events(),
+            record().with_header("ce_id", "I").with_header("ce_source", vec![0xff]),
+            "source is not text",
+        ),
+        (Identity::json_pointer("/a"), record().with_payload("no JSON"), "payload is not JSON"),
+        (Identity::json_pointer("/a"), record().with_payload(""), "payload is not JSON"),
         (Identity::by(|_| -> Option<String> { panic!("on purpose") }), record(), "identity function panicked"),
         (Identity::by(|_| Some("\0")), record(), "identity is not text"),
     ];
     for (policy, record, reason) in cases {
-        let record = record.position(0, 1);
+        let record = record.with_position(0, 1);
         for policy in [policy.clone(), policy.clone().or_position(), policy.or_undeduplicated()] {
             assert_eq!(identity(&record, &policy), reason, "{policy:?}");
         }
@@ -138,7 +149,7 @@ fn a_pointer_finds_strings_and_numbers() {
 
 #[test]
 fn no_record_can_take_the_position_of_another() {
-    let named = |id: &'static str| record().position(0, 1).header("h", id);
+    let named = |id: &'static str| record().with_position(0, 1).with_header("h", id);
     let policy = Identity::header("h").or_position();
     for id in ["t/0/2", "t/0/2@C", "t/0/2@", "t/0/2@C/D"] {
         assert_eq!(identity(&named(id), &policy), "identity has the form of a position");
@@ -147,7 +158,11 @@ fn no_record_can_take_the_position_of_another() {
         assert_eq!(identity(&named(id), &policy), format!("{id} @ t"));
     }
     assert_eq!(identity(&named("t/0/2"), &Identity::header("h")), "t/0/2 @ t");
-    assert_eq!(identity(&named("").id("t/0/2"), &policy), "t/0/2 @ t", "an explicit id is the caller's own affair");
+    assert_eq!(
+        identity(&named("").with_id("t/0/2"), &policy),
+        "t/0/2 @ t",
+        "an explicit id is the caller's own affair"
+    );
     assert_eq!(identity(&named(""), &Identity::position().or_position()), "t/0/1 @ t");
 }
 
@@ -155,10 +170,10 @@ fn no_record_can_take_the_position_of_another() {
 fn a_refusal_says_where_it_looked_and_nothing_of_the_record() {
     let policy = Identity::all_of([Identity::key(), Identity::header("h")]);
     let refusal = |record: &Record| identify(&Attributes::of(record), &policy, || CHANCE).err();
-    let without = record().key("secret");
+    let without = record().with_key("secret");
     let detail = Some(r#"looked for the header "h""#.to_owned());
     assert_eq!(refusal(&without), Some(Refusal { reason: "missing identity", detail: detail.clone() }));
-    let binary = without.header("h", b"secret\xff".to_vec());
+    let binary = without.with_header("h", b"secret\xff".to_vec());
     assert_eq!(refusal(&binary), Some(Refusal { reason: "identity is not text", detail }));
 }
 
@@ -189,10 +204,10 @@ proptest! {
         record.payload = payload.map(Into::into);
         record.position = offset.map(|offset| Position { partition: i32::MAX, offset });
         if structured {
-            record = record.header("content-type", "application/cloudevents+json");
+            record = record.with_header("content-type", "application/cloudevents+json");
         }
         for (name, value) in headers {
-            record = record.header(name, value);
+            record = record.with_header(name, value);
         }
         let places = [
             Identity::cloud_events(), Identity::header("h"), Identity::key(), Identity::json_pointer("/a"), Identity::position(),

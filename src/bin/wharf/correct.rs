@@ -63,7 +63,7 @@ pub async fn replay<B: Backend>(
         return Err(Failure::problem("the delivery has just been purged"));
     };
     let corrected = details.correction.as_ref().map(|correction| &*correction.payload);
-    let current = corrected.or_else(|| details.record.as_ref()?.get_payload());
+    let current = corrected.or_else(|| details.record.as_ref()?.payload());
     let payload = arguments.payload(current.unwrap_or_default())?;
     if current.unwrap_or_default() == payload {
         return Err(Failure::problem("the payload is unchanged: nothing was done"));

@@ -19,25 +19,25 @@ pub struct PayloadOption {
 }
 
 pub fn fields(record: &Record, payload: PayloadOption) -> Vec<(&'static str, Cell)> {
-    let position = record.get_position();
+    let position = record.position();
     let mut fields = vec![
-        ("topic", cell(record.get_topic())),
+        ("topic", cell(record.topic())),
         ("partition, offset", maybe(position.map(|at| format!("{}, {}", at.partition, at.offset)))),
-        ("recorded", maybe(record.get_recorded_at().map(when::at))),
-        ("key", maybe(record.get_key().map(|key| if payload.is_shown { shown(key) } else { hidden(key) }))),
+        ("recorded", maybe(record.recorded_at().map(when::at))),
+        ("key", maybe(record.key().map(|key| if payload.is_shown { shown(key) } else { hidden(key) }))),
     ];
-    for (name, value) in record.get_headers().iter() {
+    for (name, value) in record.headers().iter() {
         let value =
             value.map_or_else(|| "-".to_owned(), |value| if payload.is_shown { shown(value) } else { hidden(value) });
         fields.push(("header", cell(format!("{}: {value}", shown(name)))));
     }
-    fields.push(("payload", maybe(record.get_payload().map(hidden))));
+    fields.push(("payload", maybe(record.payload().map(hidden))));
     fields
 }
 
 /// The payload below its fields, when it is asked for.
 pub fn payload(record: &Record, payload: PayloadOption, output: Output) -> io::Result<()> {
-    let Some(bytes) = record.get_payload().filter(|_| payload.is_shown) else { return Ok(()) };
+    let Some(bytes) = record.payload().filter(|_| payload.is_shown) else { return Ok(()) };
     output.line("")?;
     lines(bytes)
 }
@@ -84,21 +84,18 @@ fn content(bytes: Option<&[u8]>, payload: PayloadOption) -> Value {
 }
 
 pub fn document(record: &Record, payload: PayloadOption) -> Value {
-    let position = record.get_position();
+    let position = record.position();
     let bytes = |bytes| content(bytes, payload);
-    let headers: Vec<Value> = record
-        .get_headers()
-        .iter()
-        .map(|(name, value)| json!({ "name": shown(name), "value": bytes(value) }))
-        .collect();
+    let headers: Vec<Value> =
+        record.headers().iter().map(|(name, value)| json!({ "name": shown(name), "value": bytes(value) })).collect();
     json!({
-        "topic": record.get_topic(),
+        "topic": record.topic(),
         "partition": position.map(|at| at.partition),
         "offset": position.map(|at| at.offset),
-        "recorded_at": record.get_recorded_at().map(when::at),
-        "key": bytes(record.get_key()),
+        "recorded_at": record.recorded_at().map(when::at),
+        "key": bytes(record.key()),
         "headers": headers,
-        "payload": bytes(record.get_payload()),
+        "payload": bytes(record.payload()),
     })
 }
 

@@ -15,11 +15,11 @@ async fn no_command_prints_what_acts_on_a_terminal() {
     let failing = runs.answering("mail", |_| Err(Failure::poison(HOSTILE)));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     let hostile = |id: &'static str| {
-        let record = Record::new("orders").key(HOSTILE).header(HOSTILE, HOSTILE).header("bytes", &b"\xff\x1b"[..]);
-        record.id(id).source(HOSTILE).payload(HOSTILE)
+        let record = Record::new("orders").with_key(HOSTILE).with_header(HOSTILE, HOSTILE).with_header("bytes", &b"\xff\x1b"[..]);
+        record.with_id(id).with_source(HOSTILE).with_payload(HOSTILE)
     };
-    let bytes = hostile("bytes").payload(&b"\xff\x1b]0;x\x07"[..]);
-    inbox.accept_or_quarantine([hostile("id"), bytes, hostile("forced"), Record::new("orders").payload(HOSTILE)]).await.unwrap();
+    let bytes = hostile("bytes").with_payload(&b"\xff\x1b]0;x\x07"[..]);
+    inbox.accept_or_quarantine([hostile("id"), bytes, hostile("forced"), Record::new("orders").with_payload(HOSTILE)]).await.unwrap();
     // What is refused at the door today is put there by force.
     let force = [
         format!("UPDATE inbox_message SET message_id = '{HOSTILE}', topic = '{HOSTILE}' WHERE message_id = 'forced'"),

@@ -15,7 +15,7 @@ async fn scene() -> (Scene, Program) {
     });
     let inbox =
         scene.inbox().subscribe("orders", failing).subscribe("orders", runs.handler("stock.reserve")).build().unwrap();
-    inbox.accept_all([record("order-1"), record("order-2").header("token", "s3cret").key("k3y")]).await.unwrap();
+    inbox.accept_all([record("order-1"), record("order-2").with_header("token", "s3cret").with_key("k3y")]).await.unwrap();
     inbox.drain().await.unwrap();
     let program = Program::on(&scene);
     (scene, program)

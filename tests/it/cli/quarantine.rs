@@ -12,7 +12,7 @@ async fn scene() -> (Scene, Program) {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     for number in 0..2 {
-        inbox.accept_or_quarantine([Record::new("orders").payload(format!("{{\"number\":{number}}}"))]).await.unwrap();
+        inbox.accept_or_quarantine([Record::new("orders").with_payload(format!("{{\"number\":{number}}}"))]).await.unwrap();
     }
     let program = Program::on(&scene);
     (scene, program)

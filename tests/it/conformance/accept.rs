@@ -29,10 +29,10 @@ async fn the_same_id_from_two_sources_is_two_messages() {
     // Without a source, the topic is the source.
     let batch = [
         record("a"),
-        record("a").source("shop"),
-        record("a").source("market"),
-        Record::new("returns").id("a"),
-        record("a").source("orders"),
+        record("a").with_source("shop"),
+        record("a").with_source("market"),
+        Record::new("returns").with_id("a"),
+        record("a").with_source("orders"),
     ];
     let receipts = inbox.accept_or_quarantine(batch).await.unwrap();
 
@@ -104,7 +104,7 @@ async fn copies_in_one_batch_that_different_handlers_want_reach_them_all() {
         .subscribe("letters", mail.handler("mail"))
         .build()
         .unwrap();
-    let copy = |topic| Record::new(topic).id("a").source("shop").payload("the same");
+    let copy = |topic| Record::new(topic).with_id("a").with_source("shop").with_payload("the same");
 
     let receipts = inbox.accept_all([copy("orders"), copy("letters"), copy("orders")]).await.unwrap();
 
@@ -151,8 +151,8 @@ async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
     let kinds = [
         |number| (record(&format!("new {number}")), accepted(1)),
         |_| (record("known"), duplicate(0)),
-        |_| (Record::new("elsewhere").id("x"), Receipt::Unwanted),
-        |number| (record("known").payload(format!("other {number}")), CONFLICT),
+        |_| (Record::new("elsewhere").with_id("x"), Receipt::Unwanted),
+        |number| (record("known").with_payload(format!("other {number}")), CONFLICT),
         |_| (record(""), Receipt::Quarantined { reason: "empty identity" }),
     ];
     // 5 kinds and batches of 7: every kind comes to stand everywhere in a batch.
@@ -167,7 +167,7 @@ async fn another_payload_under_a_known_identity_is_quarantined_once() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
-    let forged = || record("a").payload("forged").position(3, 77).key("k").header("h", "v");
+    let forged = || record("a").with_payload("forged").with_position(3, 77).with_key("k").with_header("h", "v");
     inbox.accept(record("a")).await.unwrap();
 
     let refused = inbox.accept(forged()).await.unwrap_err();
@@ -190,10 +190,10 @@ async fn of_two_payloads_under_one_id_in_one_batch_the_first_is_the_message() {
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let batch = [
         record("z"),
-        record("a").payload("first"),
-        record("a").payload("second"),
-        record("a").payload("first"),
-        Record::new("orders").id("a"),
+        record("a").with_payload("first"),
+        record("a").with_payload("second"),
+        record("a").with_payload("first"),
+        Record::new("orders").with_id("a"),
         record("b"),
     ];
 
@@ -216,16 +216,16 @@ async fn a_record_goes_to_the_handlers_of_its_topic_and_type_only() {
         .subscribe("orders", both.handler("both").event_type("order.placed").event_type("order.paid"))
         .build()
         .unwrap();
-    let typed = |id: &str, event_type: &str| record(id).header("ce_type", event_type.to_owned());
+    let typed = |id: &str, event_type: &str| record(id).with_header("ce_type", event_type.to_owned());
 
     let batch = [
         typed("placed", "order.placed"),
         typed("paid", "order.paid"),
         typed("unknown", "order.placed2"),
         record("untyped"),
-        record("without value").header_without_value("ce_type"),
-        Record::new("returns").id("returned").header("ce_type", "order.placed"),
-        Record::new("Orders").id("case matters"),
+        record("without value").with_null_header("ce_type"),
+        Record::new("returns").with_id("returned").with_header("ce_type", "order.placed"),
+        Record::new("Orders").with_id("case matters"),
     ];
     let receipts = inbox.accept_all(batch).await.unwrap();
 
@@ -245,7 +245,7 @@ async fn what_no_handler_wants_is_not_stored_however_bad_it_is() {
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock").event_type("wanted")).build().unwrap();
 
-    let batch = [record("a"), Record::new("elsewhere").id("b"), Record::new("el\0sewhere"), Record::new("")];
+    let batch = [record("a"), Record::new("elsewhere").with_id("b"), Record::new("el\0sewhere"), Record::new("")];
     let receipts = inbox.accept_all(batch).await.unwrap();
 
     assert_eq!(receipts, vec![Receipt::Unwanted; 4]);
@@ -310,8 +310,8 @@ async fn a_record_that_cannot_become_a_message_is_an_error_and_nothing_of_the_ca
     let cases = [
         (Record::new("orders"), "missing identity"),
         (record(""), "empty identity"),
-        (Record::new("orders").id("x".repeat(201)), "identity too long"),
-        (record("large").payload("x".repeat(101)), "payload too large"),
+        (Record::new("orders").with_id("x".repeat(201)), "identity too long"),
+        (record("large").with_payload("x".repeat(101)), "payload too large"),
         (record("unwritable").json(&unwritable), "payload cannot be written as JSON"),
     ];
     for (bad, reason) in cases {

@@ -83,7 +83,7 @@ async fn what_did_not_fail_leaves_nothing_and_errors_pass_the_redactor() {
     inbox.accept_all(["done", "snooze", "discard"].map(record)).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(scene.count("inbox_attempt").await, 0);
-    inbox.accept(wharf::Record::new("secrets").id("b")).await.unwrap();
+    inbox.accept(wharf::Record::new("secrets").with_id("b")).await.unwrap();
     inbox.drain().await.unwrap();
     let kept = scene.database.query_texts(FAILURES).await;
     assert_eq!(kept, ["b secret 1 permanent the password *** is wrong"]);

@@ -49,7 +49,7 @@ async fn the_handler_is_given_the_corrected_payload_and_the_original_stays() {
     assert_eq!(scene.states().await, ["a picky done", "a stock done"]);
     assert_eq!(*seen.lock().unwrap(), [(b"payload of a".to_vec(), false), (right.clone(), true)]);
     let details = operator.delivery(&failed).await.unwrap().unwrap();
-    assert_eq!(details.record.unwrap().get_payload(), Some(&b"payload of a"[..]));
+    assert_eq!(details.record.unwrap().payload(), Some(&b"payload of a"[..]));
     assert_eq!(&*details.correction.unwrap().payload, &*right);
     assert!(details.delivery.is_corrected && details.delivery.replays == 1);
     // The record that came is still a duplicate, and the corrected one is not a message of its own.
@@ -108,7 +108,7 @@ async fn a_correction_is_refused_when_nothing_changes_or_the_delivery_has_moved_
 async fn a_tombstone_can_be_corrected_and_corrections_go_with_their_message() {
     let (scene, seen) = (Scene::new().await, Seen::default());
     let inbox = scene.inbox().subscribe("orders", picky(&seen)).build().unwrap();
-    inbox.accept_all([Record::new("orders").id("a"), record("b")]).await.unwrap();
+    inbox.accept_all([Record::new("orders").with_id("a"), record("b")]).await.unwrap();
     inbox.drain().await.unwrap();
     let operator = scene.store.operate();
     assert!(operator.replay_corrected(&of_picky(&scene).await, "right").await.unwrap());

@@ -35,12 +35,12 @@ impl Seen {
     }
 
     fn record(&self) -> Record {
-        let record = Record::new("orders").id(self.id.clone()).source(self.source.clone());
-        let record = self.key.iter().cloned().fold(record, Record::key);
-        let record = self.payload.iter().cloned().fold(record, Record::payload);
+        let record = Record::new("orders").with_id(self.id.clone()).with_source(self.source.clone());
+        let record = self.key.iter().cloned().fold(record, Record::with_key);
+        let record = self.payload.iter().cloned().fold(record, Record::with_payload);
         self.headers.iter().cloned().fold(record, |record, (name, value)| match value {
-            Some(value) => record.header(name, value),
-            None => record.header_without_value(name),
+            Some(value) => record.with_header(name, value),
+            None => record.with_null_header(name),
         })
     }
 }
@@ -96,12 +96,12 @@ async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static 
 // its batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_identity_that_is_not_1_to_200_characters_of_text_is_quarantined_alone() {
-    let id = |bytes: Vec<u8>| Record::new("orders").id(bytes).payload("p");
-    let source = |bytes: Vec<u8>| record("has a source").source(bytes);
+    let id = |bytes: Vec<u8>| Record::new("orders").with_id(bytes).with_payload("p");
+    let source = |bytes: Vec<u8>| record("has a source").with_source(bytes);
     among_neighbours(
         quick(),
         vec![
-            (Record::new("orders").payload("no id"), Some("missing identity")),
+            (Record::new("orders").with_payload("no id"), Some("missing identity")),
             (id(vec![]), Some("empty identity")),
             (id("é".repeat(200).into()), None),
             (id("𐍈".repeat(200).into()), None),
@@ -127,14 +127,14 @@ async fn an_identity_that_is_not_1_to_200_characters_of_text_is_quarantined_alon
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_of_any_kind_are_kept() {
-    let many = (0..10_000u32).fold(record("many"), |record, n| record.header(n.to_string(), n.to_be_bytes().to_vec()));
+    let many = (0..10_000u32).fold(record("many"), |record, n| record.with_header(n.to_string(), n.to_be_bytes().to_vec()));
     let odd = record("odd")
-        .header("", "")
-        .header(vec![0xff, 0], vec![0, 0xff])
-        .header("twice", "1")
-        .header("twice", "2")
-        .header_without_value("none")
-        .header_without_value("");
+        .with_header("", "")
+        .with_header(vec![0xff, 0], vec![0, 0xff])
+        .with_header("twice", "1")
+        .with_header("twice", "2")
+        .with_null_header("none")
+        .with_null_header("");
     let scene = among_neighbours(quick(), vec![(many, None), (odd, None)]).await;
 
     let expected = ["=", "\\xff00=\\x00ff", "twice=1", "twice=2", "none", ""];
@@ -151,13 +151,13 @@ async fn what_is_above_a_limit_is_quarantined_whole() {
     let scene = among_neighbours(
         limits,
         vec![
-            (record("as large as allowed").payload(big[1..].to_vec()), None),
-            (record("too large").payload(big.clone()), Some("payload too large")),
+            (record("as large as allowed").with_payload(big[1..].to_vec()), None),
+            (record("too large").with_payload(big.clone()), Some("payload too large")),
             // Each header counts 8 bytes more than it holds.
-            (record("headers as large as allowed").header("n", vec![b'v'; 991]), None),
-            (record("headers too large").header("n", vec![b'v'; 992]), Some("headers too large")),
+            (record("headers as large as allowed").with_header("n", vec![b'v'; 991]), None),
+            (record("headers too large").with_header("n", vec![b'v'; 992]), Some("headers too large")),
             (
-                (0..126).fold(record("too many headers"), |record, _| record.header_without_value("")),
+                (0..126).fold(record("too many headers"), |record, _| record.with_null_header("")),
                 Some("headers too large"),
             ),
         ],
@@ -174,15 +174,15 @@ async fn what_is_above_a_limit_is_quarantined_whole() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stamps_and_positions_at_the_ends_of_time_are_accepted() {
-    let at = |id: &str, time: Option<SystemTime>| record(id).recorded_at(time.unwrap());
+    let at = |id: &str, time: Option<SystemTime>| record(id).with_recorded_at(time.unwrap());
     let far = Duration::from_secs(1 << 60);
     among_neighbours(
         quick(),
         vec![
             (at("long ago", UNIX_EPOCH.checked_sub(far)), None),
             (at("far away", UNIX_EPOCH.checked_add(far)), None),
-            (record("last offset").position(i32::MAX, i64::MAX), None),
-            (record("no such offset").position(i32::MIN, i64::MIN), None),
+            (record("last offset").with_position(i32::MAX, i64::MAX), None),
+            (record("no such offset").with_position(i32::MIN, i64::MIN), None),
         ],
     )
     .await;
@@ -194,7 +194,7 @@ async fn no_payload_is_not_an_empty_payload() {
     let (seen, stock) = seeing();
     let inbox = scene.inbox().subscribe("orders", stock).build().unwrap();
 
-    inbox.accept_all([Record::new("orders").id("none"), Record::new("orders").id("empty").payload("")]).await.unwrap();
+    inbox.accept_all([Record::new("orders").with_id("none"), Record::new("orders").with_id("empty").with_payload("")]).await.unwrap();
 
     inbox.drain().await.unwrap();
     let payloads: Vec<_> = sorted(&seen).into_iter().map(|seen| (seen.id, seen.payload)).collect();
@@ -208,7 +208,7 @@ async fn a_payload_of_20_mib_reaches_the_handler_byte_for_byte() {
     let inbox = scene.inbox().subscribe("orders", stock).build().unwrap();
     let payload: Vec<u8> = (0..20u32 << 20).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
 
-    let batch = [record("before"), record("large").payload(payload.clone()), record("after")];
+    let batch = [record("before"), record("large").with_payload(payload.clone()), record("after")];
     let receipts = inbox.accept_all(batch).await.unwrap();
 
     assert_eq!(receipts, vec![Receipt::Accepted { deliveries: 1 }; 3]);

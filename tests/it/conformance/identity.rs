@@ -16,7 +16,7 @@ fn quarantined(reason: &'static str) -> Receipt {
 }
 
 fn structured(payload: &'static str) -> Record {
-    Record::new("orders").header("content-type", "application/cloudevents+json; charset=UTF-8").payload(payload)
+    Record::new("orders").with_header("content-type", "application/cloudevents+json; charset=UTF-8").with_payload(payload)
 }
 
 /// An inbox with one handler for `orders`.
@@ -38,8 +38,8 @@ async fn a_cloud_event_is_one_message_in_either_mode_and_the_source_is_part_of_i
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     let binary = |source: &'static str| {
-        let record = Record::new("orders").header("ce_id", "1").header("ce_source", source);
-        record.header("ce_id", "a second id does not count").payload("p")
+        let record = Record::new("orders").with_header("ce_id", "1").with_header("ce_source", source);
+        record.with_header("ce_id", "a second id does not count").with_payload("p")
     };
     let json = r#"{"id": "2", "source": "/shop", "type": "placed"}"#;
 
@@ -57,8 +57,8 @@ async fn a_cloud_event_is_one_message_in_either_mode_and_the_source_is_part_of_i
 #[tokio::test(flavor = "multi_thread")]
 async fn every_place_an_identity_can_stand_in_tells_a_duplicate() {
     let record = || {
-        let record = Record::new("orders").position(1, 7).key("k").header("h", "v").header("h", "w");
-        record.payload(r#"{"order": {"id": 17}}"#)
+        let record = Record::new("orders").with_position(1, 7).with_key("k").with_header("h", "v").with_header("h", "w");
+        record.with_payload(r#"{"order": {"id": 17}}"#)
     };
     let both = Identity::all_of([Identity::key(), Identity::json_pointer("/order/id")]);
     let policies = [
@@ -67,7 +67,7 @@ async fn every_place_an_identity_can_stand_in_tells_a_duplicate() {
         (Identity::json_pointer("/order/id"), "17 @ orders"),
         (both, "k|17 @ orders"),
         (Identity::position(), "orders/1/7 @ orders"),
-        (Identity::by(|record| record.get_position().map(|at| format!("#{}", at.offset))), "#7 @ orders"),
+        (Identity::by(|record| record.position().map(|at| format!("#{}", at.offset))), "#7 @ orders"),
     ];
     let scene = Scene::new().await;
     let mut expected = Vec::new();
@@ -84,7 +84,7 @@ async fn every_place_an_identity_can_stand_in_tells_a_duplicate() {
 async fn parts_of_an_identity_do_not_run_into_one_another() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, Identity::all_of([Identity::header("a"), Identity::header("b")]));
-    let record = |a: &'static str, b: &'static str| Record::new("orders").header("a", a).header("b", b);
+    let record = |a: &'static str, b: &'static str| Record::new("orders").with_header("a", a).with_header("b", b);
 
     let receipts = accept_each(&inbox, [record("a", "b|c"), record("a|b", "c"), record("a", "b|c")]).await;
 
@@ -95,9 +95,9 @@ async fn parts_of_an_identity_do_not_run_into_one_another() {
 async fn without_identity_a_record_is_quarantined_whole_and_once_unless_the_topic_says_otherwise() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, Identity::header("h"));
-    let record = || Record::new("orders").position(0, 5).key("k").payload("p");
+    let record = || Record::new("orders").with_position(0, 5).with_key("k").with_payload("p");
 
-    let receipts = accept_each(&inbox, [record(), record(), record().id("explicit")]).await;
+    let receipts = accept_each(&inbox, [record(), record(), record().with_id("explicit")]).await;
 
     let missing = quarantined("missing identity");
     assert_eq!(receipts, [missing.clone(), missing, ACCEPTED]);
@@ -113,11 +113,11 @@ async fn a_position_stands_in_for_a_missing_identity_and_says_so() {
     let topic = "orders-by-position";
     let builder = scene.inbox().subscribe(topic, Runs::new().handler("stock"));
     let inbox = builder.identity(topic, Identity::header("h").or_position()).build().unwrap();
-    let at = |offset| Record::new(topic).position(0, offset).payload("the same");
+    let at = |offset| Record::new(topic).with_position(0, offset).with_payload("the same");
 
     let receipts = accept_each(
         &inbox,
-        [at(1), at(2), at(1), at(3).header("h", "own"), at(4).header("h", format!("{topic}/0/9")), Record::new(topic)],
+        [at(1), at(2), at(1), at(3).with_header("h", "own"), at(4).with_header("h", format!("{topic}/0/9")), Record::new(topic)],
     )
     .await;
 
@@ -132,14 +132,14 @@ async fn a_position_stands_in_for_a_missing_identity_and_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn records_at_the_same_position_of_two_clusters_are_two_messages() {
     let scene = Scene::new().await;
-    let at = || Record::new("orders").position(0, 1);
+    let at = || Record::new("orders").with_position(0, 1);
     let inbox = inbox(&scene, Identity::position());
 
     let receipts = accept_each(
         &inbox,
-        [at().cluster("a").payload("p"), at().cluster("b").payload("p"), at().cluster("b").payload("p")]
+        [at().with_cluster("a").with_payload("p"), at().with_cluster("b").with_payload("p"), at().with_cluster("b").with_payload("p")]
             .into_iter()
-            .chain([at().payload("another"), at().payload("another")]),
+            .chain([at().with_payload("another"), at().with_payload("another")]),
     )
     .await;
 
@@ -150,7 +150,7 @@ async fn records_at_the_same_position_of_two_clusters_are_two_messages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn records_at_the_same_position_of_two_clusters_are_quarantined_each_and_replayed_under_their_own_identity() {
     let scene = Scene::new().await;
-    let of = |cluster: &'static str| Record::new("orders").position(0, 1).cluster(cluster).payload("p");
+    let of = |cluster: &'static str| Record::new("orders").with_position(0, 1).with_cluster(cluster).with_payload("p");
     let receipts = accept_each(&inbox(&scene, Identity::header("h")), [of("a"), of("b"), of("b")]).await;
     assert_eq!(receipts, vec![quarantined("missing identity"); 3]);
     assert_eq!(scene.count("inbox_quarantine").await, 2);
@@ -171,7 +171,7 @@ async fn undeduplicated_records_are_accepted_each_time_and_say_so() {
     let builder = scene.inbox().subscribe(topic, runs.handler("stock"));
     let inbox = builder.identity(topic, Identity::cloud_events().or_undeduplicated()).build().unwrap();
 
-    let same = || Record::new(topic).position(0, 1).payload("the same");
+    let same = || Record::new(topic).with_position(0, 1).with_payload("the same");
     assert_eq!(accept_each(&inbox, [same(), same()]).await, [ACCEPTED, ACCEPTED]);
 
     let running = inbox.start().await.unwrap();
@@ -187,12 +187,12 @@ async fn undeduplicated_records_are_accepted_each_time_and_say_so() {
 async fn a_bad_identity_or_a_panicking_function_costs_its_own_record_only() {
     let scene = Scene::new().await;
     let by_key = Identity::by(|record| {
-        let key = record.get_key()?;
+        let key = record.key()?;
         assert_ne!(key, b"panic", "on purpose");
         Some(key.to_vec())
     });
     let inbox = inbox(&scene, by_key.or_undeduplicated());
-    let keyed = |key: &'static [u8]| Record::new("orders").key(key).header(vec![0xff, 0], "hostile");
+    let keyed = |key: &'static [u8]| Record::new("orders").with_key(key).with_header(vec![0xff, 0], "hostile");
 
     let receipts = accept_each(
         &inbox,

@@ -108,7 +108,7 @@ async fn a_replay_keeps_what_was_before_in_the_history() {
     let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
     assert_eq!((found.state, found.attempts, found.errors, found.replays), (State::Done, 2, 0, 1));
     let details = operator.delivery(&found).await.unwrap().unwrap();
-    assert_eq!(details.record.unwrap().get_payload(), Some(&b"payload of m1"[..]));
+    assert_eq!(details.record.unwrap().payload(), Some(&b"payload of m1"[..]));
     let [before] = details.history.as_slice() else { panic!("{:?}", details.history) };
     assert_eq!((before.state, before.attempts, before.errors), (State::Poisoned, 1, 1));
     assert_eq!(before.last_error.as_deref(), Some("out of stock"));
@@ -200,7 +200,7 @@ async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
     let told = "inbox_processor WHERE CAST(report->'rates'->'stock'->>'done_per_sec' AS real) > 0";
     within(async {
         for number in 0.. {
-            inbox.accept(Record::new("more").id(number.to_string())).await.unwrap();
+            inbox.accept(Record::new("more").with_id(number.to_string())).await.unwrap();
             if scene.count(told).await > 0 {
                 break;
             }
@@ -225,7 +225,7 @@ async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
 async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
-    let broken = Record::new("orders").key("k").header("h", "v").payload(vec![0xff, 0]).position(3, 17);
+    let broken = Record::new("orders").with_key("k").with_header("h", "v").with_payload(vec![0xff, 0]).with_position(3, 17);
     inbox.accept_or_quarantine([broken, record("fine")]).await.unwrap();
     let operator = scene.store.operate().because("junk");
     let all = QuarantineFilter::default();
@@ -235,8 +235,8 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
         ("missing identity", Some(17), Some(2))
     );
     let details = operator.quarantined_record(found.id).await.unwrap().unwrap();
-    assert_eq!((details.record.get_payload(), details.record.get_key()), (Some(&[0xff, 0][..]), Some(&b"k"[..])));
-    assert_eq!(details.record.get_headers().len(), 1);
+    assert_eq!((details.record.payload(), details.record.key()), (Some(&[0xff, 0][..]), Some(&b"k"[..])));
+    assert_eq!(details.record.headers().len(), 1);
     let elsewhere = all.clone().topic("returns");
     assert_eq!(operator.discard_quarantined(&elsewhere, 10).await.unwrap(), 0);
     let this = all.clone().id(found.id);
@@ -250,8 +250,8 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
 async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_with_its_reason_of_now() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
-    let with_id = Record::new("orders").header("id", "m1").payload("one");
-    let without = Record::new("orders").payload("two");
+    let with_id = Record::new("orders").with_header("id", "m1").with_payload("one");
+    let without = Record::new("orders").with_payload("two");
     inbox.accept_or_quarantine([with_id, without]).await.unwrap();
     assert_eq!(scene.count("inbox_quarantine WHERE reason = 'missing identity'").await, 2);
 
@@ -276,7 +276,7 @@ async fn a_replayed_conflict_stays_one_quarantined_record() {
     let identity = || wharf::Identity::header("id");
     let inbox =
         scene.inbox().subscribe("orders", runs.handler("stock")).identity("orders", identity()).build().unwrap();
-    let one = |payload: &'static str| Record::new("orders").header("id", "m1").payload(payload);
+    let one = |payload: &'static str| Record::new("orders").with_header("id", "m1").with_payload(payload);
     inbox.accept_or_quarantine([one("one"), one("two")]).await.unwrap();
     let running = inbox.start().await.unwrap();
     let all = QuarantineFilter::all();

@@ -59,7 +59,7 @@ async fn a_backfill_gives_a_new_handler_what_is_retained_once_and_touches_no_oth
     let (scene, runs) = (Scene::new().await, Runs::new());
     let old = scene.inbox().subscribe(["orders", "returns"], runs.handler("stock")).build().unwrap();
     old.accept_all(records(1_200)).await.unwrap();
-    old.accept(Record::new("returns").id("r1")).await.unwrap();
+    old.accept(Record::new("returns").with_id("r1")).await.unwrap();
     old.drain().await.unwrap();
     // The handler comes later, under two keys that it has had.
     let mail = Runs::new();

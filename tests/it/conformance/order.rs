@@ -15,7 +15,7 @@ use super::scene::{Database, Db, Runs, Scene, key, quick, record};
 
 /// A record of a key.
 fn of(key: &str, id: &str) -> Record {
-    record(id).key(key.to_owned())
+    record(id).with_key(key.to_owned())
 }
 
 fn in_order(registration: Registration<Db>) -> Registration<Db> {

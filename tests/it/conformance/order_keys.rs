@@ -10,7 +10,7 @@ use super::scene::{Db, Runs, Scene, record};
 
 /// A record of a key.
 fn of(key: &str, id: &str) -> Record {
-    record(id).key(key.to_owned())
+    record(id).with_key(key.to_owned())
 }
 
 fn in_order(registration: Registration<Db>) -> Registration<Db> {

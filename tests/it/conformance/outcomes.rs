@@ -183,9 +183,9 @@ async fn an_undecodable_payload_is_poisoned_for_the_typed_handler_only() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = typed(&runs, &scene).build().unwrap();
-    let good = Record::new("orders").id("good").json(&serde_json::json!({ "order": 17 }));
-    let bad = Record::new("orders").id("bad").payload("{\"order\": \"seventeen\"}");
-    let binary = Record::new("orders").id("binary").payload(vec![0xff, 0x00]);
+    let good = Record::new("orders").with_id("good").json(&serde_json::json!({ "order": 17 }));
+    let bad = Record::new("orders").with_id("bad").with_payload("{\"order\": \"seventeen\"}");
+    let binary = Record::new("orders").with_id("binary").with_payload(vec![0xff, 0x00]);
     inbox.accept_all([good, bad, binary]).await.unwrap();
     inbox.drain().await.unwrap();
 
@@ -216,7 +216,7 @@ async fn a_tombstone_is_none_for_an_optional_payload_and_undecodable_for_others(
         .subscribe("orders", handler(key("bytes"), raw))
         .build()
         .unwrap();
-    inbox.accept(Record::new("orders").id("gone")).await.unwrap();
+    inbox.accept(Record::new("orders").with_id("gone")).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(scene.states().await, ["gone bytes done", "gone optional done", "gone raw done", "gone typed poisoned"]);
 }

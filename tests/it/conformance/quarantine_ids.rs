@@ -28,8 +28,8 @@ async fn the_event_of_a_quarantined_record_names_its_row() {
     let scene = Scene::new().await;
     let (events, topic) = (Events::capture(), "quarantine-ids");
     let inbox = inbox(&scene, topic);
-    let bad = |payload: &'static str| Record::new(topic).payload(payload);
-    let good = |id: &'static str, payload: &'static str| Record::new(topic).header("h", id).payload(payload);
+    let bad = |payload: &'static str| Record::new(topic).with_payload(payload);
+    let good = |id: &'static str, payload: &'static str| Record::new(topic).with_header("h", id).with_payload(payload);
 
     // Without a message, beside messages, and as conflicts.
     inbox.accept_or_quarantine([bad("a"), bad("b")]).await.unwrap();
@@ -46,9 +46,9 @@ async fn a_record_that_comes_again_has_the_row_that_it_got_first() {
     let scene = Scene::new().await;
     let (events, topic) = (Events::capture(), "quarantine-ids-again");
     let inbox = inbox(&scene, topic);
-    let bad = |payload: &'static str| Record::new(topic).payload(payload);
-    let conflict = || Record::new(topic).header("h", "1").payload("z");
-    inbox.accept_or_quarantine([Record::new(topic).header("h", "1").payload("fine")]).await.unwrap();
+    let bad = |payload: &'static str| Record::new(topic).with_payload(payload);
+    let conflict = || Record::new(topic).with_header("h", "1").with_payload("z");
+    inbox.accept_or_quarantine([Record::new(topic).with_header("h", "1").with_payload("fine")]).await.unwrap();
 
     inbox.accept_or_quarantine([bad("a"), bad("b"), conflict()]).await.unwrap();
     inbox.accept_or_quarantine([bad("b"), bad("a"), bad("b")]).await.unwrap();

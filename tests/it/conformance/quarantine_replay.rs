@@ -19,7 +19,7 @@ async fn undeduplicated(scene: &Scene, runs: &Runs) -> Inbox<Db> {
 /// Quarantines this many records without identity and asks for their replay.
 async fn asked(scene: &Scene, count: u32) {
     let strict = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
-    let records = (0..count).map(|number| Record::new("orders").payload(format!("payload {number}")));
+    let records = (0..count).map(|number| Record::new("orders").with_payload(format!("payload {number}")));
     strict.accept_or_quarantine(records).await.unwrap();
     let all = QuarantineFilter::all();
     assert_eq!(scene.store.operate().replay_quarantined(&all, count).await.unwrap(), u64::from(count));

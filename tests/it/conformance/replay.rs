@@ -59,7 +59,7 @@ async fn a_delivery_is_found_by_a_former_key_and_by_its_source() {
     let runs = Runs::new();
     let hopeless = runs.answering("new", |_| Err(Failure::poison("no"))).formerly("old");
     let inbox = scene.inbox().subscribe("orders", hopeless).build().unwrap();
-    inbox.accept_all([record("a").source("here"), record("a").source("there")]).await.unwrap();
+    inbox.accept_all([record("a").with_source("here"), record("a").with_source("there")]).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(scene.database.replay("a", "old", Some("here")).await, 1);
     assert_eq!(inbox.drain().await.unwrap(), 1);

@@ -103,7 +103,7 @@ async fn of_a_random_matrix_of_states_exactly_what_may_go_goes() {
     let runs = Runs::new();
     let inbox =
         HANDLERS.into_iter().fold(scene.inbox(), |inbox, name| inbox.subscribe("orders", runs.handler(name)));
-    inbox.build().unwrap().accept_or_quarantine([record("").payload("quarantined")]).await.unwrap();
+    inbox.build().unwrap().accept_or_quarantine([record("").with_payload("quarantined")]).await.unwrap();
     scene.database.refuse_deleting_what_is_not_finished().await;
     let states = ["pending", "running", "done", "done", "done", "done some time", "poisoned", "discarded"];
     let (mut sql, mut expected, mut deliveries) = (String::new(), Vec::new(), 0);

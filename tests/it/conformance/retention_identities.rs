@@ -40,14 +40,14 @@ async fn a_redelivery_after_the_purge_is_a_duplicate_and_runs_nothing() {
 
     // Beside new ones, in one batch; and a payload that nobody can compare any more.
     let mut again = records(60);
-    again[3] = record("m000003").payload("another");
+    again[3] = record("m000003").with_payload("another");
     let receipts = inbox.accept_all(again).await.unwrap();
     assert!(receipts[..50].iter().all(|receipt| *receipt == DUPLICATE), "{receipts:?}");
     assert!(receipts[50..].iter().all(|receipt| *receipt == Receipt::Accepted { deliveries: 1 }), "{receipts:?}");
     assert_eq!(inbox.drain().await.unwrap(), 10);
     assert_eq!((runs.count(), scene.count("inbox_message").await), (60, 10));
     // The same id of another source is another message.
-    assert_eq!(inbox.accept(record("m000003").source("shop")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
+    assert_eq!(inbox.accept(record("m000003").with_source("shop")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -96,7 +96,7 @@ async fn every_store_keeps_the_same_16_bytes_of_an_identity_whatever_is_in_it() 
     let (scene, inbox) = quick_scene(&runs).await;
     let long = "é".repeat(200);
     let identities = [("a", "bc"), ("ab", "c"), ("o'brien \"\\ \u{1}", "%s$1?1"), ("消息🦀", "ünï"), (long.as_str(), "x")];
-    let records = identities.map(|(id, source)| record(id).source(source));
+    let records = identities.map(|(id, source)| record(id).with_source(source));
     inbox.accept_all(records.clone()).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(purge(&scene, &keeping()).await.identities_kept, 5);

@@ -36,7 +36,7 @@ async fn what_was_kept_is_not_looked_at_again_until_it_can_go() {
 
     // Were they looked at, they would go.
     age(&scene, 91).await;
-    let returned = |number: usize| Record::new("returns").id(format!("r{number}")).payload("back");
+    let returned = |number: usize| Record::new("returns").with_id(format!("r{number}")).with_payload("back");
     inbox.accept_all((0..20).map(returned).collect::<Vec<_>>()).await.unwrap();
     inbox.drain().await.unwrap();
     age(&scene, 91).await;
@@ -78,7 +78,7 @@ async fn what_waits_for_a_person_expires_only_where_that_is_asked_for() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
-    inbox.accept_or_quarantine([record("a"), Record::new("orders").payload("no id")]).await.unwrap();
+    inbox.accept_or_quarantine([record("a"), Record::new("orders").with_payload("no id")]).await.unwrap();
     inbox.drain().await.unwrap();
     age(&scene, 40).await;
     scene.database.execute("UPDATE inbox_quarantine SET quarantined_at = now() - interval '40 days'").await;

@@ -66,7 +66,7 @@ async fn a_header_says_when_a_delivery_is_due_and_one_that_cannot_be_read_delays
     let given = [("1-absent", None), ("2-duration", Some("3h")), ("3-time", Some(&*at)), ("4-past", Some("2001-01-01T00:00:00Z"))];
     for (id, due) in given.into_iter().chain([("5-bad", Some("soon")), ("6-endless", Some("9000years"))]) {
         let record = record(id);
-        inbox.accept(due.map_or_else(|| record.clone(), |due| record.clone().header("due", due.to_owned()))).await.unwrap();
+        inbox.accept(due.map_or_else(|| record.clone(), |due| record.clone().with_header("due", due.to_owned()))).await.unwrap();
     }
     let due = due_in_minutes(&scene).await;
     assert_eq!((&due[..2], due[3], due[4]), (&[60, 180][..], 0, 0), "{due:?}");
@@ -142,7 +142,7 @@ async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_p
     scene.store.operate().pause("paused").await.unwrap();
     // Not handed over: a batch of one that is accepted by another inbox, which runs nothing.
     let other = scene.inbox().subscribe("paused", Runs::new().handler("paused")).build().unwrap();
-    other.accept(wharf::Record::new("paused").id("waits")).await.unwrap();
+    other.accept(wharf::Record::new("paused").with_id("waits")).await.unwrap();
     inbox.accept_all(records(2_500)).await.unwrap();
     let waited = "UPDATE inbox_delivery SET due_at = due_at - interval '120 minutes' WHERE locked_until IS NULL";
     scene.database.execute(waited).await;

@@ -38,11 +38,11 @@ impl Incident {
         scene.store.operate().acting_as("bob").because("too many mails").pause("mail").await.unwrap();
         bad.accept_all(records(POISONED)).await.unwrap();
         bad.accept_or_quarantine(
-            (0..MENDABLE).map(|number| Record::new("orders").header("id", format!("late-{number}"))),
+            (0..MENDABLE).map(|number| Record::new("orders").with_header("id", format!("late-{number}"))),
         )
         .await
         .unwrap();
-        bad.accept_or_quarantine((0..JUNK).map(|number| Record::new("orders").payload(format!("junk {number}"))))
+        bad.accept_or_quarantine((0..JUNK).map(|number| Record::new("orders").with_payload(format!("junk {number}"))))
             .await
             .unwrap();
         bad.drain().await.unwrap();

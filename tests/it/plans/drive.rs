@@ -77,7 +77,7 @@ pub async fn every_statement(big: &Big, round: &str) {
     let running = inbox.start().await.unwrap();
     big.until("SELECT count(*) >= 500 FROM inbox_poisoned WHERE reason = 'unknown key'").await;
     for topic in ["trouble", "robbed", "sorted"] {
-        inbox.accept_all((0..600).map(|n| of(topic, round, n).key(format!("k{}", n % 200)))).await.unwrap();
+        inbox.accept_all((0..600).map(|n| of(topic, round, n).with_key(format!("k{}", n % 200)))).await.unwrap();
     }
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
     lose_two_answers(big, &inbox, &proxy, round).await;
@@ -173,7 +173,7 @@ async fn rob(thief: &Client, message: &Message<Raw>) -> Result<(), Failure> {
 
 fn of(topic: &str, round: &str, number: usize) -> Record {
     // Ids of three lengths: the troubled handler goes by them.
-    Record::new(topic).id(format!("{topic}-{round}-{}-{number}", "x".repeat(number % 3))).payload("anything")
+    Record::new(topic).with_id(format!("{topic}-{round}-{}-{number}", "x".repeat(number % 3))).with_payload("anything")
 }
 
 /// A batch of 1,000 new records for three handlers; 500 known ones that lack a delivery; 20 that are in conflict.
@@ -184,7 +184,7 @@ async fn fill_and_redeliver(inbox: &Inbox<Postgres>, round: &str) {
     let known = (1..=500).map(|number| record(&format!("old-{number}")));
     let receipts = inbox.accept_all(known).await.unwrap();
     assert!(receipts.iter().all(|receipt| matches!(receipt, Receipt::Duplicate { .. })));
-    let conflicting = (1..=20).map(|number| record(&format!("old-{number}")).payload(format!("other {round}")));
+    let conflicting = (1..=20).map(|number| record(&format!("old-{number}")).with_payload(format!("other {round}")));
     let receipts = inbox.accept_or_quarantine(conflicting).await.unwrap();
     assert!(receipts.iter().all(|receipt| *receipt == Receipt::Quarantined { reason: "conflict" }));
 }

@@ -110,7 +110,7 @@ async fn a_sequence_that_lags_behind_its_table_costs_no_record() {
 async fn a_record_without_identity_that_is_stored_and_cannot_leave_the_quarantine_is_not_stored_again() {
     let scene = Scene::new().await;
     let strict = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
-    strict.accept_or_quarantine([Record::new("orders").payload("one")]).await.unwrap();
+    strict.accept_or_quarantine([Record::new("orders").with_payload("one")]).await.unwrap();
     scene
         .database
         .execute(

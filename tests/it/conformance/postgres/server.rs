@@ -62,9 +62,9 @@ async fn whatever_is_acknowledged_is_committed_durably() {
         both.subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail")).build().unwrap();
 
     first.accept(record("new")).await.unwrap();
-    first.accept_or_quarantine([record("").payload("quarantined")]).await.unwrap();
+    first.accept_or_quarantine([record("").with_payload("quarantined")]).await.unwrap();
     both.accept(record("new")).await.unwrap();
-    both.accept_or_quarantine([record("new").payload("conflict")]).await.unwrap();
+    both.accept_or_quarantine([record("new").with_payload("conflict")]).await.unwrap();
 
     assert_eq!(scene.database.query_texts("SELECT at_commit FROM seen").await, ["on"; 4]);
 }
@@ -239,7 +239,7 @@ async fn the_functions_for_people_fail_on_no_bytes() {
 async fn bytes_are_shown_in_a_parallel_query_too() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
-    inbox.accept(Record::new("orders").id("a").payload(vec![0xff, 0])).await.unwrap();
+    inbox.accept(Record::new("orders").with_id("a").with_payload(vec![0xff, 0])).await.unwrap();
     let client = scene.database.client().await;
     let parallel = "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0;
                     SET max_parallel_workers_per_gather = 2";

@@ -45,7 +45,7 @@ async fn hand_over_beside_refusals(refusal: &str) {
 
     // Several times: whether a slot is free for a hand-over is the claim loop's doing.
     for number in 0..10 {
-        let forged = record("known").payload(format!("forged {number}"));
+        let forged = record("known").with_payload(format!("forged {number}"));
         let receipts = inbox.accept_or_quarantine([record(&format!("new {number}")), forged]).await.unwrap();
         assert_eq!(receipts[1], Receipt::Quarantined { reason: "conflict" });
     }

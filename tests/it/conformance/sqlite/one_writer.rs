@@ -111,7 +111,7 @@ async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_
     let running = inbox.start().await.unwrap();
     inbox.accept_all(records(20)).await.unwrap();
     runs.reached(20).await;
-    inbox.accept(wharf::Record::new("holds").id("h")).await.unwrap();
+    inbox.accept(wharf::Record::new("holds").with_id("h")).await.unwrap();
     holding.began().await;
 
     let there = there.start();
@@ -151,7 +151,7 @@ async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
     let running = inbox.start().await.unwrap();
     inbox.accept_all(records(20)).await.unwrap();
     runs.reached(20).await;
-    inbox.accept(wharf::Record::new("fails").id("f")).await.unwrap();
+    inbox.accept(wharf::Record::new("fails").with_id("f")).await.unwrap();
 
     scene.until("SELECT count(*) FROM inbox_poisoned").await;
     gate.send_replace(true);
@@ -242,7 +242,7 @@ async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() 
         .build()
         .unwrap();
     let running = inbox.start().await.unwrap();
-    inbox.accept(wharf::Record::new("holds").id("h")).await.unwrap();
+    inbox.accept(wharf::Record::new("holds").with_id("h")).await.unwrap();
     holding.began().await;
 
     let accepting = tokio::spawn({
