@@ -983,18 +983,31 @@ END $$;
 CREATE FUNCTION inbox_settle_in_transaction(processor integer, message_seqs bigint[], handler_ids smallint[], claim_attempts integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
+    lock_timeout text := set_config('lock_timeout', '2s', true);
+    only_seq bigint := message_seqs[1];
+    only_handler smallint := handler_ids[1];
+    only_attempt integer := claim_attempts[1];
     settled bigint;
 BEGIN
     IF current_setting('wharf.run', true) IS DISTINCT FROM 'open' THEN
         RAISE 'the transaction of the handler had ended before the handler did' USING CONSTRAINT = 'inbox_transaction_ended';
     END IF;
-    UPDATE inbox_delivery d
-    SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
-    FROM (SELECT unnest(message_seqs) AS message_seq, unnest(handler_ids) AS handler_id, unnest(claim_attempts) AS attempt) s
-    WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
-      AND CASE WHEN d.attempts = s.attempt AND d.locked_by = processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
-               THEN true ELSE false END
-      AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL;
+    IF cardinality(message_seqs) = 1 THEN
+        -- Compares with single values, so that the session plans it once and keeps the plan. A statement with arrays is planned for
+        -- each call, because a plan for arrays of unknown length looks more expensive, and that takes three times as long as the update.
+        UPDATE inbox_delivery d
+        SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
+        WHERE d.message_seq = only_seq AND d.handler_id = only_handler
+          AND CASE WHEN d.attempts = only_attempt AND d.locked_by = processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                   THEN true ELSE false END;
+    ELSE
+        UPDATE inbox_delivery d
+        SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
+        FROM (SELECT unnest(message_seqs) AS message_seq, unnest(handler_ids) AS handler_id, unnest(claim_attempts) AS attempt) s
+        WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
+          AND CASE WHEN d.attempts = s.attempt AND d.locked_by = processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+                   THEN true ELSE false END;
+    END IF;
     GET DIAGNOSTICS settled = ROW_COUNT;
     IF settled IS DISTINCT FROM cardinality(message_seqs) THEN
         RAISE '% of % claims are no longer current', cardinality(message_seqs) - settled, cardinality(message_seqs)
