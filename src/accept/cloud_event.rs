@@ -12,7 +12,7 @@ use crate::types::{Record, is_structured};
 
 /// The attributes, unchecked: bytes as they came.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct CloudEvent<'r> {
+pub(super) struct EventAttributes<'r> {
     pub(super) id: Option<Cow<'r, [u8]>>,
     pub(super) source: Option<Cow<'r, [u8]>>,
     pub(super) event_type: Option<Cow<'r, [u8]>>,
@@ -22,7 +22,7 @@ pub(super) struct CloudEvent<'r> {
 #[derive(Debug)]
 pub(super) struct Attributes<'r> {
     record: &'r Record,
-    event: OnceCell<Result<CloudEvent<'r>, &'static str>>,
+    event: OnceCell<Result<EventAttributes<'r>, &'static str>>,
 }
 
 impl<'r> Attributes<'r> {
@@ -35,27 +35,27 @@ impl<'r> Attributes<'r> {
     }
 
     /// The attributes, or why a record that says that it is a structured event is not one.
-    pub(super) fn event(&self) -> Result<&CloudEvent<'r>, &'static str> {
+    pub(super) fn event(&self) -> Result<&EventAttributes<'r>, &'static str> {
         self.event.get_or_init(|| read(self.record)).as_ref().map_err(|reason| *reason)
     }
 }
 
 /// Reads the attributes a record has, which may be none.
-fn read(record: &Record) -> Result<CloudEvent<'_>, &'static str> {
+fn read(record: &Record) -> Result<EventAttributes<'_>, &'static str> {
     match &record.payload {
         Some(payload) if is_structured(&record.headers) => read_structured(payload),
         // A tombstone has no JSON to be broken.
         Some(_) | None => {
             let header = |name| record.headers.get(name).map(Cow::Borrowed);
-            Ok(CloudEvent { id: header("ce_id"), source: header("ce_source"), event_type: header("ce_type") })
+            Ok(EventAttributes { id: header("ce_id"), source: header("ce_source"), event_type: header("ce_type") })
         }
     }
 }
 
-fn read_structured(payload: &[u8]) -> Result<CloudEvent<'_>, &'static str> {
+fn read_structured(payload: &[u8]) -> Result<EventAttributes<'_>, &'static str> {
     let found = json::members(payload, ["id", "source", "type"]).map_err(|_| "cloud event is not a JSON object")?;
     let [id, source, event_type] = found;
-    Ok(CloudEvent { id: attribute(id)?, source: attribute(source)?, event_type: attribute(event_type)? })
+    Ok(EventAttributes { id: attribute(id)?, source: attribute(source)?, event_type: attribute(event_type)? })
 }
 
 fn attribute(found: Found<'_>) -> Result<Option<Cow<'_, [u8]>>, &'static str> {
@@ -74,9 +74,9 @@ fn attribute(found: Found<'_>) -> Result<Option<Cow<'_, [u8]>>, &'static str> {
 mod tests {
     use super::*;
 
-    fn event<'r>(id: &'r str, source: &'r str, event_type: &'r str) -> CloudEvent<'r> {
+    fn event<'r>(id: &'r str, source: &'r str, event_type: &'r str) -> EventAttributes<'r> {
         let attribute = |text: &'r str| (!text.is_empty()).then_some(Cow::Borrowed(text.as_bytes()));
-        CloudEvent { id: attribute(id), source: attribute(source), event_type: attribute(event_type) }
+        EventAttributes { id: attribute(id), source: attribute(source), event_type: attribute(event_type) }
     }
 
     fn structured(payload: &str) -> Record {

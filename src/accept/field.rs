@@ -19,7 +19,7 @@ pub(super) enum Field<'p> {
 
 /// Why a value cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unreadable {
+pub(super) enum UnreadableField {
     NotJson,
     Twice,
     NotScalar,
@@ -27,7 +27,7 @@ pub(super) enum Unreadable {
 }
 
 /// The value in a place; `None` when there is none.
-pub(super) fn read<'r>(record: &'r Record, field: Field<'_>) -> Result<Option<Cow<'r, [u8]>>, Unreadable> {
+pub(super) fn read<'r>(record: &'r Record, field: Field<'_>) -> Result<Option<Cow<'r, [u8]>>, UnreadableField> {
     match field {
         Field::Header(name) => Ok(record.headers.get(name).map(Cow::Borrowed)),
         Field::Key => Ok(record.key.as_deref().map(Cow::Borrowed)),
@@ -36,16 +36,16 @@ pub(super) fn read<'r>(record: &'r Record, field: Field<'_>) -> Result<Option<Co
     }
 }
 
-fn read_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, [u8]>>, Unreadable> {
+fn read_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, [u8]>>, UnreadableField> {
     let Some(payload) = &record.payload else { return Ok(None) };
-    match json::pointed_to(payload, pointer).map_err(|_| Unreadable::NotJson)? {
+    match json::pointed_to(payload, pointer).map_err(|_| UnreadableField::NotJson)? {
         Found::Nothing => Ok(None),
-        Found::Twice => Err(Unreadable::Twice),
+        Found::Twice => Err(UnreadableField::Twice),
         Found::Value(value) => match json::scalar(value) {
             Scalar::Null => Ok(None),
             Scalar::Text(text) => Ok(Some(Cow::Owned(text.into_bytes()))),
             Scalar::Number(number) => Ok(Some(Cow::Borrowed(number.as_bytes()))),
-            Scalar::Other => Err(Unreadable::NotScalar),
+            Scalar::Other => Err(UnreadableField::NotScalar),
         },
     }
 }
@@ -54,10 +54,10 @@ fn read_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, 
 fn ask(
     record: &Record,
     function: &(dyn Fn(&Record) -> Option<Bytes> + Send + Sync),
-) -> Result<Option<Cow<'static, [u8]>>, Unreadable> {
+) -> Result<Option<Cow<'static, [u8]>>, UnreadableField> {
     catch_unwind(AssertUnwindSafe(|| function(record).map(|value| Cow::Owned(Vec::from(value))))).map_err(|panic| {
         // Its text may hold anything of the record.
         drop(panic_text(panic));
-        Unreadable::Panicked
+        UnreadableField::Panicked
     })
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::intake::Intake;
 use super::quarantine_run;
-use super::write::{Row, RowBatch, Turn, Written, try_write};
+use super::write::{BatchTurn, Row, RowBatch, WrittenBatch, try_write};
 use crate::store::Backend;
 use crate::store::ledger::LedgerEntry;
 use crate::telemetry::events;
 
 /// What became of a batch that was sent early.
 pub(crate) enum Followed {
-    Written(Written),
+    Written(WrittenBatch),
     /// Nothing was written.
     NotYet,
     /// Nobody knows whether it was written.
@@ -29,7 +29,7 @@ pub(crate) async fn follow<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row], le
         return Followed::NotYet;
     }
     let batch = RowBatch { rows, ledger, is_in_doubt: false };
-    match try_write(intake, batch, Turn::Unknown, intake.hand_over()).await {
+    match try_write(intake, batch, BatchTurn::Unknown, intake.hand_over()).await {
         Ok(Some((written, _))) => {
             quarantine_run::note(intake, rows, &written.receipts);
             Followed::Written(written)

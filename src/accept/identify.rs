@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::cloud_event::Attributes;
-use super::field::{Field, Unreadable, read};
-use super::identity::{IDENTITY_CHARS_MAX, Identity, MissingIdentity, Place};
+use super::field::{Field, UnreadableField, read};
+use super::identity::{IDENTITY_CHARS_MAX, Identity, IdentityField, MissingIdentity};
 use crate::types::{Position, Record};
 
 /// The identity of a record.
@@ -43,13 +43,13 @@ impl From<&'static str> for Refusal {
 /// Why a place gave no identity.
 enum Flaw<'p> {
     /// There is none: the policy decides.
-    Missing(&'static str, &'p Place),
+    Missing(&'static str, &'p IdentityField),
     /// There is one, and it cannot be used.
-    Bad(&'static str, &'p Place),
+    Bad(&'static str, &'p IdentityField),
 }
 
 /// What a place gave.
-struct Given {
+struct FieldIdentity {
     id: Arc<str>,
     source: Option<Arc<str>>,
 }
@@ -71,10 +71,10 @@ pub(super) fn identify(
         return Ok(identified(id_text(id)?, None, None));
     }
     let (reason, place) = match given(attributes, &policy.place) {
-        Ok(Given { id, .. }) if is_reserved(&id, record, policy) => {
+        Ok(FieldIdentity { id, .. }) if is_reserved(&id, record, policy) => {
             return Err("identity has the form of a position".into());
         }
-        Ok(Given { id, source }) => return Ok(identified(id, source, None)),
+        Ok(FieldIdentity { id, source }) => return Ok(identified(id, source, None)),
         Err(Flaw::Bad(reason, place)) => return Err(refusal(reason, place)),
         Err(Flaw::Missing(reason, place)) => (reason, place),
     };
@@ -90,28 +90,28 @@ pub(super) fn identify(
     }
 }
 
-fn refusal(reason: &'static str, place: &Place) -> Refusal {
+fn refusal(reason: &'static str, place: &IdentityField) -> Refusal {
     Refusal { reason, detail: Some(format!("looked for {place}")) }
 }
 
-fn given<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Flaw<'p>> {
+fn given<'p>(attributes: &Attributes<'_>, place: &'p IdentityField) -> Result<FieldIdentity, Flaw<'p>> {
     let record = attributes.record();
     let field = |field| read(record, field).map_err(|unreadable| Flaw::Bad(unreadable_reason(unreadable), place));
     let value: Option<Cow<'_, [u8]>> = match place {
-        Place::CloudEvent => return given_by_event(attributes, place),
-        Place::AllOf(parts) => return given_by_all(attributes, parts, place),
-        Place::FirstOf(parts) => return given_by_first(attributes, parts, place),
-        Place::Header(name) => field(Field::Header(name))?,
-        Place::Key => field(Field::Key)?,
-        Place::JsonPointer(pointer) => field(Field::JsonPointer(pointer))?,
-        Place::Position => record.position.map(|position| position_id(record, position).into_bytes().into()),
-        Place::Function(function) => field(Field::Function(&**function))?,
+        IdentityField::CloudEvent => return given_by_event(attributes, place),
+        IdentityField::AllOf(parts) => return given_by_all(attributes, parts, place),
+        IdentityField::FirstOf(parts) => return given_by_first(attributes, parts, place),
+        IdentityField::Header(name) => field(Field::Header(name))?,
+        IdentityField::Key => field(Field::Key)?,
+        IdentityField::JsonPointer(pointer) => field(Field::JsonPointer(pointer))?,
+        IdentityField::Position => record.position.map(|position| position_id(record, position).into_bytes().into()),
+        IdentityField::Function(function) => field(Field::Function(&**function))?,
     };
-    Ok(Given { id: present(value.as_deref(), place)?, source: None })
+    Ok(FieldIdentity { id: present(value.as_deref(), place)?, source: None })
 }
 
 /// A value that is there, as an id. An empty one is as good as none.
-fn present<'p>(value: Option<&[u8]>, place: &'p Place) -> Result<Arc<str>, Flaw<'p>> {
+fn present<'p>(value: Option<&[u8]>, place: &'p IdentityField) -> Result<Arc<str>, Flaw<'p>> {
     match value {
         None => Err(Flaw::Missing("missing identity", place)),
         Some([]) => Err(Flaw::Missing("empty identity", place)),
@@ -119,7 +119,7 @@ fn present<'p>(value: Option<&[u8]>, place: &'p Place) -> Result<Arc<str>, Flaw<
     }
 }
 
-fn given_by_event<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<Given, Flaw<'p>> {
+fn given_by_event<'p>(attributes: &Attributes<'_>, place: &'p IdentityField) -> Result<FieldIdentity, Flaw<'p>> {
     let event = attributes.event().map_err(|reason| Flaw::Bad(reason, place))?;
     let id = present(event.id.as_deref(), place)?;
     match event.source.as_deref() {
@@ -128,12 +128,16 @@ fn given_by_event<'p>(attributes: &Attributes<'_>, place: &'p Place) -> Result<G
         Some([]) => Err(Flaw::Missing("empty source", place)),
         Some(source) => {
             let source = source_text(source).map_err(|reason| Flaw::Bad(reason, place))?;
-            Ok(Given { id, source: Some(source) })
+            Ok(FieldIdentity { id, source: Some(source) })
         }
     }
 }
 
-fn given_by_all<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &'p Place) -> Result<Given, Flaw<'p>> {
+fn given_by_all<'p>(
+    attributes: &Attributes<'_>,
+    parts: &'p [Identity],
+    place: &'p IdentityField,
+) -> Result<FieldIdentity, Flaw<'p>> {
     let mut ids = Vec::with_capacity(parts.len());
     let mut source = None;
     let mut missing = None;
@@ -150,12 +154,16 @@ fn given_by_all<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &
     }
     match missing {
         Some(flaw) => Err(flaw),
-        None => Ok(Given { id: present(Some(joined(&ids).as_bytes()), place)?, source }),
+        None => Ok(FieldIdentity { id: present(Some(joined(&ids).as_bytes()), place)?, source }),
     }
 }
 
 /// The first place that has a value. A bad value ends the search: falling through would store the record under another identity.
-fn given_by_first<'p>(attributes: &Attributes<'_>, parts: &'p [Identity], place: &'p Place) -> Result<Given, Flaw<'p>> {
+fn given_by_first<'p>(
+    attributes: &Attributes<'_>,
+    parts: &'p [Identity],
+    place: &'p IdentityField,
+) -> Result<FieldIdentity, Flaw<'p>> {
     for part in parts {
         match given(attributes, &part.place) {
             Err(Flaw::Missing(..)) => {}
@@ -173,12 +181,12 @@ fn joined(parts: &[impl AsRef<str>]) -> String {
 }
 
 /// The reason that stands in the quarantine.
-fn unreadable_reason(unreadable: Unreadable) -> &'static str {
+fn unreadable_reason(unreadable: UnreadableField) -> &'static str {
     match unreadable {
-        Unreadable::NotJson => "payload is not JSON",
-        Unreadable::Twice => "identity stands twice",
-        Unreadable::NotScalar => "identity is not text",
-        Unreadable::Panicked => "identity function panicked",
+        UnreadableField::NotJson => "payload is not JSON",
+        UnreadableField::Twice => "identity stands twice",
+        UnreadableField::NotScalar => "identity is not text",
+        UnreadableField::Panicked => "identity function panicked",
     }
 }
 
@@ -201,7 +209,7 @@ fn is_reserved(id: &str, record: &Record, policy: &Identity) -> bool {
         Some(partition.parse::<i32>().is_ok() && offset.parse::<i64>().is_ok())
     };
     policy.missing == MissingIdentity::Position
-        && !matches!(policy.place, Place::Position)
+        && !matches!(policy.place, IdentityField::Position)
         && names_position().unwrap_or(false)
 }
 

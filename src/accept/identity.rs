@@ -38,13 +38,13 @@ const POSITION_TOPIC_CHARS_MAX: usize =
 #[derive(Clone)]
 #[must_use = "a policy does nothing until a topic has it"]
 pub struct Identity {
-    pub(super) place: Place,
+    pub(super) place: IdentityField,
     pub(super) missing: MissingIdentity,
 }
 
 /// Where an identity stands.
 #[derive(Clone)]
-pub(super) enum Place {
+pub(super) enum IdentityField {
     CloudEvent,
     Header(String),
     Key,
@@ -70,32 +70,32 @@ impl Identity {
     /// the header `content-type: application/cloudevents+json` tells, they are members of the JSON payload. A structured event
     /// whose JSON is broken is quarantined.
     pub fn cloud_events() -> Self {
-        Self::at(Place::CloudEvent)
+        Self::at(IdentityField::CloudEvent)
     }
 
     /// The value of a header. The first header of the name counts, also when it has no value and a later one does. Names are
     /// case-sensitive.
     pub fn header(name: impl Into<String>) -> Self {
-        Self::at(Place::Header(name.into()))
+        Self::at(IdentityField::Header(name.into()))
     }
 
     /// The record's key. For topics where no two records share a key: a second payload under the same key is a conflict, and
     /// quarantined. For others, make the key a part of [`Identity::all_of`].
     pub fn key() -> Self {
-        Self::at(Place::Key)
+        Self::at(IdentityField::Key)
     }
 
     /// What an RFC 6901 pointer (`/order/id`) finds in the JSON payload: a string, or a number as it is written (`1` and `1.0` are two).
     /// `null`, and no payload at all, count as none; other values, a member that stands twice and payloads that are not JSON are
     /// quarantined.
     pub fn json_pointer(pointer: impl Into<String>) -> Self {
-        Self::at(Place::JsonPointer(pointer.into()))
+        Self::at(IdentityField::JsonPointer(pointer.into()))
     }
 
     /// Several together, in this order; none of them may be missing. The id is the parts with `|` between them, where `|` and `\` within a
     /// part are written `\|` and `\\`: other parts never make the same id. At most 200 characters in all.
     pub fn all_of(parts: impl IntoIterator<Item = Identity>) -> Self {
-        Self::at(Place::AllOf(parts.into_iter().collect()))
+        Self::at(IdentityField::AllOf(parts.into_iter().collect()))
     }
 
     /// The first of several places that has a value, in this order: for topics whose producers carry the identity in different places.
@@ -107,20 +107,20 @@ impl Identity {
     /// let identity = Identity::first_of([Identity::cloud_events(), Identity::header("message-id")]).or_position();
     /// ```
     pub fn first_of(places: impl IntoIterator<Item = Identity>) -> Self {
-        Self::at(Place::FirstOf(places.into_iter().collect()))
+        Self::at(IdentityField::FirstOf(places.into_iter().collect()))
     }
 
     /// Where the record was: `topic/partition/offset@cluster`, with the id of the Kafka cluster, so that several clusters can feed one
     /// database. Tells a redelivery, but not that a producer sent the same thing twice. Records that were not read from Kafka have none,
     /// unless [`Record::with_position`] said so; without [`Record::with_cluster`] it is `topic/partition/offset`.
     pub fn position() -> Self {
-        Self::at(Place::Position)
+        Self::at(IdentityField::Position)
     }
 
     /// What a function says; `None` for a record without identity. It must say the same each time it sees the same record.
     /// It is called while records are accepted, so it should be quick; a record it panics on is quarantined.
     pub fn by<I: Into<Bytes>>(function: impl Fn(&Record) -> Option<I> + Send + Sync + 'static) -> Self {
-        Self::at(Place::Function(Arc::new(move |record| function(record).map(Into::into))))
+        Self::at(IdentityField::Function(Arc::new(move |record| function(record).map(Into::into))))
     }
 
     /// Records without identity are quarantined. This is the default.
@@ -146,7 +146,7 @@ impl Identity {
         self
     }
 
-    fn at(place: Place) -> Self {
+    fn at(place: IdentityField) -> Self {
         Self { place, missing: MissingIdentity::Quarantine }
     }
 
@@ -163,7 +163,7 @@ impl Identity {
     }
 }
 
-impl Place {
+impl IdentityField {
     fn problems(&self) -> Vec<String> {
         match self {
             Self::CloudEvent | Self::Key | Self::Position | Self::Function(_) => Vec::new(),
@@ -216,7 +216,7 @@ impl Default for Identity {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for IdentityField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CloudEvent => f.write_str("the CloudEvents id and source"),

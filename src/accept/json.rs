@@ -95,7 +95,7 @@ fn element<'j>(array: &'j str, token: &str) -> Result<Found<'j>, NotJson> {
     // Also for an index that no array can have.
     let Some(index) = token.parse().ok().filter(|_| is_index) else { return Ok(Found::Nothing) };
     let mut reader = serde_json::Deserializer::from_str(array);
-    reader.deserialize_seq(Element { index }).map_err(|_| NotJson)
+    reader.deserialize_seq(ArrayElement { index }).map_err(|_| NotJson)
 }
 
 struct Members<'n, const N: usize> {
@@ -150,11 +150,11 @@ impl Visitor<'_> for Name<'_> {
     }
 }
 
-struct Element {
+struct ArrayElement {
     index: usize,
 }
 
-impl<'j> Visitor<'j> for Element {
+impl<'j> Visitor<'j> for ArrayElement {
     type Value = Found<'j>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,7 +12,7 @@ use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
 #[cfg(feature = "kafka")]
 use super::quarantine_run;
-use crate::handler::{Subscription, Unreadable};
+use crate::handler::{Subscription, UnreadableDelay};
 use crate::store::Backend;
 use crate::store::ledger::{LedgerEntry, LedgerMove};
 use crate::store::seam::{AcceptBatch, Accepted, Answers, Due, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
@@ -47,7 +47,7 @@ impl<'a> RowBatch<'a> {
 
 /// What became of a batch, in its order.
 #[derive(Default)]
-pub(crate) struct Written {
+pub(crate) struct WrittenBatch {
     pub(crate) receipts: Vec<Receipt>,
     pub(crate) ledger: Vec<LedgerMove>,
 }
@@ -71,7 +71,7 @@ impl Patience {
 }
 
 /// Why a part of a batch was not written.
-enum Trouble {
+enum WriteTrouble {
     /// The database refuses these rows; smaller parts will tell which.
     Refused(Error),
     /// Patience is at an end.
@@ -83,7 +83,7 @@ pub(crate) async fn write<B: Backend>(
     intake: &Arc<Intake<B>>,
     batch: RowBatch<'_>,
     patience: Patience,
-) -> Result<Written> {
+) -> Result<WrittenBatch> {
     #[cfg(feature = "kafka")]
     if patience == Patience::ForEver {
         quarantine_run::refuse_while_stopped(intake).await?;
@@ -97,11 +97,11 @@ pub(crate) async fn write<B: Backend>(
         let part = batch.part(range.clone());
         let written = match write_part(intake, part, patience, &mut hand_over).await {
             Ok(written) => written,
-            Err(Trouble::GaveUp(error)) => return Err(error),
-            Err(Trouble::Refused(error)) if range.len() <= 1 => {
+            Err(WriteTrouble::GaveUp(error)) => return Err(error),
+            Err(WriteTrouble::Refused(error)) if range.len() <= 1 => {
                 quarantine(intake, part, &error, patience, &mut hand_over).await?
             }
-            Err(Trouble::Refused(_)) => {
+            Err(WriteTrouble::Refused(_)) => {
                 let middle = range.start + range.len() / 2;
                 // The last one pushed is written first: the order of the batch is kept.
                 parts.extend([middle..range.end, range.start..middle]);
@@ -121,7 +121,7 @@ pub(crate) async fn write<B: Backend>(
     if patience == Patience::ForEver {
         quarantine_run::note(intake, batch.rows, &receipts);
     }
-    Ok(Written { receipts, ledger })
+    Ok(WrittenBatch { receipts, ledger })
 }
 
 /// Whether deliveries may be inserted as claimed.
@@ -139,7 +139,7 @@ async fn write_part<B: Backend>(
     part: RowBatch<'_>,
     patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<Written, Trouble> {
+) -> Result<WrittenBatch, WriteTrouble> {
     let rows = part.rows;
     let mut backoff = Backoff::new(intake.limits.backoff_max);
     let mut refusals = 0;
@@ -148,8 +148,8 @@ async fn write_part<B: Backend>(
             HandOvers::Allowed => intake.hand_over(),
             HandOvers::InDoubt => None,
         };
-        match try_write(intake, part, Turn::Come, hand_over).await {
-            Ok(None) => return Err(Trouble::GaveUp(Error::bug("a batch that follows no other was told to wait"))),
+        match try_write(intake, part, BatchTurn::Come, hand_over).await {
+            Ok(None) => return Err(WriteTrouble::GaveUp(Error::bug("a batch that follows no other was told to wait"))),
             Ok(Some((written, known))) => {
                 if *hand_overs == HandOvers::InDoubt {
                     release_lost_hand_overs(intake, rows, &known).await;
@@ -161,17 +161,17 @@ async fn write_part<B: Backend>(
                 match error.kind() {
                     Kind::Connection | Kind::Passing => {}
                     Kind::Server => refusals += 1,
-                    Kind::Data => return Err(Trouble::Refused(error)),
+                    Kind::Data => return Err(WriteTrouble::Refused(error)),
                     Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Refused | Kind::Stopped => {
-                        return Err(Trouble::GaveUp(error));
+                        return Err(WriteTrouble::GaveUp(error));
                     }
                 }
                 events::store_trouble("accept", &error);
                 if refusals >= REFUSALS_MAX && is_blamed_on(intake, rows).await {
-                    return Err(Trouble::Refused(error));
+                    return Err(WriteTrouble::Refused(error));
                 }
                 if patience.is_over() {
-                    return Err(Trouble::GaveUp(error));
+                    return Err(WriteTrouble::GaveUp(error));
                 }
             }
         }
@@ -198,7 +198,7 @@ pub(super) type KnownSeqs = Vec<Option<i64>>;
 
 /// Whether everything before a batch is stored, as far as this process knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum BatchTurn {
     Come,
     /// The database decides.
     #[cfg(feature = "kafka")]
@@ -210,9 +210,9 @@ pub(super) enum Turn {
 pub(super) async fn try_write<B: Backend>(
     intake: &Arc<Intake<B>>,
     RowBatch { rows, ledger, .. }: RowBatch<'_>,
-    turn: Turn,
+    turn: BatchTurn,
     hand_over: Option<Arc<dyn HandOver>>,
-) -> Result<Option<(Written, KnownSeqs)>> {
+) -> Result<Option<(WrittenBatch, KnownSeqs)>> {
     let handlers = intake.handlers().await?;
     let mut reservations = match hand_over {
         Some(hand_over) => Some(hand_over.begin().await),
@@ -230,7 +230,7 @@ pub(super) async fn try_write<B: Backend>(
         messages,
         quarantined,
         ledger: ledger.to_vec(),
-        is_following: turn != Turn::Come,
+        is_following: turn != BatchTurn::Come,
         processor: reservations.as_ref().map(|reservations| reservations.processor()),
         lease: intake.limits.lease,
     });
@@ -254,7 +254,7 @@ pub(super) async fn try_write<B: Backend>(
     {
         hand_over.wake();
     }
-    Ok(Some((Written { receipts, ledger: answers.ledger }, known)))
+    Ok(Some((WrittenBatch { receipts, ledger: answers.ledger }, known)))
 }
 
 /// A receipt for each row, and the seqs of messages that were known. Tells each as an event.
@@ -312,7 +312,7 @@ fn due(subscription: &Subscription, message: &StoredMessage) -> Option<Due> {
     if delay.is_none() {
         return None;
     }
-    delay.due(&message.headers, SystemTime::now()).unwrap_or_else(|Unreadable| {
+    delay.due(&message.headers, SystemTime::now()).unwrap_or_else(|UnreadableDelay| {
         events::bad_delay(message, key.as_str(), delay.header.as_deref().unwrap_or_default());
         None
     })
@@ -375,13 +375,13 @@ async fn quarantine<B: Backend>(
     error: &Error,
     patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<Written> {
+) -> Result<WrittenBatch> {
     let [Row::Message { message, .. }] = part.rows else { return Err(error.repeat()) };
     let reason = "refused by the database";
     let record = Record::from(&**message);
     let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(format!("{error:#}")) }))];
     match write_part(intake, RowBatch { rows: &rows, ..part }, patience, hand_overs).await {
         Ok(written) => Ok(written),
-        Err(Trouble::Refused(error) | Trouble::GaveUp(error)) => Err(error),
+        Err(WriteTrouble::Refused(error) | WriteTrouble::GaveUp(error)) => Err(error),
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Delay {
 
 /// The header's value is neither a duration nor a time.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable;
+pub(crate) struct UnreadableDelay;
 
 impl Delay {
     pub(crate) fn is_none(&self) -> bool {
@@ -24,11 +24,11 @@ impl Delay {
     }
 
     /// When a delivery of a message with these headers is due; `None`: at once.
-    pub(crate) fn due(&self, headers: &Headers, now: SystemTime) -> Result<Option<Due>, Unreadable> {
+    pub(crate) fn due(&self, headers: &Headers, now: SystemTime) -> Result<Option<Due>, UnreadableDelay> {
         match self.header.as_deref().and_then(|name| headers.get(name)) {
             None => Ok(self.after.map(Due::In)),
             Some(value) => {
-                let due = read(value).ok_or(Unreadable)?;
+                let due = read(value).ok_or(UnreadableDelay)?;
                 let is_over = match due {
                     Due::In(after) => after.is_zero(),
                     Due::At(at) => at <= now,
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::types::Record;
 
-    fn due(value: impl Into<bytes::Bytes>) -> Result<Option<Due>, Unreadable> {
+    fn due(value: impl Into<bytes::Bytes>) -> Result<Option<Due>, UnreadableDelay> {
         let delay = Delay { after: Some(Duration::from_secs(60)), header: Some("due".to_owned()) };
         let record = Record::new("orders").with_header("due", value.into());
         delay.due(record.headers(), SystemTime::UNIX_EPOCH)
@@ -92,7 +92,7 @@ mod tests {
         // Nothing to wait for.
         assert_eq!(
             (due("0s"), due("1969-12-31T23:59:59Z"), due("1970-01-01T00:00:00Z")),
-            (Ok(None), Err(Unreadable), Ok(None))
+            (Ok(None), Err(UnreadableDelay), Ok(None))
         );
     }
 
@@ -108,9 +108,9 @@ mod tests {
             "1970-01-02T00:00:00+2:00",
             "1970-01-02T00:00:00+99:00",
         ] {
-            assert_eq!(due(value), Err(Unreadable), "{value}");
+            assert_eq!(due(value), Err(UnreadableDelay), "{value}");
         }
-        assert_eq!(due(vec![0xff, 0x00]), Err(Unreadable));
+        assert_eq!(due(vec![0xff, 0x00]), Err(UnreadableDelay));
     }
 
     proptest! {

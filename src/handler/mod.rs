@@ -21,7 +21,7 @@ pub use order::{OnPoison, OrderKey};
 pub use registration::{Registration, Topics, handler, tx_handler, with_state};
 pub use retry::RetryPolicy;
 
-pub(crate) use delay::Unreadable;
+pub(crate) use delay::UnreadableDelay;
 pub(crate) use erased::{Body, ErasedHandler, ErasedTxHandler};
 pub(crate) use failure::Wish;
 pub(crate) use layer::LayerFn;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::position::{At, is_cut};
 use crate::accept::Row;
 use crate::store::ledger::Reader;
-use parts::{Owned, Queue, Standing, UnderWay, Waiting};
+use parts::{Owned, PartitionQueue, Standing, UnderWay, UnwrittenRecord};
 use room::{Fill, Load};
 
 mod batches;
@@ -98,7 +98,7 @@ impl Desk {
                 standing: Standing::New { ask_at: now },
                 is_paused: true,
                 is_in_order: self.in_order.contains(topic),
-                waiting: Queue::default(),
+                waiting: PartitionQueue::default(),
                 fill: Fill::default(),
                 was_held_back: false,
                 under_way: 0,
@@ -258,7 +258,7 @@ impl Desk {
         owned.epoch = at.epoch;
         owned.stands_still = None;
         let (row, size_bytes) = row.map_or((None, 0), |(row, size_bytes)| (Some(row), size_bytes));
-        owned.waiting.push(Waiting { at, row, size_bytes });
+        owned.waiting.push(UnwrittenRecord { at, row, size_bytes });
         self.waiting.rows += 1;
         self.waiting.bytes += size_bytes;
     }

@@ -21,7 +21,7 @@ use super::for_ever::for_ever;
 use super::native;
 use super::native::leader::{self, Answers};
 use super::position::{self, At, Begin, Committed, Known, Topic};
-use super::rebalance::{COMMITTED_BY_US, Context, Told, partitions};
+use super::rebalance::{COMMITTED_BY_US, Context, Notice, partitions};
 use crate::accept::Intake;
 use crate::store::Backend;
 use crate::store::ledger::{LedgerRow, Opening, Reader, Stopping};
@@ -58,22 +58,22 @@ pub(super) async fn find<B: Backend>(
     intake: Arc<Intake<B>>,
     consumer: Weak<BaseConsumer<Context>>,
     asked: Vec<Asked>,
-    tell: Sender<Told>,
+    tell: Sender<Notice>,
 ) {
     let asking = consumer.clone();
     let Some(reader) = joined(spawn_blocking(move || reader(&asking)).await) else { return };
     let Some(reader) = reader else {
         let unanswered = asked.into_iter().map(|asked| Located { asked, start: None }).collect();
-        return drop(tell.send(Told::Located(unanswered)));
+        return drop(tell.send(Notice::Located(unanswered)));
     };
     let (stopped, sought) = with_ledger(&intake, &reader, asked).await;
     open(&intake, &reader, &stopped).await;
-    drop(tell.send(Told::Located(stopped.into_iter().map(|looked| looked.found).collect())));
+    drop(tell.send(Notice::Located(stopped.into_iter().map(|looked| looked.found).collect())));
     let asking = consumer.clone();
     let Some(Led { by_leader, leaderless }) = joined(spawn_blocking(move || led(&asking, sought)).await) else {
         return;
     };
-    drop(tell.send(Told::Located(leaderless)));
+    drop(tell.send(Notice::Located(leaderless)));
     let mut looking = JoinSet::new();
     for ((leader, _), sought) in by_leader {
         let (intake, reader, consumer) = (Arc::clone(&intake), Arc::clone(&reader), consumer.clone());
@@ -83,7 +83,7 @@ pub(super) async fn find<B: Backend>(
             let Some(looked) = joined(spawn_blocking(move || look(&asking, leader, sought)).await) else { return };
             open(&intake, &reader, &looked).await;
             let begun = begun(&looked);
-            drop(tell.send(Told::Located(looked.into_iter().map(|looked| looked.found).collect())));
+            drop(tell.send(Notice::Located(looked.into_iter().map(|looked| looked.found).collect())));
             joined(spawn_blocking(move || warn_of_group(&consumer, &begun)).await);
         });
     }

@@ -23,7 +23,7 @@ use tokio::time::timeout_at;
 
 use super::desk::{Desk, Expected, Pauses};
 use super::position::At;
-use super::rebalance::{Context, Told, offsets, partitions};
+use super::rebalance::{Context, Notice, offsets, partitions};
 use super::{Kafka, backlog, native, record, retention, settings, watch};
 use crate::accept::Intake;
 use crate::store::Backend;
@@ -57,7 +57,7 @@ impl Ingest {
         intake: &Arc<Intake<B>>,
         kafka: &Kafka,
         window: Option<Duration>,
-    ) -> Result<Prepared<B>> {
+    ) -> Result<ReadyIngest<B>> {
         let config = settings::config(kafka)?;
         let (tell, told) = channel();
         let rules = &intake.rules;
@@ -65,7 +65,7 @@ impl Ingest {
         let desk = Desk::new(intake.limits.accept_batches, in_order);
         let context = Context::new(kafka.group.as_str().into(), told, desk);
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
-        Ok(Prepared(Work {
+        Ok(ReadyIngest(Work {
             intake: Arc::clone(intake),
             window,
             consumer: Arc::new(consumer),
@@ -101,9 +101,9 @@ impl Ingest {
 }
 
 /// An ingest whose thread is not started yet.
-pub(crate) struct Prepared<B: Backend>(Work<B>);
+pub(crate) struct ReadyIngest<B: Backend>(Work<B>);
 
-impl<B: Backend> Prepared<B> {
+impl<B: Backend> ReadyIngest<B> {
     pub(crate) fn start(self) -> Result<Ingest> {
         let (is_stopping, intake) = (Arc::clone(&self.0.is_stopping), Arc::clone(&self.0.intake));
         let group = self.0.group().to_owned();
@@ -142,7 +142,7 @@ struct Work<B: Backend> {
     config: ClientConfig,
     /// Batches and questions under way, on the store's thread. Aborted when the ingest has ended.
     tasks: JoinSet<()>,
-    tell: Sender<Told>,
+    tell: Sender<Notice>,
     is_stopping: Arc<AtomicBool>,
     /// Whether records are wanted: the desk has room and the backlog is within its limits.
     is_open: bool,
@@ -293,7 +293,7 @@ impl<B: Backend> Work<B> {
                 None => break,
                 Some(Ok(message)) if self.take_in(&message, now) => return Ok(count + 1),
                 Some(Ok(_)) => {}
-                // Told by the context, which was given it with more words.
+                // Reported by the context, which was given it with more words.
                 Some(Err(_)) => self.judge()?,
             }
             count += 1;
@@ -348,7 +348,7 @@ impl<B: Backend> Work<B> {
         let watching = async move {
             loop {
                 if let Some(is_over) = backlog::is_over(&intake).await
-                    && tell.send(Told::Backlog { is_over }).is_err()
+                    && tell.send(Notice::Backlog { is_over }).is_err()
                 {
                     return;
                 }

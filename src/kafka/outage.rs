@@ -13,11 +13,11 @@ pub(super) struct Outage {
     /// Whether brokers are away now: asked for every record, so it takes no lock.
     is_on: AtomicBool,
     /// A std mutex: nothing awaits while holding it.
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OutageState {
     since: Option<Instant>,
     warned_at: Option<Instant>,
     held_back: u64,
@@ -65,7 +65,7 @@ impl Outage {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OutageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

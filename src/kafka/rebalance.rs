@@ -31,7 +31,7 @@ const REVOKE_WAIT: Duration = Duration::from_secs(5);
 pub(super) const COMMITTED_BY_US: &str = "wharf";
 
 /// What is told to the ingest's thread by the tasks that work for it.
-pub(super) enum Told {
+pub(super) enum Notice {
     /// A batch has ended, and the desk knows.
     Written,
     Located(Vec<Located>),
@@ -46,9 +46,9 @@ pub(super) struct Context {
     /// The group and the cluster, once a broker has told the cluster's id.
     reader: OnceLock<Arc<Reader>>,
     desk: Mutex<Desk>,
-    /// Told whenever a batch has ended: another one's turn may have come.
+    /// Notified whenever a batch has ended: another one's turn may have come.
     has_ended: Notify,
-    told: Mutex<Receiver<Told>>,
+    told: Mutex<Receiver<Notice>>,
     found: Mutex<Vec<Located>>,
     is_backlogged: AtomicBool,
     /// The consumer is being closed: what is stored is committed already.
@@ -63,7 +63,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn new(group: Arc<str>, told: Receiver<Told>, desk: Desk) -> Self {
+    pub(super) fn new(group: Arc<str>, told: Receiver<Notice>, desk: Desk) -> Self {
         Self {
             desk: Mutex::new(desk),
             has_ended: Notify::new(),
@@ -183,9 +183,9 @@ impl Context {
         };
         loop {
             match next {
-                Told::Written => {}
-                Told::Located(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
-                Told::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
+                Notice::Written => {}
+                Notice::Located(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
+                Notice::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
             }
             match told.try_recv() {
                 Ok(another) => next = another,

@@ -31,7 +31,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 const END_WAIT: Duration = Duration::from_secs(1);
 
 /// What was written last of each partition: its standing, and why.
-type Told = HashMap<TopicPartition, (&'static str, Option<Box<str>>)>;
+type Reported = HashMap<TopicPartition, (&'static str, Option<Box<str>>)>;
 
 struct Watch<B: Backend> {
     intake: Arc<Intake<B>>,
@@ -53,8 +53,8 @@ pub(super) fn run<B: Backend>(
 
 impl<B: Backend> Watch<B> {
     async fn run(self) {
-        let mut told = Told::new();
-        let mut topics = Topics::default();
+        let mut told = Reported::new();
+        let mut topics = TopicAnswers::default();
         let mut all_at = Instant::now();
         loop {
             let is_all = all_at <= Instant::now();
@@ -72,7 +72,7 @@ impl<B: Backend> Watch<B> {
     }
 
     /// Sends partitions back whose ledger is not where this process left it. Returns whether the database answered.
-    async fn compare(&self, watched: &[Watched], topics: &Topics) -> bool {
+    async fn compare(&self, watched: &[Watched], topics: &TopicAnswers) -> bool {
         let Some(reader) = self.context.reader() else { return true };
         let places: Vec<_> = watched.iter().map(|watched| watched.place.clone()).collect();
         let ledger = match self.intake.store.backend.ledger(&reader, &places).await {
@@ -99,7 +99,7 @@ impl<B: Backend> Watch<B> {
     }
 
     /// Writes what has changed since it was last written.
-    async fn report(&self, watched: &[Watched], topics: &Topics, told: &mut Told) {
+    async fn report(&self, watched: &[Watched], topics: &TopicAnswers, told: &mut Reported) {
         let reader = self.context.reader();
         let is_new = |one: &&Watched| told.get(&one.place) != Some(&(one.standing, one.why.clone()));
         let changed: Vec<&Watched> = watched.iter().filter(is_new).collect();
@@ -141,7 +141,7 @@ impl<B: Backend> Watch<B> {
     }
 
     /// What Kafka says of the topics that are read: their ids, and what is wrong with those that it does not know.
-    async fn ask_topics(&self) -> Topics {
+    async fn ask_topics(&self) -> TopicAnswers {
         let names: Vec<String> = self.intake.rules.topics().map(str::to_owned).collect();
         let consumer = self.consumer.clone();
         spawn_blocking(move || ask_topics(&consumer, &names)).await.unwrap_or_default()
@@ -158,14 +158,14 @@ pub(super) fn end<B: Backend>(intake: &Intake<B>, group: &str) {
 }
 
 #[derive(Default)]
-struct Topics {
+struct TopicAnswers {
     ids: HashMap<String, String>,
     trouble: Option<String>,
 }
 
 /// Blocks.
-fn ask_topics(consumer: &Weak<BaseConsumer<Context>>, names: &[String]) -> Topics {
-    let mut topics = Topics::default();
+fn ask_topics(consumer: &Weak<BaseConsumer<Context>>, names: &[String]) -> TopicAnswers {
+    let mut topics = TopicAnswers::default();
     for name in names {
         let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else { break };
         let Ok(metadata) = consumer.fetch_metadata(Some(name), ANSWER_WAIT) else { break };

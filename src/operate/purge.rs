@@ -112,13 +112,13 @@ pub(crate) async fn purge<B: Backend>(
     };
     let ended = purge.run(&periods, retention).await;
     // Not from under a step that is still under way. Without it, and after an error, the lease runs out.
-    if !matches!(ended, Err(End::StoppedWithin)) {
+    if !matches!(ended, Err(CutShort::StoppedWithin)) {
         let _ = store.backend.release_purge(holder).await;
     }
     match ended {
-        Ok(()) | Err(End::Stopped | End::StoppedWithin) => Ok(purge.purged),
-        Err(End::LockedOut) => Ok(Purged { is_locked_out: true, ..purge.purged }),
-        Err(End::Failed(error)) => Err(error),
+        Ok(()) | Err(CutShort::Stopped | CutShort::StoppedWithin) => Ok(purge.purged),
+        Err(CutShort::LockedOut) => Ok(Purged { is_locked_out: true, ..purge.purged }),
+        Err(CutShort::Failed(error)) => Err(error),
     }
 }
 
@@ -153,7 +153,7 @@ struct Purge<'a, B: Backend, F, S> {
 }
 
 /// Why a purge ended before its end.
-enum End {
+enum CutShort {
     LockedOut,
     Stopped,
     /// Nobody waits for the step that is under way; it comes to its end by itself.
@@ -162,7 +162,7 @@ enum End {
 }
 
 impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<'_, B, F, S> {
-    async fn run(&mut self, periods: &Periods, retention: &Retention) -> Result<(), End> {
+    async fn run(&mut self, periods: &Periods, retention: &Retention) -> Result<(), CutShort> {
         let keep = retention.keep_identities;
         let marks_first = keep.filter(|_| self.store.backend.marks_first());
         let mut is_anything_over = true;
@@ -195,7 +195,7 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         &mut self,
         step: impl Fn(Cursor, u32) -> PurgeStep,
         note: impl Fn(&mut Purged, &Step),
-    ) -> Result<u64, End> {
+    ) -> Result<u64, CutShort> {
         let mut messages = 0;
         let mut cursor = Some(Cursor::START);
         while let Some(from) = cursor {
@@ -207,7 +207,7 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
     }
 
     /// Waits until written identities have settled, and keeps the lease meanwhile.
-    async fn settle(&mut self) -> Result<(), End> {
+    async fn settle(&mut self) -> Result<(), CutShort> {
         let deadline = Instant::now() + SETTLE_WAIT_MAX;
         while Instant::now() < deadline {
             if self.step(|_| PurgeStep::Settle, |_, _| {}).await?.cursor.is_none() {
@@ -218,20 +218,24 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         Ok(())
     }
 
-    async fn forget(&mut self) -> Result<(), End> {
+    async fn forget(&mut self) -> Result<(), CutShort> {
         let note = |purged: &mut Purged, step: &Step| purged.identities_forgotten += step.identities;
         while self.step(|rows| PurgeStep::Forget { rows }, note).await?.identities > 0 {}
         Ok(())
     }
 
-    async fn expire(&mut self, older_than: Duration) -> Result<(), End> {
+    async fn expire(&mut self, older_than: Duration) -> Result<(), CutShort> {
         let note = |purged: &mut Purged, step: &Step| purged.quarantined += step.quarantined;
         while self.step(|rows| PurgeStep::Expire { older_than, rows }, note).await?.quarantined > 0 {}
         Ok(())
     }
 
     /// One step, again and smaller while the database refuses it; then a pause.
-    async fn step(&mut self, step: impl Fn(u32) -> PurgeStep, note: impl Fn(&mut Purged, &Step)) -> Result<Step, End> {
+    async fn step(
+        &mut self,
+        step: impl Fn(u32) -> PurgeStep,
+        note: impl Fn(&mut Purged, &Step),
+    ) -> Result<Step, CutShort> {
         loop {
             let begun_at = Instant::now();
             let (backend, holder, step) = (Arc::clone(&self.store.backend), self.holder, step(self.rows));
@@ -240,11 +244,11 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
                 stepped = &mut stepping => stepped,
                 () = &mut self.stopping => {
                     let ended = tokio::time::timeout(STOP_WAIT, stepping).await;
-                    return Err(if ended.is_ok() { End::Stopped } else { End::StoppedWithin });
+                    return Err(if ended.is_ok() { CutShort::Stopped } else { CutShort::StoppedWithin });
                 }
             };
             match stepped {
-                Ok(Stepped::LockedOut) => return Err(End::LockedOut),
+                Ok(Stepped::LockedOut) => return Err(CutShort::LockedOut),
                 Ok(Stepped::Done(done)) => {
                     let took = begun_at.elapsed();
                     self.refusals = 0;
@@ -258,7 +262,7 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
                 Err(error) => {
                     let may_pass = matches!(error.kind(), Kind::Server | Kind::Passing);
                     if !may_pass || self.refusals == REFUSALS_MAX {
-                        return Err(End::Failed(error));
+                        return Err(CutShort::Failed(error));
                     }
                     self.refusals += 1;
                     self.rows = (self.rows / 2).max(1);
@@ -268,10 +272,10 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         }
     }
 
-    async fn pause(&mut self, pause: Duration) -> Result<(), End> {
+    async fn pause(&mut self, pause: Duration) -> Result<(), CutShort> {
         tokio::select! {
             biased;
-            () = &mut self.stopping => Err(End::Stopped),
+            () = &mut self.stopping => Err(CutShort::Stopped),
             () = tokio::time::sleep(pause) => Ok(()),
         }
     }

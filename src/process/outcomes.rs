@@ -14,12 +14,12 @@ use crate::store::seam::Settlement;
 pub(crate) struct Outcomes {
     batch_rows: usize,
     /// A std mutex: nothing awaits while holding it.
-    queue: Mutex<Queue>,
+    queue: Mutex<OutcomeQueue>,
     arrived: Notify,
 }
 
 #[derive(Default)]
-struct Queue {
+struct OutcomeQueue {
     /// In the order of arrival.
     waiting: Vec<Settlement>,
     /// Nobody will take any.
@@ -68,7 +68,7 @@ impl Outcomes {
         Open(self)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, OutcomeQueue> {
         // No code under the lock can panic; if it did, the queue would still be consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -28,11 +28,11 @@ pub struct Output {
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     title: &'static str,
-    kind: Kind,
+    kind: ColumnKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ColumnKind {
     /// Takes what room is left, in several lines where it must.
     Text,
     /// Short, never broken.
@@ -57,15 +57,15 @@ pub enum Tone {
 }
 
 pub fn text(title: &'static str) -> Column {
-    Column { title, kind: Kind::Text }
+    Column { title, kind: ColumnKind::Text }
 }
 
 pub fn word(title: &'static str) -> Column {
-    Column { title, kind: Kind::Word }
+    Column { title, kind: ColumnKind::Word }
 }
 
 pub fn number(title: &'static str) -> Column {
-    Column { title, kind: Kind::Number }
+    Column { title, kind: ColumnKind::Number }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "numbers, texts and references to them alike")]
@@ -151,10 +151,10 @@ impl Output {
         for (index, column) in columns.iter().enumerate() {
             let Some(shown) = table.column_mut(index) else { continue };
             shown.set_padding((0, if index + 1 == columns.len() { 0 } else { 2 }));
-            if column.kind != Kind::Text {
+            if column.kind != ColumnKind::Text {
                 shown.set_constraint(ColumnConstraint::ContentWidth);
             }
-            if column.kind == Kind::Number {
+            if column.kind == ColumnKind::Number {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
         }

@@ -147,7 +147,7 @@ async fn show<B: Backend>(session: &Session<B>, id: i64, payload: PayloadOption)
 }
 
 /// The records that an act takes.
-struct Meant {
+struct MeantRecords {
     filter: QuarantineFilter,
     records: Vec<QuarantineSummary>,
     /// Beyond the limit, counted up to a bound.
@@ -160,7 +160,7 @@ async fn agreed<B: Backend>(
     mut filter: QuarantineFilter,
     acting: &Acting,
     verb: &str,
-) -> Result<Option<Meant>, Failure> {
+) -> Result<Option<MeantRecords>, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
@@ -185,7 +185,7 @@ async fn agreed<B: Backend>(
         table(output, &records[..count.min(10)])?;
     }
     acting.confirming.ask(&format!("{verb} {count} records?"))?;
-    Ok(Some(Meant { filter, records, beyond }))
+    Ok(Some(MeantRecords { filter, records, beyond }))
 }
 
 /// What has become of records whose replay was asked for.
@@ -196,7 +196,7 @@ struct Became {
     waiting: usize,
 }
 
-async fn became<B: Backend>(session: &Session<B>, meant: &Meant, wait: Duration) -> Result<Became, Failure> {
+async fn became<B: Backend>(session: &Session<B>, meant: &MeantRecords, wait: Duration) -> Result<Became, Failure> {
     let ids: HashSet<i64> = meant.records.iter().map(|record| record.id).collect();
     let deadline = Instant::now() + wait;
     // Not by the whole filter: the reason may be another now.
@@ -219,7 +219,7 @@ async fn became<B: Backend>(session: &Session<B>, meant: &Meant, wait: Duration)
     }
 }
 
-impl Meant {
+impl MeantRecords {
     fn tell_replayed(&self, output: Output, asked: u64, became: &Became) -> Result<Exit, Failure> {
         let Became { left, stayed, waiting } = became;
         let is_whole = stayed.is_empty() && *waiting == 0 && self.beyond == 0;

@@ -49,7 +49,7 @@ pub struct CanaryArguments {
 }
 
 /// The deliveries that an act would take now.
-struct Meant {
+struct MeantDeliveries {
     deliveries: Vec<DeliverySummary>,
     /// Beyond the limit, counted up to a bound.
     beyond: usize,
@@ -98,11 +98,11 @@ async fn agreed<B: Backend>(
     acting: &Acting,
     verb: &str,
     states: &[State],
-) -> Result<Option<Meant>, Failure> {
+) -> Result<Option<MeantDeliveries>, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(filter)?;
     acting.confirming.check()?;
-    let meant = Meant::find(session, filter, acting.limit, states).await?;
+    let meant = MeantDeliveries::find(session, filter, acting.limit, states).await?;
     let output = session.output;
     let count = meant.deliveries.len();
     if acting.confirming.is_dry_run || count == 0 {
@@ -128,7 +128,7 @@ async fn agreed<B: Backend>(
     Ok(Some(meant))
 }
 
-impl Meant {
+impl MeantDeliveries {
     async fn find<B: Backend>(
         session: &Session<B>,
         filter: &DeliveryFilter,

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::parts::{End, Owned, Queue, Standing, UnderWay};
+use super::parts::{BatchEnd, Owned, PartitionQueue, Standing, UnderWay};
 use super::room::Load;
 use super::{At, Desk, TopicPartition};
 use crate::accept::Row;
@@ -63,7 +63,7 @@ impl Desk {
             owned.sent = next_offset;
             owned.under_way += 1;
             owned.last_batch = id;
-            ends.push(End { generation: owned.generation, place, next_offset });
+            ends.push(BatchEnd { generation: owned.generation, place, next_offset });
         }
         self.under_way.insert(id, UnderWay { lane, ends });
         Some(batch)
@@ -134,7 +134,7 @@ impl Desk {
 }
 
 /// Moves records into a batch until it is full; returns where the last of them stood.
-fn fill(rows: &mut Vec<Row>, size_bytes: &mut usize, waiting: &mut Queue, limits: &Limits) -> Option<At> {
+fn fill(rows: &mut Vec<Row>, size_bytes: &mut usize, waiting: &mut PartitionQueue, limits: &Limits) -> Option<At> {
     let mut last = None;
     while let Some(next) = waiting.front() {
         let is_full =

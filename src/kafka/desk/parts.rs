@@ -8,7 +8,7 @@ use super::{At, TopicPartition};
 use crate::accept::Row;
 
 /// A record that waits to be written; without a row when nobody wants it, but its offset counts all the same.
-pub(super) struct Waiting {
+pub(super) struct UnwrittenRecord {
     pub(super) at: At,
     pub(super) row: Option<Row>,
     pub(super) size_bytes: usize,
@@ -16,22 +16,22 @@ pub(super) struct Waiting {
 
 /// Records of a partition that wait to be written, in the order of their offsets.
 #[derive(Default)]
-pub(super) struct Queue {
-    records: VecDeque<Waiting>,
+pub(super) struct PartitionQueue {
+    records: VecDeque<UnwrittenRecord>,
     size_bytes: usize,
 }
 
-impl Queue {
-    pub(super) fn push(&mut self, record: Waiting) {
+impl PartitionQueue {
+    pub(super) fn push(&mut self, record: UnwrittenRecord) {
         self.size_bytes += record.size_bytes;
         self.records.push_back(record);
     }
 
-    pub(super) fn front(&self) -> Option<&Waiting> {
+    pub(super) fn front(&self) -> Option<&UnwrittenRecord> {
         self.records.front()
     }
 
-    pub(super) fn pop(&mut self) -> Option<Waiting> {
+    pub(super) fn pop(&mut self) -> Option<UnwrittenRecord> {
         let record = self.records.pop_front()?;
         self.size_bytes -= record.size_bytes;
         Some(record)
@@ -46,10 +46,10 @@ impl Queue {
 pub(super) struct UnderWay {
     pub(super) lane: usize,
     /// Where it ends in each of its partitions.
-    pub(super) ends: Vec<End>,
+    pub(super) ends: Vec<BatchEnd>,
 }
 
-pub(super) struct End {
+pub(super) struct BatchEnd {
     pub(super) place: TopicPartition,
     pub(super) generation: u64,
     pub(super) next_offset: i64,
@@ -62,7 +62,7 @@ pub(super) struct Owned {
     pub(super) is_paused: bool,
     /// One batch of it ends before the next one is sent.
     pub(super) is_in_order: bool,
-    pub(super) waiting: Queue,
+    pub(super) waiting: PartitionQueue,
     /// Whether too much of it waits.
     pub(super) fill: Fill,
     /// Whether that was told.

@@ -6,7 +6,7 @@ use rdkafka::consumer::Consumer;
 
 use super::super::desk::Batch;
 use super::super::for_ever::for_ever;
-use super::super::rebalance::{Context, Told};
+use super::super::rebalance::{Context, Notice};
 use super::Work;
 use crate::accept::{self, Followed, Intake, Patience, RowBatch};
 use crate::store::Backend;
@@ -25,7 +25,7 @@ impl<B: Backend> Work<B> {
                     let id = batch.id;
                     let ledger = write(&intake, &context, batch).await;
                     next = context.written(lane, id, &ledger, &intake.limits);
-                    drop(tell.send(Told::Written));
+                    drop(tell.send(Notice::Written));
                 }
             };
             self.tasks.spawn_on(writing, self.intake.store.backend.reactor());

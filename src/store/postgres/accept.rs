@@ -16,7 +16,7 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::ledger::{self, Moved, Turn};
+use super::ledger::{self, LedgerTurn, Moved};
 use super::ordered::OrderColumns;
 use super::process::millis;
 use super::quarantine;
@@ -197,7 +197,7 @@ pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) ->
         if open.is_empty() {
             break;
         }
-        if insert_new(conn, batch, &open, quarantined, &mut progress).await? == Turn::NotYet {
+        if insert_new(conn, batch, &open, quarantined, &mut progress).await? == LedgerTurn::NotYet {
             return Ok(None);
         }
         quarantined = &[];
@@ -223,14 +223,14 @@ async fn insert_new(
     open: &[usize],
     quarantined: &[Quarantined],
     progress: &mut Progress,
-) -> Result<Turn> {
+) -> Result<LedgerTurn> {
     let cannot = || database(format!("cannot accept {} messages", open.len()));
     let inserted: Option<InsertedRow> = if quarantined.is_empty() {
         insert(batch, open).load(conn).await.and_then(only_row).map(Some).map_err(cannot())?
     } else {
         let mut transaction = conn.build_transaction().read_committed();
         let written = transaction.run(async |conn| {
-            if ledger::turn(conn, batch).await? == Turn::NotYet {
+            if ledger::turn(conn, batch).await? == LedgerTurn::NotYet {
                 return Ok(None);
             }
             let ids = quarantine::write(conn, quarantined).await?;
@@ -242,7 +242,7 @@ async fn insert_new(
             inserted
         })
     };
-    let Some(inserted) = inserted.filter(|inserted| !inserted.seqs.is_empty()) else { return Ok(Turn::NotYet) };
+    let Some(inserted) = inserted.filter(|inserted| !inserted.seqs.is_empty()) else { return Ok(LedgerTurn::NotYet) };
     progress.moved.extend(inserted.moved_topics.into_iter().zip(inserted.moved_partitions));
     debug_assert_eq!(inserted.seqs.len(), open.len(), "one seq is set aside for each message");
     let used: HashSet<i64> = inserted.used.into_iter().collect();
@@ -251,7 +251,7 @@ async fn insert_new(
             progress.answers[index] = Some(Accepted::New { seq });
         }
     }
-    Ok(Turn::Come)
+    Ok(LedgerTurn::Come)
 }
 
 /// The slow path: identities that were there before.

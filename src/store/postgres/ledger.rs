@@ -19,7 +19,7 @@ use crate::types::Result;
 
 /// Whether what precedes a batch in its partitions is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum LedgerTurn {
     Come,
     /// Nothing may be written.
     NotYet,
@@ -124,10 +124,10 @@ statements! {
 }
 
 /// Waits for a batch that precedes this one, in a transaction of several statements. Asks nothing for a batch that follows no other.
-pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> QueryResult<Turn> {
+pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> QueryResult<LedgerTurn> {
     let entries = &batch.ledger;
     if !batch.is_following {
-        return Ok(Turn::Come);
+        return Ok(LedgerTurn::Come);
     }
     let hold = Hold {
         groups: entries.iter().map(|entry| &*entry.reader.group).collect(),
@@ -137,7 +137,7 @@ pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Q
         from_offsets: entries.iter().map(|entry| entry.from_offset).collect(),
     };
     let there: i64 = hold.load(conn).await.and_then(only_row)?;
-    Ok(if usize::try_from(there) == Ok(entries.len()) { Turn::Come } else { Turn::NotYet })
+    Ok(if usize::try_from(there) == Ok(entries.len()) { LedgerTurn::Come } else { LedgerTurn::NotYet })
 }
 
 /// Moves the ledger; returns what has moved.

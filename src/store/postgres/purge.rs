@@ -32,7 +32,7 @@ use statements::{
 const STEP_MAX: Duration = Duration::from_secs(50);
 
 /// Periods as the statements take them.
-struct Given {
+struct PeriodBinds {
     shortest_ms: i64,
     handler_ids: Vec<i16>,
     periods_ms: Vec<i64>,
@@ -40,7 +40,7 @@ struct Given {
     poisoned_ms: Option<i64>,
 }
 
-impl From<&Periods> for Given {
+impl From<&Periods> for PeriodBinds {
     fn from(periods: &Periods) -> Self {
         Self {
             shortest_ms: millis(periods.shortest()),
@@ -129,7 +129,7 @@ async fn walk_kept(
     after_block: i64,
     rows: u32,
 ) -> QueryResult<Walked> {
-    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let walk = WalkKept {
         policy: periods.policy(),
         after_block,
@@ -156,7 +156,7 @@ async fn walk_fresh(
     after_seq: Option<i64>,
     rows: u32,
 ) -> QueryResult<Walked> {
-    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let walk = WalkFresh {
         after_seq,
         policy: periods.policy(),
@@ -176,7 +176,7 @@ async fn walk_fresh(
 
 /// Writes down what was looked at, after what could go has gone.
 async fn note(conn: &mut AsyncPgConnection, periods: &Periods, walked: &Walked) -> QueryResult<()> {
-    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let policy = periods.policy();
     if !walked.blocks.is_empty() {
         let (blocks, block) = (&*walked.blocks, BLOCK);
@@ -239,7 +239,7 @@ async fn remove_walked(
     if message_seqs.is_empty() {
         return Ok(Step::default());
     }
-    let Given { handler_ids, periods_ms, default_ms, poisoned_ms, .. } = periods.into();
+    let PeriodBinds { handler_ids, periods_ms, default_ms, poisoned_ms, .. } = periods.into();
     let remove = Remove { message_seqs, handler_ids, periods_ms, default_ms, poisoned_ms };
     let RemoveRow { messages, deliveries, found } = remove.load(conn).await.and_then(only_row)?;
     if deliveries != found {
@@ -261,7 +261,7 @@ pub(super) async fn count_purgeable(
     cursor: i64,
     rows: u32,
 ) -> Result<Counted> {
-    let Given { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
+    let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let counting = Count { cursor, rows: limit(rows), shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms };
     let mut transaction = conn.build_transaction().read_committed();
     let counted = transaction.run(async |conn| {

@@ -7,7 +7,7 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::ledger::{self, Moved, Turn};
+use super::ledger::{self, LedgerTurn, Moved};
 use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::quarantined::{self, record_hash};
@@ -120,7 +120,7 @@ pub(super) async fn write_alone(
 ) -> Result<Option<(Vec<Option<i64>>, Moved)>> {
     let mut transaction = conn.build_transaction().read_committed();
     let written = transaction.run(async |conn| {
-        if ledger::turn(conn, batch).await? == Turn::NotYet {
+        if ledger::turn(conn, batch).await? == LedgerTurn::NotYet {
             return Ok(None);
         }
         let ids = write(conn, &batch.quarantined).await?;

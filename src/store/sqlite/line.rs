@@ -30,7 +30,7 @@ pub(super) struct Line {
 }
 
 /// The connection, in somebody's turn.
-pub(super) type Turn = OwnedMutexGuard<AsyncSqliteConnection>;
+pub(super) type WriterTurn = OwnedMutexGuard<AsyncSqliteConnection>;
 
 impl Line {
     pub(super) fn new(
@@ -48,7 +48,7 @@ impl Line {
     }
 
     /// Waits for a turn.
-    pub(super) async fn turn(&self) -> Result<Turn> {
+    pub(super) async fn turn(&self) -> Result<WriterTurn> {
         let turn = tokio::time::timeout(self.busy_timeout, Arc::clone(&self.conn).lock_owned()).await;
         turn.map_err(|_| {
             let waited = humantime::format_duration(self.busy_timeout);
@@ -68,7 +68,7 @@ impl Line {
     /// As [`Line::act`], in a turn that has come.
     pub(super) async fn act_in<T: Send + 'static>(
         &self,
-        mut turn: Turn,
+        mut turn: WriterTurn,
         act: impl FnOnce(&mut SqliteConnection, Instant) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (begin, busy_timeout) = (self.begin, self.busy_timeout);

@@ -15,7 +15,7 @@ use diesel_async::{AsyncConnection, TransactionManager};
 use super::clock;
 use super::connect::AsyncSqliteConnection;
 use super::errors::{database, kind};
-use super::line::{Line, TO_WRITE, Turn, transaction, within};
+use super::line::{Line, TO_WRITE, WriterTurn, transaction, within};
 use super::noted::Noted;
 use super::statement::statements;
 use super::{process, upkeep};
@@ -49,7 +49,7 @@ pub(super) fn read_back(conn: &mut SqliteConnection, claim: ClaimId) -> Result<R
 /// nobody outside can name it.
 #[allow(unreachable_pub, missing_debug_implementations)]
 pub struct SqliteTransaction {
-    turn: Option<Turn>,
+    turn: Option<WriterTurn>,
     writer: Arc<Line>,
     noted: Arc<Noted>,
     since: Since,
@@ -64,7 +64,7 @@ struct Since {
 }
 
 /// How a transaction is to end.
-enum End {
+enum Ending {
     Settle(Vec<ClaimId>),
     RollBack,
 }
@@ -94,7 +94,7 @@ impl SqliteTransaction {
     }
 
     /// Nothing when it was rolled back.
-    async fn end(&mut self, end: End) -> Option<Transacted> {
+    async fn end(&mut self, end: Ending) -> Option<Transacted> {
         match self.end_in_background(end) {
             Some(ending) => ending.await.unwrap_or_else(|_| Some(Transacted::Failed(closed()))),
             None => Some(Transacted::Failed(closed())),
@@ -102,7 +102,7 @@ impl SqliteTransaction {
     }
 
     /// On the store's thread: the turn is over when the transaction is, not when the handler's runtime goes away.
-    fn end_in_background(&mut self, end: End) -> Option<tokio::task::JoinHandle<Option<Transacted>>> {
+    fn end_in_background(&mut self, end: Ending) -> Option<tokio::task::JoinHandle<Option<Transacted>>> {
         let mut turn = self.turn.take()?;
         let (noted, since, busy_timeout) = (Arc::clone(&self.noted), self.since, self.writer.busy_timeout());
         Some(self.writer.reactor().spawn(async move {
@@ -156,13 +156,13 @@ impl Transaction for SqliteTransaction {
 
     /// The next transaction is never begun here: the writer is for whoever is first in the line.
     async fn commit(&mut self, claims: &[ClaimId], _then: Then) -> Transacted {
-        let settled = self.end(End::Settle(claims.to_vec())).await;
+        let settled = self.end(Ending::Settle(claims.to_vec())).await;
         settled
             .unwrap_or_else(|| Transacted::Failed(Error::bug("a transaction was rolled back that was to be committed")))
     }
 
     async fn roll_back(mut self) -> Result<()> {
-        match self.end(End::RollBack).await {
+        match self.end(Ending::RollBack).await {
             Some(Transacted::Failed(error)) => Err(error),
             Some(_) | None => Ok(()),
         }
@@ -170,13 +170,13 @@ impl Transaction for SqliteTransaction {
 
     /// A statement that was under way when the handler was stopped has ended when its future was dropped.
     async fn abandon(mut self) {
-        let _ = self.end(End::RollBack).await;
+        let _ = self.end(Ending::RollBack).await;
     }
 }
 
 impl Drop for SqliteTransaction {
     fn drop(&mut self) {
-        drop(self.end_in_background(End::RollBack));
+        drop(self.end_in_background(Ending::RollBack));
     }
 }
 
@@ -186,14 +186,14 @@ fn closed() -> Error {
 
 fn finish(
     conn: &mut SqliteConnection,
-    end: &End,
+    end: &Ending,
     noted: &[(ClaimId, Duration)],
     since: Since,
     busy_timeout: Duration,
 ) -> Option<Transacted> {
     let settled = match end {
-        End::Settle(claims) => settle(conn, claims, noted, since).map_err(Some),
-        End::RollBack => Err(None),
+        Ending::Settle(claims) => settle(conn, claims, noted, since).map_err(Some),
+        Ending::RollBack => Err(None),
     };
     match settled {
         Ok(()) => Some(Transacted::Committed),
