@@ -53,7 +53,7 @@ async fn no_statement_reads_a_whole_table(name: &str, statistics: Statistics, pl
     big.learn(statistics).await;
     let from = big.log_length();
 
-    every_statement(&big, name).await;
+    every_statement(&big, name, plan_cache_mode).await;
 
     let plans = big.plans(from);
     for (what, piece) in STATEMENTS {

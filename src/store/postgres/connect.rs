@@ -26,8 +26,10 @@ use super::tls::{self, Verification};
 use crate::types::{Error, Kind, Result, setters};
 
 /// Engine settings that are not session state. JIT would compile a claim for longer than it runs; the isolation level is the one
-/// the statements are written for; a transaction left open by a fault must not hold its locks for ever.
-const STARTUP_SETTINGS: &str = "-c jit=off -c default_transaction_isolation=read\\ committed \
+/// the statements are written for; a transaction left open by a fault must not hold its locks for ever. The engine's statements have one good
+/// plan whatever their arrays hold, but to the planner a plan for arrays of unknown length looks expensive: left to itself it plans each
+/// statement anew, which takes longer than a small batch. Handlers are given the default back (`transact.rs`).
+const STARTUP_SETTINGS: &str = "-c jit=off -c plan_cache_mode=force_generic_plan -c default_transaction_isolation=read\\ committed \
                                 -c standard_conforming_strings=on -c idle_in_transaction_session_timeout=5min";
 
 rows! {

@@ -34,8 +34,8 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 /// Takes back what a handler has set, also for its transaction. The last two are what the driver has set when it connected.
 const RESET: &str = "RESET ALL; RESET ROLE; SET TIME ZONE 'UTC'; SET client_encoding TO 'UTF8'";
 
-/// Lives as long as the transaction.
-const MARK: &str = "SET LOCAL wharf.run = 'open'";
+/// Lives as long as the transaction. The handler's own statements are planned as the server does by default.
+const MARK: &str = "SET LOCAL wharf.run = 'open'; SET LOCAL plan_cache_mode = auto";
 
 /// How long a request to cancel a statement may take.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 34] = [
+pub const STATEMENTS: [(&str, &str); 35] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -28,7 +28,8 @@ pub const STATEMENTS: [(&str, &str); 34] = [
     ("find lost claims", "AS s (message_seq, handler_id, attempt, status)\n"),
     ("renew", "WITH renewed AS"),
     ("release handed over", "d.locked_by = $3"),
-    ("settle in a transaction", "unnest(claim_attempts) AS attempt"),
+    ("settle in a transaction", "d.attempts = only_attempt"),
+    ("settle in a shared transaction", "unnest(claim_attempts) AS attempt"),
     ("read back", "FOR NO KEY UPDATE SKIP LOCKED) free"),
     ("enroll", "WITH gone AS (DELETE FROM inbox_processor"),
     ("keep alive", "OVERRIDING SYSTEM VALUE"),
@@ -57,11 +58,13 @@ pub const STATEMENTS: [(&str, &str); 34] = [
 /// Handlers beside the ones that work, so that a claim asks for many.
 const IDLE_HANDLERS: [&str; 12] = ["i1", "i2", "i3", "i4", "i5", "i6", "i7", "i8", "i9", "i10", "i11", "i12"];
 
-/// Executes every statement. `round` keeps the identities of several drives apart.
-pub async fn every_statement(big: &Big, round: &str) {
+/// Executes every statement, planned by `plan_cache_mode`: behind a pooler the engine's own setting may not reach the server. `round` keeps the
+/// identities of several drives apart.
+pub async fn every_statement(big: &Big, round: &str, plan_cache_mode: &str) {
     let proxy = Proxy::start(big.cluster.port()).await;
     // As through a pooler, which takes no settings.
-    let url = format!("{}?options=-c%20jit%3Don", big.cluster.url(&big.name));
+    let options = format!("-c%20jit%3Don%20-c%20plan_cache_mode%3D{plan_cache_mode}");
+    let url = format!("{}?options={options}", big.cluster.url(&big.name));
     let store = Store::connect(&proxy.url(&url)).await.unwrap();
     // The lease is long enough that a busy machine lets no claim run out.
     let limits = Limits::default()
@@ -76,7 +79,7 @@ pub async fn every_statement(big: &Big, round: &str) {
     fill_and_redeliver(&inbox, round).await;
     let running = inbox.start().await.unwrap();
     big.until("SELECT count(*) >= 500 FROM inbox_poisoned WHERE reason = 'unknown key'").await;
-    for topic in ["trouble", "robbed", "sorted"] {
+    for topic in ["trouble", "robbed", "sorted", "sharing"] {
         inbox.accept_all((0..600).map(|n| of(topic, round, n).with_key(format!("k{}", n % 200)))).await.unwrap();
     }
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
@@ -152,6 +155,7 @@ fn inbox(
         .subscribe("resting", runs.handler("resting"))
         .subscribe("sorted", runs.handler("sorted").concurrency(600).ordered_by(OrderKey::record_key()))
         .subscribe("tx", tx_handler(key("tx"), nothing))
+        .subscribe("sharing", tx_handler(key("sharing"), nothing).concurrency(1).share_transaction(8))
         .build()
         .unwrap()
 }
