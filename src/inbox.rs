@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 
 pub use builder::InboxBuilder;
-pub use running::Running;
+pub use running::{Monitor, Running};
 
 use crate::accept::{Acceptor, Intake, Unfit, replay_loop};
 use crate::handler::Registration;

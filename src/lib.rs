@@ -104,6 +104,12 @@ mod types;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+/// Health: how a running inbox is, for the endpoints of the service. See [`Running::health`].
+pub mod health {
+    pub use crate::inbox::Monitor;
+    pub use crate::types::{Health, HealthReason};
+}
+
 /// Layers: async functions around each run of a handler. See [`InboxBuilder::layer`] and [`Registration::layer`].
 pub mod layer {
     pub use crate::handler::{Attempt, Next};

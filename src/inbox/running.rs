@@ -9,7 +9,7 @@ use crate::accept::Intake;
 use crate::kafka::Ingest;
 use crate::process::Loops;
 use crate::store::Backend;
-use crate::types::{DURATION_MAX, Error, Result};
+use crate::types::{DURATION_MAX, Error, Health, HealthReason, Result};
 
 /// How long batches that were being accepted may take to end, when the grace is shorter.
 const BATCH_WAIT_MIN: Duration = Duration::from_secs(1);
@@ -18,20 +18,47 @@ const BATCH_WAIT_MIN: Duration = Duration::from_secs(1);
 #[cfg(feature = "kafka")]
 const INGEST_WAIT_MIN: Duration = Duration::from_secs(5);
 
+/// Says how a running inbox is. Made by [`Running::monitor`]; cheap to clone, so that a service's endpoints can have it while another task
+/// holds the [`Running`].
+#[derive(Clone)]
+pub struct Monitor {
+    parts: Vec<Part>,
+}
+
+/// A part of an inbox that says what is not as it should be.
+type Part = Arc<dyn Fn() -> Vec<HealthReason> + Send + Sync>;
+
+impl Monitor {
+    /// As [`Running::health`]. After the end of the inbox it is not ready.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        Health::of(self.parts.iter().flat_map(|part| part()).collect())
+    }
+}
+
+impl fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Monitor")
+    }
+}
+
 /// Processing in the background. Dropping it stops at once: handlers are cancelled and their claims given back.
 #[must_use = "processing stops when this is dropped"]
 pub struct Running<B: Backend> {
     intake: Arc<Intake<B>>,
     loops: Option<Loops<B>>,
+    monitor: Monitor,
     #[cfg(feature = "kafka")]
     ingest: Option<Ingest>,
 }
 
 impl<B: Backend> Running<B> {
     pub(super) fn new(intake: Arc<Intake<B>>, loops: Loops<B>) -> Self {
+        let monitor = Monitor { parts: vec![Arc::new(loops.health())] };
         Self {
             intake,
             loops: Some(loops),
+            monitor,
             #[cfg(feature = "kafka")]
             ingest: None,
         }
@@ -39,8 +66,31 @@ impl<B: Backend> Running<B> {
 
     #[cfg(feature = "kafka")]
     pub(super) fn with(mut self, ingest: Ingest) -> Self {
+        self.monitor.parts.push(Arc::new(ingest.health(&self.intake)));
         self.ingest = Some(ingest);
         self
+    }
+
+    /// How the inbox is, for the service's own health endpoint. Asks neither the database nor Kafka: it costs next to nothing.
+    ///
+    /// ```no_run
+    /// # async fn run(inbox: wharf::Inbox<wharf::Postgres>) -> wharf::Result<()> {
+    /// let running = inbox.start().await?;
+    /// let health = running.health();
+    /// if !health.is_ready {
+    ///     println!("{health}"); // not ready: the database has not answered for 12s
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.monitor.health()
+    }
+
+    /// A handle for endpoints that ask for the health while another task awaits [`Running::failure`]. `examples/health.rs` serves it with axum.
+    #[must_use]
+    pub fn monitor(&self) -> Monitor {
+        self.monitor.clone()
     }
 
     /// Resolves with the error that ended processing or the consumption from Kafka. Stays pending while both are healthy.

@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
+use super::condition::Condition;
 use super::desk::{Desk, Expected, Pauses};
 use super::position::At;
 use super::rebalance::{Context, Notice, offsets, partitions};
@@ -28,7 +29,7 @@ use super::{Kafka, backlog, native, record, retention, settings, watch};
 use crate::accept::Intake;
 use crate::store::Backend;
 use crate::telemetry::events;
-use crate::types::{Error, Kind, Result, panic_text};
+use crate::types::{Error, HealthReason, Kind, Result, panic_text};
 use set_out::positions;
 
 /// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
@@ -49,6 +50,7 @@ pub(crate) struct Ingest {
     /// What the thread ended of, if anything; `None` once it was heard.
     ended: Option<oneshot::Receiver<Option<Error>>>,
     failure: Option<Error>,
+    condition: Condition,
 }
 
 impl Ingest {
@@ -87,6 +89,15 @@ impl Ingest {
         }
     }
 
+    /// Says what is not as it should be.
+    pub(crate) fn health<B: Backend>(
+        &self,
+        intake: &Arc<Intake<B>>,
+    ) -> impl Fn() -> Vec<HealthReason> + Send + Sync + use<B> {
+        let (condition, intake) = (self.condition.clone(), Arc::downgrade(intake));
+        move || condition.reasons(intake.upgrade().and_then(|intake| intake.stopped_why()))
+    }
+
     /// Resolves with the error that ended the ingest. Stays pending while it is healthy.
     pub(crate) async fn failure(&mut self) -> Error {
         if let Some(ended) = &mut self.ended {
@@ -108,12 +119,16 @@ impl<B: Backend> ReadyIngest<B> {
         let (is_stopping, intake) = (Arc::clone(&self.0.is_stopping), Arc::clone(&self.0.intake));
         let group = self.0.group().to_owned();
         let (end, ended) = oneshot::channel();
+        let condition = Condition::of(self.0.consumer.context());
+        let failed = condition.failed();
         let work = move || {
             let run = catch_unwind(AssertUnwindSafe(|| self.0.run()));
             let panicked = |panic| Error::bug(format!("the ingest's thread panicked: {}", panic_text(panic)));
             let failure = run.unwrap_or_else(|panic| Some(panicked(panic)));
             if let Some(error) = &failure {
                 events::kafka::ingest_failed(&group, error);
+                // It is set once.
+                let _ = failed.set(error.to_string());
                 intake.hand_over().inspect(|hand_over| hand_over.note_intake(false));
             }
             drop(end.send(failure));
@@ -123,7 +138,7 @@ impl<B: Backend> ReadyIngest<B> {
             .name("wharf-kafka".to_owned())
             .spawn(work)
             .map_err(|error| Error::configuration("cannot start the ingest's thread").with_source(error))?;
-        Ok(Ingest { is_stopping, ended: Some(ended), failure: None })
+        Ok(Ingest { is_stopping, ended: Some(ended), failure: None, condition })
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod audit;
 mod backlog;
+mod condition;
 mod desk;
 mod find;
 mod for_ever;

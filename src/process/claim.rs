@@ -86,6 +86,7 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
         match claimer.round().await {
             Ok(round) => {
                 backoff.reset();
+                engine.pulse.store_answered();
                 if let Some(since) = trouble_since.take() {
                     events::store_recovered("claim");
                     if since.elapsed() >= noticeable {
@@ -96,6 +97,7 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
             }
             Err(error) => {
                 events::store_trouble("claim", &error);
+                engine.pulse.store_failed();
                 // Before the first claim that succeeds: it would take every lock that ran out meanwhile. A single broken claim lets
                 // no lock run out, and sparing after each would spare for ever.
                 if trouble_since.get_or_insert_with(Instant::now).elapsed() >= noticeable {

@@ -12,6 +12,7 @@ use super::gate::Gate;
 use super::in_flight::InFlight;
 use super::lane::Lane;
 use super::outcomes::Outcomes;
+use super::pulse::Pulse;
 use super::trouble::Troubles;
 use crate::store::seam::{Ask, ClaimId, ClaimRequest, ClaimScope, Claimed, Settler};
 use crate::store::{Backend, Store};
@@ -37,6 +38,8 @@ pub(crate) struct Engine<B: Backend> {
     pub(super) gate: Gate,
     /// Whose fault it is when the store fails under a handler.
     pub(super) troubles: Troubles,
+    /// Whether it gets on, for people who look from outside.
+    pub(super) pulse: Pulse,
     /// What has ended that must not.
     failure: watch::Sender<Option<String>>,
     /// Whether records are read from Kafka; none without Kafka. A std mutex: nothing awaits while holding it.
@@ -68,6 +71,7 @@ impl<B: Backend> Engine<B> {
             phase: watch::channel(Phase::Running).0,
             gate: Gate::default(),
             troubles: Troubles::default(),
+            pulse: Pulse::default(),
             failure: watch::channel(None).0,
             intake: Mutex::default(),
         }
@@ -133,6 +137,11 @@ impl<B: Backend> Engine<B> {
 
     pub(super) fn has_failed(&self) -> bool {
         self.failure.borrow().is_some()
+    }
+
+    /// What has ended, and why.
+    pub(super) fn failed(&self) -> Option<String> {
+        self.failure.borrow().clone()
     }
 
     /// Waits until the engine has failed.

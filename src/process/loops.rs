@@ -26,7 +26,7 @@ use crate::operate::Retention;
 use crate::store::seam::Enrolment;
 use crate::store::{Backend, Store};
 use crate::types::process_name;
-use crate::types::{Error, Kind, Limits, Result, panic_text};
+use crate::types::{Error, HealthReason, Kind, Limits, Result, panic_text};
 
 /// How long outcomes may take to be written after the handlers have ended, beyond the grace.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -117,6 +117,12 @@ impl<B: Backend> Loops<B> {
     /// Where accept hands deliveries over to.
     pub(crate) fn hand_over(&self) -> Arc<dyn HandOver> {
         Arc::clone(&self.engine) as _
+    }
+
+    /// Says what is not as it should be, as long as the engine is there.
+    pub(crate) fn health(&self) -> impl Fn() -> Vec<HealthReason> + Send + Sync + use<B> {
+        let engine = Arc::downgrade(&self.engine);
+        move || engine.upgrade().map_or_else(|| vec![HealthReason::Stopping], |engine| engine.health())
     }
 
     /// Stops what runs when the answer is dropped.

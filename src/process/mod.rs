@@ -16,6 +16,7 @@ mod loops;
 mod observe;
 mod outcomes;
 mod pace;
+mod pulse;
 mod renew;
 mod retain;
 mod run;

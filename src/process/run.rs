@@ -174,6 +174,7 @@ impl<B: Backend> Run<B> {
 fn end<B: Backend>(mut held: Held<B>, claimed: &Claimed, leash: &Leash, outcome: Option<Settled>) {
     held.is_answered = true;
     let engine = &held.engine;
+    engine.pulse.returned();
     engine.in_flight.returned(leash);
     match outcome {
         Some(Settled::Now(outcome)) => {

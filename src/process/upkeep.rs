@@ -100,12 +100,16 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: Str
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
         Ok(paused) => {
             engine.troubles.work_succeeded();
+            engine.pulse.store_answered();
             if note_paused(&engine.lanes, &paused) {
                 engine.wake.notify_one();
             }
             engine.give_back_paused(&paused);
         }
-        Err(error) => events::store_trouble("keep alive", &error),
+        Err(error) => {
+            engine.pulse.store_failed();
+            events::store_trouble("keep alive", &error);
+        }
     }
 }
 

@@ -92,6 +92,9 @@ pub struct Limits {
     /// Age of the oldest open delivery beyond which no more records are read from Kafka, until it is done. Looked at every second.
     /// Default: none.
     pub backlog_age_max: Option<Duration>,
+    /// How long handlers may run without any of them returning before [`Running::health`](crate::Running::health) reports that nothing moves.
+    /// Default: 5 min. Set it above the longest run that is normal for the service.
+    pub no_progress_after: Duration,
     /// How long a delivery that has to run alone waits for the others of its process to end, and they for it, before they
     /// run side by side after all. Default: 30 s.
     pub solo_wait_max: Duration,
@@ -120,6 +123,7 @@ setters!(Limits {
     error_chars_max: usize,
     attempt_rows_max: usize,
     backoff_max: Duration,
+    no_progress_after: Duration,
     solo_wait_max: Duration,
 } optional {
     quarantine_run_max: usize,
@@ -155,6 +159,7 @@ impl Default for Limits {
             backoff_max: Duration::from_secs(5),
             backlog_rows_max: None,
             backlog_age_max: None,
+            no_progress_after: Duration::from_secs(5 * 60),
             solo_wait_max: Duration::from_secs(30),
         }
     }
@@ -200,6 +205,7 @@ impl Limits {
             "backoff_max" => self.backoff_max = duration(name, text)?,
             "backlog_rows_max" => self.backlog_rows_max = Some(number(name, text)?),
             "backlog_age_max" => self.backlog_age_max = Some(duration(name, text)?),
+            "no_progress_after" => self.no_progress_after = duration(name, text)?,
             "solo_wait_max" => self.solo_wait_max = duration(name, text)?,
             _ => return Err(Error::configuration(format!("there is no limit named {name:?}"))),
         }

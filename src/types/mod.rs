@@ -12,6 +12,7 @@ mod facts;
 mod filter;
 mod fingerprint;
 mod headers;
+mod health;
 mod ledger;
 mod limits;
 mod message;
@@ -38,6 +39,7 @@ pub use facts::{
 pub use filter::{DeliveryFilter, QuarantineFilter, State};
 pub use fingerprint::fingerprint;
 pub use headers::Headers;
+pub use health::{Health, HealthReason};
 pub use ledger::{LedgerFilter, LedgerStatus};
 pub use limits::Limits;
 pub use message::{Message, Payload, Raw};

@@ -21,6 +21,7 @@ mod doctor;
 mod documents;
 mod effect;
 mod events;
+mod health;
 mod incident;
 mod kafka;
 mod kafka_trouble;

@@ -146,7 +146,10 @@ fn read() {
         let mut asked_to_end = signal(SignalKind::terminate()).unwrap();
         tokio::select! {
             _ = asked_to_end.recv() => {}
-            error = running.failure() => say(format!("failed: {error:#}")),
+            error = running.failure() => {
+                say(format!("failed: {error:#}"));
+                say(format!("health: {}", running.health()));
+            }
         }
         running.shutdown(Duration::from_secs(5)).await.unwrap();
         say("ended");

@@ -15,6 +15,8 @@ async fn a_panic_at(event: &'static str, says: &str, told_as: [&str; 2]) {
     let error = panicking.await_line(|line| line.starts_with("failed: ")).await;
 
     assert!(error.contains(says) && error.contains(&format!("at {event}")), "{error}");
+    let health = panicking.await_line(|line| line.starts_with("health: ")).await;
+    assert!(health.starts_with("health: failed: ") && health.contains(says), "{health}");
     let told = panicking.lines();
     assert!(told.iter().any(|line| line.starts_with(told_as[0]) && line.contains(told_as[1])), "{told:?}");
     panicking.wait().await;

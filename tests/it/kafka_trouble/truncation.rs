@@ -66,8 +66,13 @@ async fn a_log_that_was_cut_and_grew_past_the_ledger_stops_its_partition_until_a
 
     let running = start(&stage, &runs).await;
     let why = stopped(&events, &stage).await;
+    let health = running.health();
     end(running).await;
 
+    assert!(
+        health.is_ready && health.to_string().contains(&format!("partition 0 of {} is stopped", stage.topic)),
+        "{health}"
+    );
     assert!(why.contains("truncated") && why.contains("offset 10 (leader epoch"), "{why}");
     assert!(why.contains("offset 6 (leader epoch"), "{why}");
     assert_eq!((stage.ledger(0).await, stored(&stage, "after").await), (Some(10), 0));

@@ -1,0 +1,70 @@
+//! `running.health()` says what keeps an inbox from its work, without asking the database or Kafka.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use wharf::health::{Health, HealthReason, Monitor};
+
+use crate::own_server::OwnServer;
+use crate::scene::{Runs, Scene, quick, record, within};
+
+/// Waits until the health is as wanted.
+async fn until(monitor: &Monitor, is_wanted: impl Fn(&Health) -> bool) -> Health {
+    within(async {
+        loop {
+            let health = monitor.health();
+            if is_wanted(&health) {
+                return health;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_without_its_database_is_not_ready_until_the_database_is_back() {
+    let server = OwnServer::start().await;
+    let runs = Runs::new();
+    let inbox = server.inbox().subscribe("orders", runs.handler("health")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let monitor = running.monitor();
+    assert_eq!(running.health().to_string(), "healthy");
+
+    server.cluster.stop_immediate().await;
+    let away = until(&monitor, |health| !health.is_ready).await;
+    assert!(away.is_live, "{away}");
+    assert!(matches!(away.reasons[..], [HealthReason::DatabaseAway { secs: 5.., .. }]), "{away}");
+
+    server.cluster.start_again().await;
+    until(&monitor, |health| health.is_ready && !health.is_degraded()).await;
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    let ended = monitor.health();
+    assert!(ended.is_live && !ended.is_ready, "{ended}");
+    assert!(matches!(ended.reasons[..], [HealthReason::Stopping]), "{ended}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_do_not_return_are_no_progress_and_the_longest_is_named() {
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), Arc::new(Semaphore::new(0)));
+    let limits = quick().no_progress_after(Duration::from_millis(50));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.held("stock.reserve", &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let monitor = running.monitor();
+    inbox.accept(record("a")).await.unwrap();
+
+    let stuck = until(&monitor, Health::is_degraded).await;
+    assert!(stuck.is_live && stuck.is_ready, "{stuck}");
+    assert!(
+        matches!(&stuck.reasons[..], [HealthReason::NoProgress { handler_key, .. }] if handler_key == "stock.reserve"),
+        "{stuck}"
+    );
+
+    gate.add_permits(1);
+    until(&monitor, |health| !health.is_degraded()).await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
