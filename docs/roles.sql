@@ -3,20 +3,20 @@
 --
 --     psql "$DATABASE_URL" -v prefix=shop -f docs/roles.sql
 --
--- makes the roles shop_accept, shop_process, shop_clean, shop_read and shop_admin, which cannot log in: grant them to the users that do.
+-- makes the roles shop_accept, shop_process, shop_clean, shop_read, shop_admin and shop_client, which cannot log in: grant them to the users that do.
 -- A service that consumes and runs handlers has accept and process. The owner of the tables is needed for `migrate` only.
 \if :{?prefix}
 \else
     \set prefix wharf
 \endif
 SELECT current_schema() AS schema, :'prefix' || '_accept' AS accept, :'prefix' || '_process' AS process, :'prefix' || '_clean' AS clean,
-       :'prefix' || '_read' AS read, :'prefix' || '_admin' AS admin \gset
+       :'prefix' || '_read' AS read, :'prefix' || '_admin' AS admin, :'prefix' || '_client' AS client \gset
 
 -- Roles belong to the server, not to the database: another inbox of the same prefix may have made them.
-SELECT format('CREATE ROLE %I NOLOGIN', name) FROM unnest(ARRAY[:'accept', :'process', :'clean', :'read', :'admin']) AS r (name)
+SELECT format('CREATE ROLE %I NOLOGIN', name) FROM unnest(ARRAY[:'accept', :'process', :'clean', :'read', :'admin', :'client']) AS r (name)
 WHERE NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = name) \gexec
 
-GRANT USAGE ON SCHEMA :"schema" TO :"accept", :"process", :"clean", :"read", :"admin";
+GRANT USAGE ON SCHEMA :"schema" TO :"accept", :"process", :"clean", :"read", :"admin", :"client";
 
 -- Everybody checks the schema's version before touching anything.
 GRANT SELECT ON inbox_migration TO :"accept", :"process", :"clean", :"read", :"admin";
@@ -74,3 +74,6 @@ TO :"admin";
 GRANT EXECUTE ON FUNCTION inbox_ledger_reset, inbox_ledger_skip TO :"admin";
 -- Has a purged message accepted once more.
 GRANT EXECUTE ON FUNCTION inbox_forget_identity TO :"admin";
+
+-- client: what a program does in its own transactions, with any driver. It has no right on a table. A handler that settles itself: inbox_settle.
+GRANT EXECUTE ON FUNCTION inbox_settle TO :"client", :"process";

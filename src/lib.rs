@@ -57,6 +57,7 @@
 //!   what ends done; extra runs are at most the deliveries that were running or not yet settled when a process died, or was without its database for
 //!   longer than the lease.
 //! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
+//!   So does a handler with a PostgreSQL client of its own that settles its delivery in its own transaction ([`Registration::settles_itself`]).
 //! - Deliveries of one key of an ordered handler ([`Registration::ordered_by`]) run one at a time, in accept order, over processes, crashes and retries.
 //! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three
 //!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.

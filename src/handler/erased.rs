@@ -11,7 +11,7 @@ use futures_util::{FutureExt, TryFutureExt};
 use serde_json::error::Category;
 
 use super::failure::Failure;
-use crate::types::{DecodeError, Message, Payload, StoredMessage};
+use crate::types::{Claim, DecodeError, Message, Payload, StoredMessage};
 
 /// A plain handler: an async function, an async closure, [`with_state`](crate::with_state) around either, or a type.
 ///
@@ -169,14 +169,14 @@ impl<C> Clone for Body<C> {
 }
 
 pub(crate) trait ErasedHandler: Send + Sync {
-    fn run(&self, message: Arc<StoredMessage>, attempt: u32) -> BoxFuture<'_, Result<(), Failure>>;
+    fn run(&self, message: Arc<StoredMessage>, claim: Claim) -> BoxFuture<'_, Result<(), Failure>>;
 }
 
 pub(crate) trait ErasedTxHandler<C>: Send + Sync {
     fn run<'c>(
         &'c self,
         message: Arc<StoredMessage>,
-        attempt: u32,
+        claim: Claim,
         conn: &'c mut C,
     ) -> BoxFuture<'c, Result<(), Failure>>;
 }
@@ -192,9 +192,9 @@ pub(crate) fn erase_tx<P: Payload, C: Send + 'static>(handler: impl TxHandler<P,
 struct Typed<H, P>(H, PhantomData<fn(P)>);
 
 impl<P: Payload, H: Handler<P>> ErasedHandler for Typed<H, P> {
-    fn run(&self, message: Arc<StoredMessage>, attempt: u32) -> BoxFuture<'_, Result<(), Failure>> {
+    fn run(&self, message: Arc<StoredMessage>, claim: Claim) -> BoxFuture<'_, Result<(), Failure>> {
         // Decoding stands inside the future, so that a panic in a user's Deserialize is caught like the handler's own.
-        async move { self.0.handle(decode(message, attempt)?).await }.boxed()
+        async move { self.0.handle(decode(message, claim)?).await }.boxed()
     }
 }
 
@@ -202,15 +202,15 @@ impl<P: Payload, C: Send, H: TxHandler<P, C>> ErasedTxHandler<C> for Typed<H, P>
     fn run<'c>(
         &'c self,
         message: Arc<StoredMessage>,
-        attempt: u32,
+        claim: Claim,
         conn: &'c mut C,
     ) -> BoxFuture<'c, Result<(), Failure>> {
-        async move { self.0.handle(decode(message, attempt)?, conn).await }.boxed()
+        async move { self.0.handle(decode(message, claim)?, conn).await }.boxed()
     }
 }
 
-fn decode<P: Payload>(message: Arc<StoredMessage>, attempt: u32) -> Result<Message<P>, Failure> {
-    Message::decode(message, attempt).map_err(|error| Failure::undecodable(described(&error)))
+fn decode<P: Payload>(message: Arc<StoredMessage>, claim: Claim) -> Result<Message<P>, Failure> {
+    Message::decode(message, claim).map_err(|error| Failure::undecodable(described(&error)))
 }
 
 /// What was expected and where. serde's own words quote what was found, and that is the payload, which belongs in no log.

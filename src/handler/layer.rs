@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use super::erased::{Body, ErasedHandler, ErasedTxHandler};
 use super::failure::Failure;
 use super::key::HandlerKey;
-use crate::types::{Headers, StoredMessage};
+use crate::types::{Claim, Headers, StoredMessage};
 
 /// A layer with its types erased.
 pub(crate) type LayerFn =
@@ -111,10 +111,10 @@ struct Layered<H: ?Sized> {
 }
 
 impl ErasedHandler for Layered<dyn ErasedHandler> {
-    fn run(&self, message: Arc<StoredMessage>, number: u32) -> BoxFuture<'_, Result<(), Failure>> {
+    fn run(&self, message: Arc<StoredMessage>, claim: Claim) -> BoxFuture<'_, Result<(), Failure>> {
         async move {
-            let next = Next(self.inner.run(Arc::clone(&message), number));
-            (self.layer)(Attempt { key: &self.key, number, message: &message }, next).await
+            let next = Next(self.inner.run(Arc::clone(&message), claim));
+            (self.layer)(Attempt { key: &self.key, number: claim.attempt, message: &message }, next).await
         }
         .boxed()
     }
@@ -124,12 +124,12 @@ impl<C: Send + 'static> ErasedTxHandler<C> for Layered<dyn ErasedTxHandler<C>> {
     fn run<'c>(
         &'c self,
         message: Arc<StoredMessage>,
-        number: u32,
+        claim: Claim,
         conn: &'c mut C,
     ) -> BoxFuture<'c, Result<(), Failure>> {
         async move {
-            let next = Next(self.inner.run(Arc::clone(&message), number, conn));
-            (self.layer)(Attempt { key: &self.key, number, message: &message }, next).await
+            let next = Next(self.inner.run(Arc::clone(&message), claim, conn));
+            (self.layer)(Attempt { key: &self.key, number: claim.attempt, message: &message }, next).await
         }
         .boxed()
     }

@@ -11,6 +11,7 @@ mod layer;
 mod order;
 mod registration;
 mod retry;
+mod settles_itself;
 mod subscription;
 
 pub use erased::{Handler, TxHandler};

@@ -133,6 +133,7 @@ pub struct Registration<B: Backend> {
     /// Deliveries in one transaction; `None` where it was not said.
     pub(crate) share: Option<usize>,
     pub(crate) order: Option<OrderKey>,
+    pub(crate) settles_itself: bool,
 }
 
 impl<B: Backend> Registration<B> {
@@ -150,6 +151,7 @@ impl<B: Backend> Registration<B> {
             delay: Delay::default(),
             share: None,
             order: None,
+            settles_itself: false,
         }
     }
 
@@ -356,6 +358,7 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("delay", &self.delay)
             .field("share", &self.share)
             .field("order", &self.order)
+            .field("settles_itself", &self.settles_itself)
             .finish_non_exhaustive()
     }
 }

@@ -209,6 +209,18 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
         }
         (Some(_), Body::Transactional(_)) => {}
     }
+    match (registration.settles_itself, &registration.body) {
+        (false, _) => {}
+        (true, Body::Transactional(_)) => {
+            problems.push(format!(
+                "{key} is transactional: the engine settles its deliveries, it cannot settle them itself"
+            ));
+        }
+        (true, Body::Plain(_)) if !B::IS_SETTLED_IN_SQL => {
+            problems.push(format!("{key} cannot settle its deliveries itself on SQLite: use tx_handler"));
+        }
+        (true, Body::Plain(_)) => {}
+    }
     problems.extend(timing_problems(registration));
     problems.extend(order_problems(registration));
     problems

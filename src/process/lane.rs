@@ -31,6 +31,8 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) share: usize,
     /// One that is finished makes the next of its key due.
     pub(super) is_ordered: bool,
+    /// Its handler commits `done` itself, with a client of its own.
+    pub(super) settles_itself: bool,
     pub(super) redact: Option<Redact>,
     pub(super) slots: Slots,
     /// What is claimed and has no slot yet.
@@ -69,6 +71,7 @@ impl<B: Backend> Lane<B> {
             concurrency: registration.concurrency,
             share: registration.share.unwrap_or(1),
             is_ordered: registration.order.is_some(),
+            settles_itself: registration.settles_itself,
             redact,
             slots: Slots::new(registration.concurrency),
             waiting: Waiting::default(),

@@ -4,6 +4,7 @@
 //! never end because of the database; handlers run on the user's runtime and can neither stop a loop nor each other.
 
 mod claim;
+mod confirm;
 mod decide;
 mod engine;
 mod gate;

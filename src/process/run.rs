@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 
+use super::confirm::confirm;
 use super::decide::{Answer, Circumstances, StopReason, decide};
 use super::engine::Engine;
 use super::lane::Lane;
@@ -21,7 +22,7 @@ use crate::handler::{Body, ErasedHandler, Failure};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
 use crate::telemetry::events;
-use crate::types::{Outcome, PoisonReason, StoredMessage, panic_text};
+use crate::types::{Claim, Outcome, PoisonReason, StoredMessage, panic_text};
 
 /// Runs of one task before it lets others have their turn: a handler that never waits would keep the thread.
 const RUNS_MAX: usize = 32;
@@ -44,7 +45,7 @@ pub(super) struct Runner<B: Backend> {
 
 /// How a run ended.
 pub(super) enum RunEnd {
-    /// The handler's writes and `done` are durable.
+    /// The handler's writes and `done` are durable: they were committed in one transaction, be it the engine's or the handler's own.
     Committed,
     /// Nothing was settled, and this is to be.
     Answer(Answer),
@@ -88,9 +89,19 @@ impl<B: Backend> Run<B> {
     async fn run(mut self, lane: &Lane<B>, handler: &Arc<dyn ErasedHandler>) {
         let Some(message) = self.begin(lane) else { return self.end_unrun(lane) };
         let began_at = Instant::now();
-        let attempt = self.claimed.claim.attempt.unsigned_abs();
-        let answer = watch(handler.run(message, attempt), lane.timeout, &self.leash).await;
-        self.end(lane, began_at.elapsed(), RunEnd::Answer(answer));
+        let answer = watch(handler.run(message, self.claim()), lane.timeout, &self.leash).await;
+        let took = began_at.elapsed();
+        let ended = match answer {
+            Answer::Finished(Ok(())) if lane.settles_itself => confirm(&self).await,
+            answer => RunEnd::Answer(answer),
+        };
+        self.end(lane, took, ended);
+    }
+
+    /// What its handler is given of its claim.
+    pub(super) fn claim(&self) -> Claim {
+        let ClaimId { message_seq, handler_id, attempt } = self.claimed.claim;
+        Claim { message_seq, handler_id, attempt: attempt.unsigned_abs(), processor: self.held.engine.processor }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine<B>> {

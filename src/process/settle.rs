@@ -3,7 +3,7 @@
 //! An outcome is written while its claim is current, or not at all. The database may be away for any time; outcomes wait, bounded by
 //! the queue, and their claims are kept. One row that cannot be written (somebody holds its lock) does not hold up the others.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::engine::{Engine, Phase};
 use crate::store::Backend;
-use crate::store::seam::{ClaimId, Settlement};
+use crate::store::seam::{ClaimId, Lost, Settlement};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Outcome};
 
@@ -123,17 +123,28 @@ async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement
     }
 }
 
-fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[ClaimId]) {
-    let lost: HashSet<ClaimId> = lost.iter().copied().collect();
+fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[Lost]) {
+    let lost: HashMap<ClaimId, &Lost> = lost.iter().map(|lost| (lost.claim, lost)).collect();
     let message_ids = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
     // Claiming and starting may have paused because too much was unsettled.
     engine.freed.notify_one();
     engine.start_all_waiting();
     for (settlement, message_id) in settlements.iter().zip(&message_ids) {
         let subject = engine.subject(settlement.claim, message_id.as_deref());
-        if lost.contains(&settlement.claim) {
-            events::claim_lost(subject);
-            continue;
+        match lost.get(&settlement.claim) {
+            None => {}
+            Some(Lost { is_done: false, .. }) => {
+                events::claim_lost(subject);
+                continue;
+            }
+            // The handler has settled it itself, and has failed or was stopped after that.
+            Some(Lost { is_done: true, .. }) => {
+                events::settled_before(subject, &settlement.outcome);
+                if engine.is_ordered(settlement.claim.handler_id) {
+                    engine.wake.notify_one();
+                }
+                continue;
+            }
         }
         events::decided(subject, &settlement.outcome);
         engine.troubles.settled(&settlement.outcome);

@@ -109,7 +109,7 @@ async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settleme
     let lost = engine.store.backend.settle(engine.settler(), settlements).await?;
     for (delivery, settlement) in deliveries.iter().zip(settlements) {
         let subject = engine.subject_of(delivery);
-        match lost.contains(&settlement.claim) {
+        match lost.iter().any(|lost| lost.claim == settlement.claim) {
             true => events::claim_lost(subject),
             false => events::decided(subject, &settlement.outcome),
         }

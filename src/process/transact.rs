@@ -130,7 +130,7 @@ impl<B: Backend> Turn<'_, B> {
             (Some(reason), _) => Answer::Stopped(reason),
             (None, Err(error)) => not_asked(&error),
             (None, Ok(conn)) => {
-                let handling = self.handler.run(message, run.claimed.claim.attempt.unsigned_abs(), conn);
+                let handling = self.handler.run(message, run.claim(), conn);
                 watch(handling, self.lane.timeout, &run.leash).await
             }
         }

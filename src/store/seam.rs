@@ -67,8 +67,11 @@ pub trait Seam: Send + Sync + Sized + 'static {
     fn claim(&self, request: &ClaimRequest) -> impl Future<Output = Result<Claims>> + Send;
 
     /// Writes outcomes of this processor, each only while its claim is current, and with them how attempts failed. Returns the claims
-    /// that were lost.
-    fn settle(&self, by: Settler, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<ClaimId>>> + Send;
+    /// that were not.
+    fn settle(&self, by: Settler, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<Lost>>> + Send;
+
+    /// Whether a handler can settle its delivery in SQL, with a client of its own.
+    const IS_SETTLED_IN_SQL: bool;
 
     /// Gives back deliveries that this processor inserted as claimed (attempt 1) without ever learning that it had.
     fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32)
@@ -305,6 +308,14 @@ impl Age {
 pub struct Settlement {
     pub claim: ClaimId,
     pub(crate) outcome: Outcome,
+}
+
+/// A claim that was not current when it was to be settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lost {
+    pub claim: ClaimId,
+    /// Its attempt is done: the handler has settled it in a transaction of its own.
+    pub is_done: bool,
 }
 
 /// Who writes outcomes.

@@ -193,6 +193,19 @@ pub(crate) fn claim_lost(subject: Subject<'_>) {
     about!(warn, "wharf::process", subject, "claim lost");
 }
 
+/// Its handler has settled the delivery in a transaction of its own, and has failed or was stopped after that: what it committed stands.
+pub(crate) fn settled_before(subject: Subject<'_>, outcome: &Outcome) {
+    count_outcome(subject.handler, Outcome::Done.name());
+    let (Outcome::Retry { error, .. } | Outcome::Troubled { error, .. } | Outcome::Poisoned { error: Some(error), .. }) =
+        outcome
+    else {
+        about!(debug, "wharf::process", subject, "settled before it ended");
+        return;
+    };
+    let error = sanitize::text(error, ERROR_CHARS_MAX);
+    about!(warn, "wharf::process", subject, error, "settled before it failed");
+}
+
 pub(crate) fn overran(subject: Subject<'_>) {
     count_outcome(subject.handler, "overran");
     about!(warn, "wharf::process", subject, "handler overran its timeout and has not ended");

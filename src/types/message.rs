@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{Error, Headers, Position, Record, Result};
+use super::{Claim, Error, Headers, Position, Record, Result};
 
 /// What a handler is given: the message, and its payload as `P`.
 ///
@@ -19,7 +19,7 @@ use super::{Error, Headers, Position, Record, Result};
 pub struct Message<P> {
     /// The payload, decoded for this handler.
     pub payload: P,
-    attempt: u32,
+    claim: Claim,
     stored: Arc<StoredMessage>,
 }
 
@@ -69,8 +69,8 @@ impl From<&StoredMessage> for Record {
 }
 
 impl<P: Payload> Message<P> {
-    pub(crate) fn decode(stored: Arc<StoredMessage>, attempt: u32) -> Result<Self, DecodeError> {
-        Ok(Self { payload: P::decode(&stored.headers, stored.payload.as_ref())?, attempt, stored })
+    pub(crate) fn decode(stored: Arc<StoredMessage>, claim: Claim) -> Result<Self, DecodeError> {
+        Ok(Self { payload: P::decode(&stored.headers, stored.payload.as_ref())?, claim, stored })
     }
 
     /// The message that a record would be, on its first attempt: for unit tests that call a handler directly.
@@ -108,7 +108,7 @@ impl<P: Payload> Message<P> {
             is_corrected: false,
         };
         let undecodable = |error| Error::configuration("cannot read the payload of the record").with_source(error);
-        Self::decode(Arc::new(stored), 1).map_err(undecodable)
+        Self::decode(Arc::new(stored), Claim::NONE).map_err(undecodable)
     }
 }
 
@@ -157,13 +157,22 @@ impl<P> Message<P> {
     /// The same message on another attempt, for unit tests.
     #[must_use]
     pub fn with_attempt(mut self, attempt: u32) -> Self {
-        self.attempt = attempt;
+        self.claim.attempt = attempt;
         self
     }
 
     /// How often this delivery has been started, this time counted: 1 on the first run.
     pub fn attempt(&self) -> u32 {
-        self.attempt
+        self.claim.attempt
+    }
+
+    /// The claim of this run, for a handler that settles its delivery itself with a PostgreSQL client of its own: pass it to
+    /// `SELECT inbox_settle($1)` as the last statement before COMMIT. See [`Registration::settles_itself`](crate::Registration::settles_itself).
+    ///
+    /// It is a text that means nothing outside of that function. A later attempt has another one. The claim of a message that was made with
+    /// [`Message::from_record`] is never current.
+    pub fn claim(&self) -> String {
+        self.claim.to_string()
     }
 }
 

@@ -4,6 +4,7 @@
 //! need and neither owns belongs here.
 
 mod backoff;
+mod claim;
 mod cloud_event;
 #[cfg(feature = "testing")]
 mod delivery;
@@ -52,6 +53,7 @@ pub use rows::{
 };
 
 pub(crate) use backoff::{Backoff, jittered};
+pub(crate) use claim::Claim;
 pub(crate) use cloud_event::is_structured;
 pub(crate) use error::Kind;
 pub(crate) use limits::DURATION_MAX;

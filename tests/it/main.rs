@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
+mod any_client;
 mod bound_functions;
 mod cancel;
 mod cli;
@@ -50,5 +51,7 @@ mod worker;
 #[test]
 fn child_entry() {
     let of_kafka = [kafka::reader::ROLE, kafka_trouble::ingester::ROLE];
-    support::child::run_role(&[&[worker::ROLE, conformance::sqlite::worker::ROLE], &of_kafka[..]].concat());
+    support::child::run_role(
+        &[&[worker::ROLE, conformance::sqlite::worker::ROLE, any_client::ROLE], &of_kafka[..]].concat(),
+    );
 }

@@ -11,7 +11,7 @@ use crate::scene::{Runs, Scene, quick, record};
 use support::postgres_binaries::program;
 
 /// A scene with its roles, named after its database: roles belong to the server.
-async fn with_roles() -> Scene {
+pub async fn with_roles() -> Scene {
     let scene = Scene::new().await;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/roles.sql");
     let made = Command::new(program("psql"))
@@ -26,7 +26,7 @@ async fn with_roles() -> Scene {
 }
 
 /// Where somebody finds the database who has this role alone.
-fn url_of(scene: &Scene, role: &str) -> String {
+pub fn url_of(scene: &Scene, role: &str) -> String {
     let separator = if scene.database.url().contains('?') { '&' } else { '?' };
     format!("{}{separator}options=-c%20role%3D{}_{role}", scene.database.url(), scene.database.name())
 }

@@ -1015,6 +1015,39 @@ BEGIN
     END IF;
 END $$;
 
+-- Settles a delivery as done in the transaction of a handler that uses a client of its own, or in a stored procedure: SELECT inbox_settle($1), with the
+-- text of `message.claim()`, as the last statement before COMMIT. It is fenced like any other settlement: an error means that nothing may be committed.
+--   WH001  the claim is lost: another attempt has the delivery, or a person has taken it away.
+--   WH002  this attempt has settled the delivery before: a COMMIT whose answer was lost took effect.
+CREATE FUNCTION inbox_settle(claim text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s' AS $$
+DECLARE
+    part bigint[];
+BEGIN
+    IF claim IS NULL OR claim !~ '^\[\d{1,18},\d{1,5},\d{1,10},\d{1,10}\]$' THEN
+        RAISE EXCEPTION 'this is not a claim' USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass the text of message.claim() as it is.';
+    END IF;
+    IF current_setting('wharf.run', true) = 'open' THEN
+        RAISE EXCEPTION 'this is the transaction of a transactional handler, whose delivery the engine settles'
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Leave inbox_settle out, or register the handler with `handler`.';
+    END IF;
+    -- Message, handler, attempt, processor.
+    part := translate(claim, '[]', '{}')::bigint[];
+    UPDATE inbox_delivery d
+    SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
+    WHERE d.message_seq = part[1] AND d.handler_id = part[2]::smallint
+      AND CASE WHEN d.attempts = part[3] AND d.locked_by = part[4] AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
+               THEN true ELSE false END;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    IF (SELECT d.attempts = part[3] AND d.status = 2 AND d.locked_by IS NULL FROM inbox_delivery d
+        WHERE d.message_seq = part[1] AND d.handler_id = part[2]::smallint) THEN
+        RAISE EXCEPTION 'this attempt has settled its delivery before' USING ERRCODE = 'WH002';
+    END IF;
+    RAISE EXCEPTION 'the claim is no longer current' USING ERRCODE = 'WH001';
+END $$;
+
 -- Binds every function above to the schema of this inbox, so that none of them reads or changes the inbox of another schema, whatever the
 -- caller's search_path is. pg_temp is last, so that a caller's temporary table is never taken for one of ours. Functions with a body
 -- that PostgreSQL parsed when they were created (RETURN …) are bound by that, and can still be inlined.

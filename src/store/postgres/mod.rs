@@ -37,7 +37,7 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage, PoolStatus,
     Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
@@ -160,6 +160,7 @@ impl Seam for Postgres {
     type Transaction = PostgresTransaction;
 
     const MIGRATIONS: &'static [Migration] = migrate::MIGRATIONS;
+    const IS_SETTLED_IN_SQL: bool = true;
 
     async fn migrate(&self) -> Result<()> {
         // However long it takes: a migration of a large table is not to be cut off.
@@ -190,7 +191,7 @@ impl Seam for Postgres {
         act!(self, conn => process::claim(&mut conn, request))
     }
 
-    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
         act!(self, judged conn => process::settle(&mut conn, by, settlements))
     }
 

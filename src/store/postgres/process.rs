@@ -15,12 +15,16 @@ use super::ordered;
 use super::statement::{only_row, rows, statements};
 use crate::store::counts::count;
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
+use crate::store::seam::{
+    Ask, ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Lost, Renewal, Settlement, Settler, Stamp,
+};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
 rows! {
     RenewRow { claim: ClaimId, is_renewed: bool }
+
+    LostRow { claim: ClaimId, is_done: bool }
 }
 
 /// What every claim returns, behind an UPDATE that is called `claimed`. A corrected payload is read only where there is one.
@@ -124,16 +128,20 @@ statements! {
     }
 
     /// Which settlements did not take effect. One that did, in a try whose answer was lost, shows as its attempt, unlocked by nobody else, with
-    /// the status it set.
+    /// the status it set. So does a delivery that its handler has settled itself, by `inbox_settle`: it is done, whatever else was to be written.
     FindLost("
-        SELECT s.message_seq, s.handler_id, s.attempt
+        SELECT s.message_seq, s.handler_id, s.attempt,
+               (SELECT true FROM inbox_delivery d
+                WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id AND d.attempts = s.attempt
+                  AND d.locked_by IS NULL AND d.status = 2) IS TRUE
         FROM unnest(:message_seqs, :handler_ids, :attempts, :statuses) AS s (message_seq, handler_id, attempt, status)
         WHERE (SELECT true FROM inbox_delivery d
                WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id AND d.attempts = s.attempt
                  AND d.locked_until IS NULL AND d.locked_by IS NULL AND d.status = s.status) IS NOT TRUE")
-    -> ClaimId { message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16> }
+    -> LostRow { message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16> }
 
-    /// Skips rows that are locked, so that one transaction that hangs cannot let the claims of all others run out.
+    /// Skips rows that are locked, so that one transaction that hangs cannot let the claims of all others run out. A delivery that its handler has
+    /// settled itself counts as renewed: the handler may end in peace, and nobody else runs it.
     Renew("
         WITH renewed AS (
             UPDATE inbox_delivery t SET locked_until = now() + :lease_ms * interval '1 millisecond'
@@ -150,7 +158,10 @@ statements! {
             RETURNING t.message_seq, t.handler_id, t.attempts)
         SELECT message_seq, handler_id, attempts, true FROM renewed
         UNION ALL
-        SELECT r.message_seq, r.handler_id, r.attempt, false
+        SELECT r.message_seq, r.handler_id, r.attempt,
+               (SELECT true FROM inbox_delivery d
+                WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id AND d.attempts = r.attempt
+                  AND d.locked_by IS NULL AND d.status = 2) IS TRUE
         FROM unnest(:message_seqs, :handler_ids, :attempts) AS r (message_seq, handler_id, attempt)
         WHERE (SELECT CASE WHEN d.attempts = r.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
                            THEN true ELSE false END
@@ -219,11 +230,7 @@ pub(super) fn bottom(ask: &Ask) -> (Option<PgTimestamp>, i64) {
     }
 }
 
-pub(super) async fn settle(
-    conn: &mut AsyncPgConnection,
-    by: Settler,
-    settlements: &[Settlement],
-) -> Result<Vec<ClaimId>> {
+pub(super) async fn settle(conn: &mut AsyncPgConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
     let mut sorted: Vec<&Settlement> = settlements.iter().collect();
     // The same order everywhere, so that two settlers never wait for each other in a circle.
     sorted.sort_unstable_by_key(|settlement| settlement.claim);
@@ -246,7 +253,8 @@ pub(super) async fn settle(
     let (message_seqs, handler_ids, attempts) = columns(sorted.iter().map(|settlement| settlement.claim));
     let statuses = sorted.iter().map(|settlement| Written::from(&settlement.outcome).status).collect();
     let lost = FindLost { message_seqs, handler_ids, attempts, statuses };
-    lost.load(conn).await.map_err(cannot())
+    let lost = lost.load::<LostRow>(conn).await.map_err(cannot())?;
+    Ok(lost.into_iter().map(|LostRow { claim, is_done }| Lost { claim, is_done }).collect())
 }
 
 pub(super) async fn release_handed_over(

@@ -41,16 +41,21 @@ const MARK: &str = "SET LOCAL wharf.run = 'open'; SET LOCAL plan_cache_mode = au
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 
 rows! {
-    /// `is_free` is NULL while another transaction holds the row's lock.
+    /// `is_free` is NULL while another transaction holds the row's lock, and where it was not asked.
     RowInDoubt { is_current: bool, is_done: bool, is_free: Option<bool> }
 }
 
 statements! {
-    /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock.
+    /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock. A row that is done is not locked: this
+    /// is asked after each run of a handler that settles itself. A transaction that ends between the look and the lock leaves a row that is free
+    /// and another than the one looked at: then it is asked again.
     ReadBackRow("
         SELECT d.attempts = :attempt, d.status = 2,
-               (SELECT true FROM (SELECT 1 FROM inbox_delivery f WHERE f.message_seq = :message_seq AND f.handler_id = :handler_id
-                                  FOR NO KEY UPDATE SKIP LOCKED) free)
+               CASE WHEN d.status = 2 THEN NULL ELSE
+                   (SELECT true FROM (SELECT f.status, f.attempts FROM inbox_delivery f
+                                      WHERE f.message_seq = :message_seq AND f.handler_id = :handler_id
+                                      FOR NO KEY UPDATE SKIP LOCKED) free
+                    WHERE free.status = d.status AND free.attempts = d.attempts) END
         FROM inbox_delivery d WHERE d.message_seq = :message_seq AND d.handler_id = :handler_id")
     -> RowInDoubt { attempt: i32, message_seq: i64, handler_id: i16 }
 }

@@ -41,7 +41,7 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, NewMessage, PoolStatus,
+    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage, PoolStatus,
     Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
@@ -153,6 +153,7 @@ impl Seam for Sqlite {
     type Transaction = SqliteTransaction;
 
     const MIGRATIONS: &'static [Migration] = migrate::MIGRATIONS;
+    const IS_SETTLED_IN_SQL: bool = false;
 
     async fn migrate(&self) -> Result<()> {
         self.write(migrate::migrate).await
@@ -188,7 +189,7 @@ impl Seam for Sqlite {
     }
 
     // One file has no replica that could be promoted without the last claims: the attempt alone is the fence, here and in the next two.
-    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
         let settlements = settlements.to_vec();
         self.write(move |conn| process::settle(conn, by, &settlements)).await
     }

@@ -12,7 +12,7 @@ use super::errors::database;
 use super::ordered;
 use super::statement::{only_row, statements};
 use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Renewal, Settlement, Settler, Stamp};
+use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Lost, Renewal, Settlement, Settler, Stamp};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -143,7 +143,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
     Ok(Claims { sent_at, deliveries })
 }
 
-pub(super) fn settle(conn: &mut SqliteConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<ClaimId>> {
+pub(super) fn settle(conn: &mut SqliteConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
     let cannot = || database(format!("cannot settle {} deliveries", settlements.len()));
     let now = clock::now(conn).map_err(cannot())?;
     let mut lost = Vec::new();
@@ -153,7 +153,8 @@ pub(super) fn settle(conn: &mut SqliteConnection, by: Settler, settlements: &[Se
             other => not_done(conn, by, *claim, &Written::from(other), now),
         };
         if settled.map_err(cannot())? == 0 && !has_taken_effect(conn, *claim, outcome).map_err(cannot())? {
-            lost.push(*claim);
+            // No handler settles itself here.
+            lost.push(Lost { claim: *claim, is_done: false });
         }
     }
     Ok(lost)

@@ -1,0 +1,194 @@
+//! A settlement by a handler is fenced: what is not this attempt's to settle is refused, and what is refused is not committed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use wharf::order::OrderKey;
+use wharf::{Failure, RetryPolicy, Sqlite, Store};
+
+use crate::any_client::{acting, connect, settle, settling, soon};
+use crate::effect::{self, effects};
+use crate::scene::{Runs, Scene, State, key, record};
+use support::events::Events;
+
+/// The SQLSTATE of an error of the client, in the text of a failure.
+async fn sqlstate_of(client: &tokio_postgres::Client, sql: &str) -> String {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    error.code().expect("an error of the server").code().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_returns_ok_without_a_settlement_has_failed_and_is_told_why() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let forgetful = acting(&runs, "stock", |_| Box::pin(async { Ok(()) })).retry(RetryPolicy::never());
+    let inbox = scene.inbox().subscribe("orders", forgetful).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(scene.states().await, ["a stock poisoned"]);
+    let error = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await.remove(0);
+    assert!(error.contains("not settled") && error.contains("inbox_settle"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_after_the_settlement_was_committed_changes_nothing_and_is_told() {
+    let events = Events::capture();
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    let url = scene.database.url();
+    let failing = acting(&runs, "any.error", move |message| {
+        let url = url.clone();
+        Box::pin(async move {
+            settle(&url, &message).await?;
+            match message.id() {
+                "panics" => panic!("after the commit"),
+                _ => Err(Failure::poison("after the commit")),
+            }
+        })
+    });
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all([record("fails"), record("panics")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    let told = |event: &support::events::Event| {
+        event.message == "settled before it failed" && event.has("handler", "any.error")
+    };
+    assert_eq!(events.wait_for_count(2, told).await.len(), 2);
+    assert_eq!(scene.states().await, ["fails any.error done", "panics any.error done"]);
+    assert_eq!((scene.count_done_at_first().await, scene.count("inbox_failures").await), (2, 0));
+    assert_eq!(effects(&scene).await, ["fails", "panics"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_a_person_has_taken_away_settles_nothing_and_its_writes_are_rolled_back() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let (url, waiting) = (scene.database.url(), Arc::clone(&gate));
+    let slow = acting(&runs, "stock", move |message| {
+        let (url, waiting) = (url.clone(), Arc::clone(&waiting));
+        Box::pin(async move {
+            if message.attempt() == 1 {
+                waiting.acquire().await?.forget();
+            }
+            settle(&url, &message).await.map_err(|failure| soon(&failure))
+        })
+    });
+    // One slot would make the second attempt wait for the first; and it must not be told to stop before it settles.
+    let inbox = scene.inbox().limits(crate::scene::quick().lease(Duration::from_secs(60))).subscribe("orders", slow);
+    let running = inbox.build().unwrap();
+    let running = (running.start().await.unwrap(), running);
+    running.1.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+
+    assert_eq!(scene.database.query_one_i64("SELECT inbox_release('a', 'stock')").await, 1);
+    runs.reached(2).await;
+    scene.settled().await;
+    gate.add_permits(1);
+
+    running.0.shutdown(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(effects(&scene).await, ["a"]);
+    assert_eq!(scene.count("inbox_status WHERE state = 'done' AND attempts = 2 AND errors = 0").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_function_tells_a_lost_claim_from_one_that_is_settled_and_from_what_is_no_claim() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    let inbox = scene.inbox().subscribe("orders", settling(&runs, "stock", &scene.database.url())).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let claim = "SELECT format('[%s,%s,%s,%s]', message_seq, handler_id, attempts, 1) FROM inbox_delivery";
+    let claim = scene.database.query_texts(claim).await.remove(0);
+    let client = connect(&scene.database.url()).await.unwrap();
+
+    assert_eq!(sqlstate_of(&client, &format!("SELECT inbox_settle('{claim}')")).await, "WH002");
+    for lost in ["[1,1,7,1]", "[99,1,1,1]", "[0,0,1,0]"] {
+        assert_eq!(sqlstate_of(&client, &format!("SELECT inbox_settle('{lost}')")).await, "WH001", "{lost}");
+    }
+    for wrong in ["NULL", "''", "'a'", "'[1,1,1]'", "'[1,1,1,-1]'", "'{1,1,1,1}'", "'[1,1,1,1],'"] {
+        assert_eq!(sqlstate_of(&client, &format!("SELECT inbox_settle({wrong})")).await, "22023", "{wrong}");
+    }
+    // The handler committed its effect in the one run that there was.
+    assert_eq!((runs.count(), effects(&scene).await.len()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_may_go_on_after_its_commit_for_longer_than_the_lease() {
+    let events = Events::capture();
+    let (scene, runs, gate) = (Scene::new().await, Runs::new(), Arc::new(Semaphore::new(0)));
+    effect::prepare(&scene).await;
+    let (url, waiting) = (scene.database.url(), Arc::clone(&gate));
+    let slow = acting(&runs, "any.slow", move |message| {
+        let (url, waiting) = (url.clone(), Arc::clone(&waiting));
+        Box::pin(async move {
+            settle(&url, &message).await?;
+            waiting.acquire().await?.forget();
+            Ok(())
+        })
+    });
+    let limits = crate::scene::quick().lease(Duration::from_millis(300));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", slow).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    scene.settled().await;
+    // Other deliveries show that several leases have passed and were renewed.
+    scene.until("SELECT (seen_at > started_at + interval '1 second')::int::bigint FROM inbox_processor").await;
+
+    gate.add_permits(1);
+
+    let about = |event: &support::events::Event| {
+        event.has("handler", "any.slow") && !["handed over", "claimed"].contains(&&*event.message)
+    };
+    events.wait_for(|event| about(event) && event.message == "done").await;
+    let told: Vec<String> = events.matching(about).iter().map(|event| event.message.clone()).collect();
+    assert_eq!(told, ["done"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_of_an_ordered_handler_that_settles_itself_run_in_order() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    let ordered = settling(&runs, "stock", &scene.database.url()).ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().subscribe("orders", ordered).build().unwrap();
+    let ids: Vec<String> = (0..12).map(|number| format!("m{number:02}")).collect();
+    inbox.accept_all(ids.iter().map(|id| record(id).with_key("one"))).await.unwrap();
+
+    let running = inbox.start().await.unwrap();
+    scene.settled().await;
+
+    assert_eq!(runs.ids(), ids);
+    assert_eq!(scene.count_done_at_first().await, 12);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transactional_handler_cannot_settle_itself_and_neither_can_a_handler_on_sqlite() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    let said = scene.inbox().subscribe("orders", effect::writing_only(&runs, "stock").settles_itself()).build();
+    assert!(said.unwrap_err().to_string().contains("stock is transactional"));
+    let store = Store::<Sqlite>::in_memory().await.unwrap();
+    let said = wharf::Inbox::builder(store).subscribe("orders", runs.handler("stock").settles_itself()).build();
+    assert!(said.unwrap_err().to_string().contains("use tx_handler"));
+
+    // Where it is tried all the same, in SQL, its transaction fails as after any other error.
+    let settling = wharf::tx_handler(key("books"), CallsSettle).retry(RetryPolicy::never());
+    let inbox = scene.inbox().subscribe("orders", settling).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(scene.count_in(State::Poisoned).await, 1);
+    let error = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await.remove(0);
+    assert!(error.contains("transaction of a transactional handler"), "{error}");
+    assert_eq!(effects(&scene).await, [""; 0]);
+}
+
+struct CallsSettle;
+
+impl wharf::TxHandler<wharf::Raw, effect::Connection> for CallsSettle {
+    async fn handle(&self, message: wharf::Message<wharf::Raw>, conn: &mut effect::Connection) -> Result<(), Failure> {
+        effect::write(conn, message.id()).await?;
+        effect::execute(conn, &format!("SELECT inbox_settle('{}')", message.claim())).await?;
+        Ok(())
+    }
+}
