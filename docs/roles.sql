@@ -23,6 +23,7 @@ GRANT SELECT ON inbox_migration TO :"accept", :"process", :"clean", :"read", :"a
 
 -- accept: registers handlers; writes messages, deliveries, quarantined records, the ledger. Deletes nothing, settles nothing.
 GRANT SELECT, INSERT, UPDATE ON inbox_handler, inbox_handler_key TO :"accept", :"process";
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_subscription TO :"accept", :"process";
 GRANT SELECT, INSERT ON inbox_message, inbox_delivery, inbox_quarantine TO :"accept";
 -- To lock a message's row while a delivery is added to it, and a delivery's while another of its key is held behind it.
 GRANT UPDATE (seq) ON inbox_message TO :"accept";
@@ -60,7 +61,7 @@ GRANT SELECT, DELETE ON inbox_quarantine TO :"process";
 GRANT UPDATE (replay_asked_at, replay_locked_until, replays, reason, detail) ON inbox_quarantine TO :"process";
 
 -- read: looks at everything, payloads included. Changes nothing.
-GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_correction, inbox_quarantine, inbox_ledger, inbox_gap,
+GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_subscription, inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_correction, inbox_quarantine, inbox_ledger, inbox_gap,
                 inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_failures, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog, inbox_held_keys,
                 inbox_partition, inbox_ingest
 TO :"read", :"admin";
@@ -75,5 +76,10 @@ GRANT EXECUTE ON FUNCTION inbox_ledger_reset, inbox_ledger_skip TO :"admin";
 -- Has a purged message accepted once more.
 GRANT EXECUTE ON FUNCTION inbox_forget_identity TO :"admin";
 
--- client: what a program does in its own transactions, with any driver. It has no right on a table. A handler that settles itself: inbox_settle.
+-- Ends the subscriptions of a handler that is gone for good.
+GRANT EXECUTE ON FUNCTION inbox_unsubscribe TO :"admin";
+
+-- client: what a program does in its own transactions, with any driver. It has no right on a table. A handler that settles itself calls inbox_settle; who
+-- accepts messages calls inbox_accept or inbox_accept_json, in a process inbox.accept_in, which calls inbox_accept_prepared.
 GRANT EXECUTE ON FUNCTION inbox_settle TO :"client", :"process";
+GRANT EXECUTE ON FUNCTION inbox_accept, inbox_accept_json, inbox_accept_prepared TO :"client", :"accept";

@@ -17,13 +17,14 @@ use tokio::sync::OnceCell;
 pub use builder::InboxBuilder;
 pub use running::{Monitor, Running};
 
-use crate::accept::{Acceptor, Intake, Unfit, replay_loop};
+use crate::accept::{Acceptor, Intake, Unfit, accept_in, replay_loop};
 use crate::handler::Registration;
 #[cfg(feature = "kafka")]
 use crate::kafka::{Ingest, Kafka};
 use crate::operate::{Manifest, Retention};
 use crate::process::{ClaimMode, Extent, Lane, Loops, Redact};
 use crate::store::seam::HandlerIds;
+use crate::store::transacts::Transacts;
 use crate::store::{Backend, Store};
 use crate::types::{Error, Receipt, Record, Result};
 
@@ -85,6 +86,56 @@ impl<B: Backend> Inbox<B> {
     pub async fn accept_or_quarantine(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
         self.shared.intake.handlers().await?;
         self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect(), Unfit::Quarantine).await
+    }
+
+    /// Accepts records in a transaction of your own, on a connection of the store's kind: their messages appear with your writes when you commit, or
+    /// not at all. One receipt each, in order; they hold if you commit.
+    ///
+    /// The transaction may be that of a transactional handler, or any other on the inbox's database. On PostgreSQL its role needs no rights
+    /// on tables but the right to call `inbox_accept_prepared` (the role `client` in `docs/roles.sql`), and its `search_path` has to lead to the inbox. All records of a call are
+    /// stored or none; after an error your transaction can go on. From other languages and clients: the SQL function `inbox_accept`.
+    ///
+    /// Nobody sees the messages before you commit, so call [`Inbox::wake`] after it: otherwise they are found by the next poll ([`Limits::poll`](crate::Limits::poll)). In a
+    /// handler nothing has to be called. Keep the transaction short: who accepts the same identity meanwhile waits for its end. Messages of one key of an ordered
+    /// handler are in the order in which they were accepted here, not in that of the commits.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Inbox, Message, Postgres, Raw, Record};
+    /// # use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
+    /// async fn place_order(inbox: &Inbox<Postgres>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+    ///     conn.transaction::<_, Failure, _>(async |conn| {
+    ///         conn.batch_execute("INSERT INTO orders (id) VALUES (17)").await?;
+    ///         inbox.accept_in(conn, [Record::new("orders").with_id("order-17/placed")]).await?;
+    ///         Ok(())
+    ///     })
+    ///     .await?;
+    ///     inbox.wake();
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// When a record cannot become a message, or its identity belongs to a message with another payload ([`Error::is_refused`](crate::Error::is_refused)); nothing is
+    /// kept in quarantine. When no transaction is open on the connection, it leads to another inbox, or the database refuses. Nothing of the call is stored then.
+    pub async fn accept_in<C>(&self, conn: &mut C, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>>
+    where
+        B: Transacts<C>,
+    {
+        accept_in(&self.shared.intake, conn, records.into_iter().collect()).await
+    }
+
+    /// Looks for work that is due at once, if the inbox is running in this process: for messages that were accepted by
+    /// [`Inbox::accept_in`] or in SQL, after their transaction was committed. Otherwise they are found by the next poll.
+    ///
+    /// ```
+    /// # fn example(inbox: &wharf::Inbox<wharf::Postgres>) {
+    /// inbox.wake();
+    /// # }
+    /// ```
+    pub fn wake(&self) {
+        if let Some(hand_over) = self.shared.intake.hand_over() {
+            hand_over.wake();
+        }
     }
 
     /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored. Without a

@@ -20,7 +20,7 @@ use crate::types::{Error, Receipt, Record, Result, panic_text, sanitize};
 /// Batches being written at a time: one travels while the other is being fsynced.
 const WRITES_MAX: usize = 2;
 /// Characters of a topic's name that an error shows: Kafka allows no more.
-const TOPIC_CHARS_SHOWN: usize = 249;
+pub(super) const TOPIC_CHARS_SHOWN: usize = 249;
 
 /// The way in. Dropping it ends the collecting task once everything handed in is written.
 pub(crate) struct Acceptor {
@@ -155,7 +155,7 @@ impl Acceptor {
 }
 
 /// What a caller is told about a record that cannot become a message. `at` counts from 0.
-fn refused(at: usize, quarantined: &Quarantined) -> Error {
+pub(super) fn refused(at: usize, quarantined: &Quarantined) -> Error {
     let Quarantined { record, reason, detail } = quarantined;
     let detail = detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
     let topic = sanitize::text(&record.topic, TOPIC_CHARS_SHOWN);

@@ -17,6 +17,9 @@ pub(crate) trait HandOver: Send + Sync {
     /// Deliveries were stored that wait to be claimed.
     fn wake(&self);
 
+    /// Deliveries were stored in a transaction that has not ended yet: a handler that ends may have committed it.
+    fn expect(&self);
+
     /// Gives back deliveries (message and handler) that an earlier, failed try may have stored as claimed by this process, unless they are
     /// running.
     fn release_lost(&self, deliveries: Vec<(i64, usize)>) -> BoxFuture<'_, ()>;

@@ -64,6 +64,7 @@ impl<B: Backend> Intake<B> {
                 key: handler.key.as_str().to_owned(),
                 former_keys: handler.former_keys.clone(),
                 order: handler.order.as_ref().map(|order| Order { passes_poisoned: order.on_poison == OnPoison::Pass }),
+                wants: handler.stored(),
             })
             .collect();
         let ids = self.store.backend.register(&wanted).await?;

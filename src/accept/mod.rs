@@ -5,6 +5,7 @@
 //! never dropped: it becomes a message or a quarantine row, or it is counted as unwanted.
 
 mod acceptor;
+mod caller;
 mod cloud_event;
 mod field;
 #[cfg(feature = "kafka")]
@@ -23,6 +24,7 @@ mod rules;
 mod write;
 
 pub(crate) use acceptor::{Acceptor, Unfit};
+pub(crate) use caller::accept_in;
 #[cfg(feature = "kafka")]
 pub(crate) use following::{Followed, follow};
 pub(crate) use hand_over::{HandOver, Reservations};

@@ -277,7 +277,7 @@ fn told(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receip
 }
 
 /// The messages among the rows. Deliveries that are due at once and get a slot are marked as handed over.
-fn new_messages<B: Backend>(
+pub(super) fn new_messages<B: Backend>(
     intake: &Intake<B>,
     rows: &[Row],
     handlers: &[HandlerIds],

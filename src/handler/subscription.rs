@@ -2,7 +2,8 @@
 
 use super::delay::Delay;
 use super::key::HandlerKey;
-use super::order::OrderKey;
+use super::order::{OrderKey, OrderPlace};
+use crate::store::seam::{OrderedBy, Wants};
 
 /// What accepting needs to know of a handler.
 #[derive(Debug, Clone)]
@@ -19,6 +20,22 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
+    /// What is stored of it, for messages that are accepted in SQL.
+    pub(crate) fn stored(&self) -> Wants {
+        let ordered_by = self.order.as_ref().map(|order| match &order.place {
+            OrderPlace::RecordKey => OrderedBy::RecordKey,
+            OrderPlace::Header(name) => OrderedBy::Header(name.clone()),
+            OrderPlace::JsonPointer(_) | OrderPlace::Function(_) => OrderedBy::Process,
+        });
+        Wants {
+            topics: self.topics.clone(),
+            event_types: self.event_types.clone(),
+            delay: self.delay.after,
+            delay_header: self.delay.header.clone(),
+            ordered_by,
+        }
+    }
+
     /// Whether a message of this topic and CloudEvents type is for this handler.
     pub(crate) fn wants(&self, topic: &str, event_type: Option<&[u8]>) -> bool {
         let type_fits = self.event_types.is_empty()

@@ -2,6 +2,7 @@
 //!
 //! State and nothing else: each loop is a file of its own, and runs begin in `gate.rs`.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
@@ -30,6 +31,8 @@ pub(crate) struct Engine<B: Backend> {
     pub(super) outcomes: Outcomes,
     /// Work may have become due.
     pub(super) wake: Notify,
+    /// Deliveries were stored in a transaction of somebody's, perhaps of a handler that runs: when one ends, they may be there.
+    pub(super) is_expecting: AtomicBool,
     /// A claim of a lane makes sense again: slots have become free, or little waits for them.
     pub(super) freed: Notify,
     /// Where handlers run.
@@ -66,6 +69,7 @@ impl<B: Backend> Engine<B> {
             processor,
             in_flight: InFlight::default(),
             wake: Notify::new(),
+            is_expecting: AtomicBool::new(false),
             freed: Notify::new(),
             runtime: Handle::current(),
             phase: watch::channel(Phase::Running).0,

@@ -2,6 +2,7 @@
 //! there for a slot.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -40,6 +41,10 @@ impl<B: Backend> HandOver for Engine<B> {
 
     fn wake(&self) {
         self.wake.notify_one();
+    }
+
+    fn expect(&self) {
+        self.is_expecting.store(true, Ordering::Release);
     }
 
     /// What is locked by this process and not on the in-flight list while nothing is starting is surely lost.

@@ -7,6 +7,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -187,6 +188,9 @@ fn end<B: Backend>(mut held: Held<B>, claimed: &Claimed, leash: &Leash, outcome:
     let engine = &held.engine;
     engine.pulse.returned();
     engine.in_flight.returned(leash);
+    if engine.is_expecting.load(Ordering::Acquire) && engine.is_expecting.swap(false, Ordering::AcqRel) {
+        engine.wake.notify_one();
+    }
     match outcome {
         Some(Settled::Now(outcome)) => {
             engine.troubles.work_succeeded();

@@ -86,6 +86,7 @@ mod tests {
             key: key.to_owned(),
             former_keys: former.iter().map(|k| (*k).to_owned()).collect(),
             order: None,
+            wants: Default::default(),
         }
     }
 
@@ -153,6 +154,7 @@ mod tests {
                         key: key.to_string(),
                         former_keys: former.into_iter().filter(|k| used.insert(*k)).map(|k| k.to_string()).collect(),
                         order: None,
+                        wants: Default::default(),
                     })
                 }).collect();
                 if let Ok(ids) = known.register(&handlers) {

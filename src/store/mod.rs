@@ -31,6 +31,7 @@ pub(crate) mod testing;
 pub(crate) mod transaction;
 pub(crate) mod transacts;
 mod version;
+mod wanted;
 mod written;
 
 use std::fmt;

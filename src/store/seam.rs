@@ -17,6 +17,7 @@ use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
 use super::transaction::{ReadBack, Transaction};
 use super::version::{self, Migration, SchemaRow};
+pub use super::wanted::{HandlerIds, Order, OrderedBy, WantedHandler, Wants};
 use crate::types::{Outcome, Record, Result, StoredMessage};
 
 /// As many as a message has handlers: mostly a few, which need no memory of their own.
@@ -56,6 +57,14 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order. `None` when the batch
     /// follows another one that is not stored: then nothing was written.
     fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Option<Answers>>> + Send;
+
+    /// Writes messages in the transaction that is open on `conn`, and nothing when one of them is a conflict or there is an error. One answer a message,
+    /// in order. The handlers are registered before.
+    fn accept_in(
+        &self,
+        conn: &mut Self::Connection,
+        batches: Vec<Vec<NewMessage>>,
+    ) -> impl Future<Output = Result<Vec<Accepted>>> + Send;
 
     /// How many deliveries of these handlers are open, counted up to `count_max` each, and how long the oldest has been due.
     fn backlog(&self, handler_ids: &[i16], count_max: u32) -> impl Future<Output = Result<Backlog>> + Send;
@@ -121,31 +130,6 @@ pub trait Seam: Send + Sync + Sized + 'static {
 
     /// How many transactional handlers may hold a connection at a time and still leave the engine one.
     fn transactions_max(&self) -> usize;
-}
-
-/// A handler as registered: its key and the keys it had.
-#[derive(Debug, Clone)]
-pub struct WantedHandler {
-    pub key: String,
-    pub former_keys: Vec<String>,
-    /// Set when it is ordered: whether a poisoned delivery holds its key.
-    pub order: Option<Order>,
-}
-
-/// What the registration of an ordered handler says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Order {
-    /// A poisoned delivery does not hold its key.
-    pub passes_poisoned: bool,
-}
-
-/// The ids a handler's deliveries are stored under.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HandlerIds {
-    /// New deliveries go under this one.
-    pub current: i16,
-    /// All of them, the current one first. More than one when two keys had ids before they became one handler.
-    pub all: Arc<[i16]>,
 }
 
 /// The right to one delivery. `attempt` is the fencing token: it only ever grows.

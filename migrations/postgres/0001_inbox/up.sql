@@ -22,6 +22,19 @@ CREATE TABLE inbox_handler_key (
     handler_id smallint NOT NULL
 );
 
+-- Which messages each handler wants, as its newest registration says. Only inbox_accept reads it: a process goes by its own handlers. Rows of a
+-- handler that is gone for good are removed by inbox_unsubscribe.
+CREATE TABLE inbox_subscription (
+    topic        text COLLATE "C" NOT NULL,
+    handler_id   smallint NOT NULL,                  -- the id under which new deliveries are stored
+    event_types  text[],                             -- CloudEvents types; NULL: all
+    delay_ms     bigint,                             -- deliveries are due so long after they are accepted
+    delay_header text,                               -- a header that says when they are due: only a process can read it
+    order_by     text,                               -- NULL: in no order; `record key`, `header`, or `process` where only a process can read the key
+    order_header text,
+    PRIMARY KEY (topic, handler_id)                  -- inbox_accept: the handlers of a topic
+);
+
 -- Accepted records. Insert-only until retention removes them.
 CREATE SEQUENCE inbox_message_seq AS bigint CACHE 1;
 CREATE TABLE inbox_message (
@@ -1046,6 +1059,181 @@ BEGIN
         RAISE EXCEPTION 'this attempt has settled its delivery before' USING ERRCODE = 'WH002';
     END IF;
     RAISE EXCEPTION 'the claim is no longer current' USING ERRCODE = 'WH001';
+END $$;
+
+-- The order that a delivery is in, of the value of its key; none for an empty one. The program computes the same.
+CREATE FUNCTION inbox_order_hash(value bytea) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN CASE WHEN length(value) > 0 THEN ('x' || encode(substring(sha256(value) FOR 8), 'hex'))::bit(64)::bigint END;
+
+-- Headers as they are stored, of a JSON object of texts, in its order; NULL for none. The other way round: inbox_headers.
+CREATE FUNCTION inbox_encode_headers(headers json) RETURNS bytea
+LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT string_agg(int4send(length(h.name)) || h.name || CASE WHEN h.value IS NULL THEN int4send(-1) ELSE int4send(length(h.value)) || h.value END,
+                      ''::bytea ORDER BY h.ordinal)
+    FROM (SELECT convert_to(j.key, 'UTF8') AS name, convert_to(j.value, 'UTF8') AS value, j.ordinal
+          FROM json_each_text($1) WITH ORDINALITY AS j (key, value, ordinal)) h
+$$;
+
+-- Accepts one message in the caller's transaction, for handlers that were chosen before: by a process (`inbox.accept_in`), which names the schema of its
+-- inbox, or by inbox_accept. `became` is accepted, duplicate or conflict; a conflict stores nothing.
+-- The caller's transaction may take long, so this holds as few locks as possible. A message that has all its deliveries is not locked. Deliveries of ordered
+-- handlers are due at once, and a claim decides whose turn it is: to hold one, accept would lock the delivery that it waits for.
+CREATE FUNCTION inbox_accept_prepared(inbox_schema text, message_id text, source text, topic text, payload_hash bytea, kafka_partition integer,
+                                      kafka_offset bigint, recorded_at timestamptz, record_key bytea, headers bytea, payload bytea,
+                                      handler_ids smallint[], order_hashes bigint[], delays_ms bigint[], due_ats timestamptz[],
+                                      OUT became text, OUT seq bigint, OUT deliveries integer)
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    is_remembered boolean;
+    stored bigint;
+    stored_hash bytea;
+    missing smallint[];
+BEGIN
+    -- This function is bound to its schema.
+    IF $1 <> current_schema() THEN
+        RAISE EXCEPTION 'the connection reaches the inbox of schema %, not that of schema %', current_schema(), $1
+            USING ERRCODE = 'invalid_schema_name', HINT = 'Put the schema of the inbox first in the search_path of the connection.';
+    END IF;
+    -- An identity may vanish between two steps: purged that very moment.
+    FOR try IN 1..5 LOOP
+        is_remembered := inbox_remembered(ARRAY[inbox_identity_hash($2, $3)]) IS NOT NULL;
+        missing := $12;
+        stored := NULL;
+        IF NOT is_remembered THEN
+            INSERT INTO inbox_message (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers, payload)
+            VALUES ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+            ON CONFLICT ON CONSTRAINT inbox_message_identity DO NOTHING
+            RETURNING inbox_message.seq INTO stored;
+        END IF;
+        became := 'accepted';
+        IF stored IS NULL THEN
+            became := 'duplicate';
+            SELECT m.seq, m.payload_hash INTO stored, stored_hash FROM inbox_message m WHERE m.message_id = $2 AND m.source = $3;
+            IF stored IS NULL THEN
+                IF is_remembered THEN
+                    deliveries := 0;
+                    RETURN;
+                END IF;
+                CONTINUE;
+            END IF;
+            IF stored_hash <> $5 THEN
+                became := 'conflict';
+                RETURN;
+            END IF;
+            missing := inbox_without_delivery(stored, $12);
+            IF missing <> '{}' THEN
+                -- Two callers that know one handler under two ids must not both add a delivery: looked at again under the lock.
+                PERFORM 1 FROM inbox_message m WHERE m.seq = stored FOR NO KEY UPDATE;
+                CONTINUE WHEN NOT FOUND;
+                missing := inbox_without_delivery(stored, $12);
+            END IF;
+        END IF;
+        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at)
+        SELECT stored, w.handler_id, w.order_hash,
+               CASE WHEN w.delay_ms IS NULL AND w.due_at IS NULL THEN clock_timestamp()
+                    ELSE greatest(clock_timestamp() + coalesce(w.delay_ms, 0) * interval '1 millisecond', w.due_at) END
+        FROM unnest($12, $13, $14, $15) AS w (handler_id, order_hash, delay_ms, due_at)
+        WHERE w.handler_id = ANY (missing)
+        ON CONFLICT ON CONSTRAINT inbox_delivery_pkey DO NOTHING;
+        GET DIAGNOSTICS deliveries = ROW_COUNT;
+        seq := stored;
+        RETURN;
+    END LOOP;
+    RAISE EXCEPTION 'the identity of the message comes and goes' USING ERRCODE = 'serialization_failure';
+END $$;
+
+-- Which of these handlers have no delivery of a message, under any of their ids.
+CREATE FUNCTION inbox_without_delivery(message_seq bigint, handler_ids smallint[]) RETURNS smallint[]
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+    SELECT coalesce(array_agg(w.id), '{}') FROM unnest($2) AS w (id)
+    WHERE (SELECT true FROM inbox_handler own
+           JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+           CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d WHERE d.message_seq = $1 AND d.handler_id = same.id LIMIT 1) d
+           WHERE own.id = w.id LIMIT 1) IS NULL
+$$;
+
+-- Accepts a message from any client, in the transaction that calls it: the message and its deliveries appear with the caller's own writes, or not at all.
+-- It is delivered to every handler that a process has registered for the topic. `headers` is a JSON object of texts; `source` is the topic where it is not given.
+-- Returns `accepted`, `duplicate`, or `unwanted` when the handlers of the topic want other CloudEvents types. Processes find it at their next poll.
+--   WH003  the identity belongs to a message with another payload.
+--   WH004  no process has registered a handler for the topic.
+--   0A000  only a process can tell when or in which order a handler is due: use inbox.accept_in.
+CREATE FUNCTION inbox_accept(topic text, message_id text, payload bytea, source text DEFAULT NULL, record_key bytea DEFAULT NULL,
+                             headers json DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    event_type text;
+    is_structured boolean;
+    wanted record;
+    accepted record;
+BEGIN
+    IF NOT coalesce(length($2) BETWEEN 1 AND 200 AND length(coalesce($4, $1)) BETWEEN 1 AND 200, false) THEN
+        RAISE EXCEPTION 'a message id, and a source, has 1 to 200 characters' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF json_typeof($6) <> 'object' THEN
+        RAISE EXCEPTION 'headers are a JSON object, such as {"ce_type": "placed"}' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- The first header of a name counts.
+    SELECT (array_agg(h.value ORDER BY h.ordinal) FILTER (WHERE h.name = 'ce_type'))[1],
+           lower(split_part((array_agg(h.value ORDER BY h.ordinal) FILTER (WHERE h.name = 'content-type'))[1], ';', 1)) LIKE '%application/cloudevents+json%'
+    INTO event_type, is_structured
+    FROM json_each_text($6) WITH ORDINALITY AS h (name, value, ordinal);
+    SELECT count(*) AS known, bool_or(s.event_types IS NOT NULL) AS is_type_asked_for, coalesce(array_agg(s.handler_id) FILTER (WHERE s.fits), '{}') AS handler_ids,
+           coalesce(array_agg(s.order_hash) FILTER (WHERE s.fits), '{}') AS order_hashes, coalesce(array_agg(s.delay_ms) FILTER (WHERE s.fits), '{}') AS delays_ms,
+           min(s.key) FILTER (WHERE s.fits AND (s.order_by = 'process' OR s.is_delayed_by_header)) AS unable
+    INTO wanted
+    FROM (SELECT u.*, h.key, u.event_types IS NULL OR event_type = ANY (u.event_types) AS fits,
+                 CASE u.order_by WHEN 'record key' THEN inbox_order_hash($5)
+                                 WHEN 'header' THEN (SELECT inbox_order_hash(convert_to(j.value, 'UTF8')) FROM json_each_text($6) WITH ORDINALITY AS j (name, value, ordinal)
+                                                     WHERE j.name = u.order_header ORDER BY j.ordinal LIMIT 1) END AS order_hash,
+                 EXISTS (SELECT 1 FROM json_each_text($6) AS j (name, value) WHERE j.name = u.delay_header) AS is_delayed_by_header
+          FROM inbox_subscription u JOIN inbox_handler h ON h.id = u.handler_id WHERE u.topic = $1) s;
+    IF wanted.known = 0 THEN
+        RAISE EXCEPTION 'no handler is registered for topic %', quote_literal($1)
+            USING ERRCODE = 'WH004', HINT = 'A process registers its handlers when it starts. SELECT topic FROM inbox_subscription tells which there are.';
+    END IF;
+    IF wanted.is_type_asked_for AND is_structured THEN
+        RAISE EXCEPTION 'the type of a structured CloudEvent can be read by a process only'
+            USING ERRCODE = 'feature_not_supported', HINT = 'Pass the type as header ce_type, or use inbox.accept_in.';
+    END IF;
+    IF wanted.unable IS NOT NULL THEN
+        RAISE EXCEPTION 'when, or in which order, handler % is due can be told by a process only', wanted.unable
+            USING ERRCODE = 'feature_not_supported', HINT = 'Use inbox.accept_in or inbox.accept.';
+    END IF;
+    IF wanted.handler_ids = '{}' THEN
+        RETURN 'unwanted';
+    END IF;
+    SELECT a.* INTO accepted FROM inbox_accept_prepared(
+        current_schema(), $2, coalesce($4, $1), $1, substring(sha256(CASE WHEN $3 IS NULL THEN '\x00'::bytea ELSE '\x01'::bytea || $3 END) FOR 16),
+        NULL, NULL, NULL, $5, inbox_encode_headers($6), $3, wanted.handler_ids, wanted.order_hashes, wanted.delays_ms, NULL) a;
+    IF accepted.became = 'conflict' THEN
+        RAISE EXCEPTION 'the identity of the message belongs to a message with another payload' USING ERRCODE = 'WH003';
+    END IF;
+    RETURN accepted.became;
+END $$;
+
+-- The same with JSON as payload, stored as it is written.
+CREATE FUNCTION inbox_accept_json(topic text, message_id text, payload json, source text DEFAULT NULL, record_key bytea DEFAULT NULL,
+                                  headers json DEFAULT NULL) RETURNS text
+LANGUAGE sql SECURITY DEFINER AS $$
+    SELECT inbox_accept($1, $2, convert_to($3::text, 'UTF8'), $4, $5, $6)
+$$;
+
+-- Ends the subscriptions of a handler that is gone for good: inbox_accept makes no more deliveries for it. A process that has the handler registers it anew.
+-- Returns how many topics it had.
+CREATE FUNCTION inbox_unsubscribe(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    PERFORM inbox_check_handler_key($1);
+    DELETE FROM inbox_subscription s WHERE $1 IS NOT NULL AND s.handler_id = ANY (inbox_handler_ids($1));
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ('unsubscribe', jsonb_build_object('handler_key', $1), changed, $2, $3);
+    RETURN changed;
 END $$;
 
 -- Binds every function above to the schema of this inbox, so that none of them reads or changes the inbox of another schema, whatever the

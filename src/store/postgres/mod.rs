@@ -4,6 +4,7 @@
 //! pool of one works. Renewal has a connection of its own, because claims must live while every other connection is busy.
 
 mod accept;
+mod accept_in;
 mod connect;
 mod errors;
 mod ingest;
@@ -24,7 +25,7 @@ mod transact;
 mod upkeep;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use connect::PostgresOptions;
@@ -37,8 +38,8 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage, PoolStatus,
-    Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage,
+    PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
@@ -54,6 +55,8 @@ pub struct Postgres {
     renewal: Pool<AsyncPgConnection>,
     connector: Connector,
     target: String,
+    /// Where the inbox is. Known once handlers are registered.
+    schema: OnceLock<String>,
     pool_size: usize,
     /// How long an act may take at the very most: the server ends statements earlier.
     patience: Duration,
@@ -88,6 +91,7 @@ impl Store<Postgres> {
             pool: connector.pool(options.pool_size, reactor.handle())?,
             renewal: connector.pool(1, reactor.handle())?,
             target: connector.target(),
+            schema: OnceLock::new(),
             connector,
             pool_size: options.pool_size,
             patience: options.statement_timeout + options.connect_timeout,
@@ -172,7 +176,22 @@ impl Seam for Postgres {
     }
 
     async fn register(&self, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
-        act!(self, conn => register::register(&mut conn, wanted))
+        act!(self, conn => async {
+            let ids = register::register(&mut conn, wanted).await?;
+            let schema = register::schema(&mut conn).await?;
+            // It is the same each time.
+            self.schema.get_or_init(|| schema);
+            Ok(ids)
+        })
+    }
+
+    async fn accept_in(&self, conn: &mut AsyncPgConnection, batches: Vec<Vec<NewMessage>>) -> Result<Vec<Accepted>> {
+        let schema = self
+            .schema
+            .get()
+            .ok_or_else(|| Error::bug("messages were accepted before the handlers were registered"))?;
+        // Not one of the store's: how long it may take is up to the caller.
+        accept_in::accept_in(conn, schema, &batches).await
     }
 
     async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Option<Answers>> {

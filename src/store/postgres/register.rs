@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::{Trouble, database};
-use super::statement::statements;
+use super::process::millis;
+use super::statement::{only_row, statements};
 use crate::store::aliases;
-use crate::store::seam::{HandlerIds, WantedHandler};
+use crate::store::seam::{HandlerIds, OrderedBy, WantedHandler, Wants};
 use crate::types::Result;
 
 statements! {
@@ -33,6 +34,25 @@ statements! {
         UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned
         WHERE id = ANY (:all) AND (is_ordered, passes_poisoned) IS DISTINCT FROM (:is_ordered, :passes_poisoned)")
     { is_ordered: bool, passes_poisoned: bool, all: &'a [i16] }
+
+    /// What inbox_accept has to know, under the id of new deliveries; what is the same is not written again.
+    Subscribe<'a>("
+        WITH gone AS (
+            DELETE FROM inbox_subscription WHERE handler_id = ANY (:all) AND (handler_id <> :current OR topic <> ALL (:topics)))
+        INSERT INTO inbox_subscription AS s (topic, handler_id, event_types, delay_ms, delay_header, order_by, order_header)
+        SELECT DISTINCT t.topic, :current, :event_types, :delay_ms, :delay_header, :order_by, :order_header FROM unnest(:topics) AS t (topic)
+        ON CONFLICT (topic, handler_id) DO UPDATE
+        SET event_types = excluded.event_types, delay_ms = excluded.delay_ms, delay_header = excluded.delay_header,
+            order_by = excluded.order_by, order_header = excluded.order_header
+        WHERE (s.event_types, s.delay_ms, s.delay_header, s.order_by, s.order_header)
+              IS DISTINCT FROM (excluded.event_types, excluded.delay_ms, excluded.delay_header, excluded.order_by, excluded.order_header)")
+    {
+        all: &'a [i16], current: i16, topics: &'a [String], event_types: Option<&'a [String]>, delay_ms: Option<i64>,
+        delay_header: Option<&'a str>, order_by: Option<&'a str>, order_header: Option<&'a str>,
+    }
+
+    /// The schema of the inbox.
+    Schema("SELECT current_schema()") -> Option<String> {}
 
     /// Processes that know only one of the ids must not add deliveries to what is there under another.
     Unite<'a>("
@@ -71,6 +91,7 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
                 let set = SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, all: &ids.all };
                 set.execute(conn).await?;
+                subscribe(&handler.wants, ids).execute(conn).await?;
                 let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();
                 Part { own: &ids.all, others: &others }.execute(conn).await?;
                 if ids.all.len() > 1 {
@@ -81,6 +102,32 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
         })
         .await;
     registered.map_err(|trouble| trouble.or(database("cannot register the handlers")))
+}
+
+fn subscribe<'a>(wants: &'a Wants, ids: &'a HandlerIds) -> Subscribe<'a> {
+    let Wants { topics, event_types, delay, delay_header, ordered_by } = wants;
+    let (order_by, order_header) = match ordered_by {
+        None => (None, None),
+        Some(OrderedBy::RecordKey) => (Some("record key"), None),
+        Some(OrderedBy::Header(name)) => (Some("header"), Some(name.as_str())),
+        Some(OrderedBy::Process) => (Some("process"), None),
+    };
+    Subscribe {
+        all: &ids.all,
+        current: ids.current,
+        topics,
+        event_types: (!event_types.is_empty()).then_some(event_types),
+        delay_ms: delay.map(millis),
+        delay_header: delay_header.as_deref(),
+        order_by,
+        order_header,
+    }
+}
+
+/// The schema that the connection finds the inbox in.
+pub(super) async fn schema(conn: &mut AsyncPgConnection) -> Result<String> {
+    let found: diesel::QueryResult<Option<String>> = Schema {}.load(conn).await.and_then(only_row);
+    Ok(found.map_err(database("cannot read the schema of the inbox"))?.unwrap_or_default())
 }
 
 async fn known_keys(

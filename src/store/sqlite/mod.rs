@@ -7,6 +7,7 @@
 //! Other processes are kept apart by SQLite's own lock on the file; claims, leases and the fence are the same as in PostgreSQL.
 
 mod accept;
+mod accept_in;
 mod clock;
 mod connect;
 mod errors;
@@ -41,8 +42,8 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage, PoolStatus,
-    Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage,
+    PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
@@ -171,6 +172,14 @@ impl Seam for Sqlite {
     async fn accept(&self, batch: &Arc<AcceptBatch>) -> Result<Option<Answers>> {
         let batch = Arc::clone(batch);
         self.writer.act(move |conn, sent_at| accept::accept(conn, sent_at, &batch)).await
+    }
+
+    async fn accept_in(
+        &self,
+        conn: &mut AsyncSqliteConnection,
+        batches: Vec<Vec<NewMessage>>,
+    ) -> Result<Vec<Accepted>> {
+        accept_in::accept_in(conn, batches).await
     }
 
     async fn backlog(&self, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {

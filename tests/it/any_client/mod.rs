@@ -1,5 +1,7 @@
-//! Handlers that settle their deliveries themselves, with a client that Wharf knows nothing of: here tokio-postgres, in the examples also sqlx.
+//! Clients that Wharf knows nothing of: handlers that settle their deliveries themselves, and messages that are accepted in SQL. Here it is
+//! tokio-postgres, in the examples also sqlx.
 
+mod accept;
 mod child;
 mod examples;
 mod faults;

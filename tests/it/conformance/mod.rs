@@ -14,6 +14,7 @@ macro_rules! every_store {
     () => {
         suite! {
             accept "../accept.rs"
+            accept_in "../accept_in.rs"
             claim_ahead "../claim_ahead.rs"
             attempts "../attempts.rs"
             claims "../claims.rs"

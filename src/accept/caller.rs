@@ -1,0 +1,83 @@
+//! Accepts records in a transaction of the caller's: their messages appear when the caller commits.
+//!
+//! Nothing is handed over, because nobody else sees the deliveries yet, and nothing is quarantined, because the caller can be told. Neither is
+//! anything reported as accepted: only the caller knows whether it commits.
+
+use std::sync::Arc;
+
+use super::acceptor::{TOPIC_CHARS_SHOWN, refused};
+use super::intake::Intake;
+use super::write::{Row, new_messages};
+use crate::store::Backend;
+use crate::store::seam::{Accepted, NewMessage};
+use crate::types::{Error, Receipt, Record, Result, sanitize};
+
+/// Stores the records, all or nothing; one receipt each, in order.
+pub(crate) async fn accept_in<B: Backend>(
+    intake: &Arc<Intake<B>>,
+    conn: &mut B::Connection,
+    records: Vec<Record>,
+) -> Result<Vec<Receipt>> {
+    let handlers = intake.handlers().await?;
+    let mut receipts = Vec::with_capacity(records.len());
+    let (mut rows, mut places) = (Vec::new(), Vec::new());
+    for (at, record) in records.into_iter().enumerate() {
+        receipts.push(Receipt::Unwanted);
+        match intake.row(record) {
+            None => {}
+            Some((Row::Quarantine(quarantined), _)) => return Err(refused(at, &quarantined)),
+            Some((row @ Row::Message { .. }, _)) => {
+                rows.push(row);
+                places.push(at);
+            }
+        }
+    }
+    if rows.is_empty() {
+        return Ok(receipts);
+    }
+    let messages = new_messages(intake, &rows, &handlers, None);
+    let answers = intake.store.backend.accept_in(conn, batches(intake, messages.clone())).await?;
+    for ((answer, message), at) in answers.iter().zip(&messages).zip(places) {
+        receipts[at] = match answer {
+            Accepted::New { .. } => Receipt::Accepted { deliveries: message.deliveries.len() },
+            Accepted::Duplicate { added, .. } => Receipt::Duplicate { added: *added },
+            Accepted::Remembered => Receipt::Duplicate { added: 0 },
+            Accepted::Conflict { .. } => return Err(conflict(at, message)),
+        };
+    }
+    if let Some(hand_over) = intake.hand_over() {
+        hand_over.expect();
+    }
+    Ok(receipts)
+}
+
+/// Messages by the statement, each within the limits of one.
+fn batches<B: Backend>(intake: &Intake<B>, messages: Vec<NewMessage>) -> Vec<Vec<NewMessage>> {
+    let mut batches: Vec<Vec<NewMessage>> = Vec::new();
+    let mut size_bytes = 0;
+    for message in messages {
+        let bytes = message.message.size_bytes();
+        let is_full = |batch: &Vec<NewMessage>| {
+            batch.len() >= intake.limits.accept_batch_rows || size_bytes + bytes > intake.limits.accept_batch_bytes
+        };
+        match batches.last_mut().filter(|batch| !is_full(batch)) {
+            Some(batch) => {
+                size_bytes += bytes;
+                batch.push(message);
+            }
+            None => {
+                size_bytes = bytes;
+                batches.push(vec![message]);
+            }
+        }
+    }
+    batches
+}
+
+fn conflict(at: usize, message: &NewMessage) -> Error {
+    let topic = sanitize::text(&message.message.topic, TOPIC_CHARS_SHOWN);
+    Error::refused(format!(
+        "cannot accept record {} of topic {topic}: its identity belongs to a message with another payload; nothing was stored",
+        at + 1
+    ))
+}
