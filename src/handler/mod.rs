@@ -6,6 +6,7 @@
 mod delay;
 mod erased;
 mod failure;
+mod functions;
 mod key;
 mod layer;
 mod order;
@@ -13,14 +14,17 @@ mod registration;
 mod retry;
 mod settles_itself;
 mod subscription;
+mod topics;
 
 pub use erased::{Handler, TxHandler};
 pub use failure::Failure;
+pub use functions::{handler, tx_handler, with_state};
 pub use key::HandlerKey;
 pub use layer::{Attempt, Next};
 pub use order::{OnPoison, OrderKey};
-pub use registration::{Registration, Topics, handler, tx_handler, with_state};
+pub use registration::Registration;
 pub use retry::RetryPolicy;
+pub use topics::Topics;
 
 pub(crate) use delay::UnreadableDelay;
 pub(crate) use erased::{Body, ErasedHandler, ErasedTxHandler};
