@@ -56,8 +56,9 @@
 //! - Each delivery ends `done`, `discarded` or `poisoned`; poisoned ones are kept for a person. Each handler runs **at least once** for
 //!   what ends done; extra runs are at most the deliveries that were running or not yet settled when a process died, or was without its database for
 //!   longer than the lease.
-//! - A transactional handler ([`tx_handler`]) takes effect **exactly once** in what it writes through the connection it is given.
+//! - A transactional handler ([`tx_handler`], [`tx_batch_handler`](batch::tx_batch_handler)) takes effect **exactly once** in what it writes through the connection it is given.
 //!   So does a handler with a PostgreSQL client of its own that settles its delivery in its own transaction ([`Registration::settles_itself`]).
+//! - A message that makes each call of a batch handler ([`batch_handler`](batch::batch_handler)) fail that it is part of is the only one that is charged for it.
 //! - Deliveries of one key of an ordered handler ([`Registration::ordered_by`]) run one at a time, in accept order, over processes, crashes and retries.
 //! - A settlement by a process that has lost its claim changes nothing. A delivery that kills its process is poisoned after three
 //!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.
@@ -114,6 +115,11 @@ pub mod health {
 /// Layers: async functions around each run of a handler. See [`InboxBuilder::layer`] and [`Registration::layer`].
 pub mod layer {
     pub use crate::handler::{Attempt, Next};
+}
+
+/// Batch handlers: one call for several messages. Begin with [`batch_handler`](batch::batch_handler).
+pub mod batch {
+    pub use crate::handler::{Answers, BatchHandler, TxBatchHandler, batch_handler, tx_batch_handler};
 }
 
 /// Order: what the deliveries of a handler are ordered by. See [`Registration::ordered_by`].

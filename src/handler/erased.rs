@@ -1,4 +1,4 @@
-//! The traits a handler can implement, and their type-erased forms: the only place where a handler's types are known.
+//! The traits a handler can implement, and their type-erased forms: the only place where a handler's types are known, beside `batch.rs`.
 //!
 //! Decoding happens here, once per delivery. A payload that does not decode becomes an `Undecodable` failure, never a panic.
 
@@ -10,6 +10,7 @@ use futures_util::future::{BoxFuture, MapErr};
 use futures_util::{FutureExt, TryFutureExt};
 use serde_json::error::Category;
 
+use super::batch::{BatchBody, ErasedBatchHandler, ErasedTxBatchHandler};
 use super::failure::Failure;
 use crate::types::{Claim, DecodeError, Message, Payload, StoredMessage};
 
@@ -153,10 +154,12 @@ pub struct WithState<S, F> {
     pub(super) function: F,
 }
 
-/// What a lane runs: one of the two kinds of handler.
+/// What a lane runs: one of the kinds of handler.
 pub(crate) enum Body<C> {
     Plain(Arc<dyn ErasedHandler>),
     Transactional(Arc<dyn ErasedTxHandler<C>>),
+    Batch(BatchBody<dyn ErasedHandler, dyn ErasedBatchHandler>),
+    TxBatch(BatchBody<dyn ErasedTxHandler<C>, dyn ErasedTxBatchHandler<C>>),
 }
 
 impl<C> Clone for Body<C> {
@@ -164,6 +167,8 @@ impl<C> Clone for Body<C> {
         match self {
             Self::Plain(handler) => Self::Plain(Arc::clone(handler)),
             Self::Transactional(handler) => Self::Transactional(Arc::clone(handler)),
+            Self::Batch(handler) => Self::Batch(handler.clone()),
+            Self::TxBatch(handler) => Self::TxBatch(handler.clone()),
         }
     }
 }
@@ -209,7 +214,7 @@ impl<P: Payload, C: Send, H: TxHandler<P, C>> ErasedTxHandler<C> for Typed<H, P>
     }
 }
 
-fn decode<P: Payload>(message: Arc<StoredMessage>, claim: Claim) -> Result<Message<P>, Failure> {
+pub(super) fn decode<P: Payload>(message: Arc<StoredMessage>, claim: Claim) -> Result<Message<P>, Failure> {
     Message::decode(message, claim).map_err(|error| Failure::undecodable(described(&error)))
 }
 

@@ -25,6 +25,7 @@ use std::time::Duration;
 ///
 /// `?` takes every error type: those that implement [`std::error::Error`], `Box<dyn Error + Send + Sync>`, `anyhow::Error`, and text.
 /// `Failure` does not implement [`std::error::Error`] itself, so that all of these can become one.
+#[derive(Clone)]
 pub struct Failure {
     pub(crate) wish: Wish,
     pub(crate) error: String,

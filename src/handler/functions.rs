@@ -1,5 +1,6 @@
 //! The functions that make registrations out of handlers.
 
+use super::batch::{BatchHandler, TxBatchHandler, erase_batch, erase_tx_batch};
 use super::erased::{Handler, TxHandler, WithState, erase, erase_tx};
 use super::key::HandlerKey;
 use super::registration::Registration;
@@ -67,6 +68,92 @@ where
     B: Transacts<C>,
 {
     Registration::new(key, erase_tx(handler))
+}
+
+/// A batch handler: one call for up to 64 messages, or as many as [`Registration::batch`] says.
+///
+/// Takes an async function or closure `Fn(Vec<Message<P>>) -> A`, [`with_state`] around one, or a type that implements
+/// [`BatchHandler`](crate::batch::BatchHandler). `A` is one answer for all messages (`Result<(), E>`), an answer for each in their order
+/// (`Vec<Result<(), E>>`), or either (`Result<Vec<Result<(), E>>, E>`); see [`Answers`](crate::batch::Answers).
+///
+/// ```
+/// # use std::time::Duration;
+/// use wharf::batch::batch_handler;
+/// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres};
+/// #[derive(serde::Deserialize)]
+/// struct Order { number: u32 }
+///
+/// // One answer for all.
+/// async fn index(orders: Vec<Message<Order>>) -> Result<(), Failure> {
+///     println!("one request for {} orders", orders.len());
+///     Ok(())
+/// }
+///
+/// // An answer for each; `?` would fail the call as a whole.
+/// async fn notify(orders: Vec<Message<Order>>) -> Result<Vec<Result<(), Failure>>, Failure> {
+///     let answer = |order: &Message<Order>| match order.payload.number {
+///         0 => Err(Failure::poison("there is no order 0")),
+///         _ => Ok(()),
+///     };
+///     Ok(orders.iter().map(answer).collect())
+/// }
+///
+/// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+/// inbox
+///     .subscribe("orders", batch_handler(HandlerKey::new("search.index"), index).batch(500, Duration::from_millis(50)))
+///     .subscribe("orders", batch_handler(HandlerKey::new("mail.notify"), notify))
+/// # }
+/// ```
+///
+/// **What is charged.** An answer for one message counts for that message alone. A call that fails as a whole (one `Err` for all, a wrong
+/// number of answers, a panic, a timeout) charges nothing while it has several messages: it is followed by a call for each half, and so on.
+/// Only a call with one message charges, as for any other handler. So one bad message among `n` is found with about `2 log2(n)` more calls, and
+/// `n` bad ones with `n - 1` more calls than `n` calls with one message each. Halves have the same attempt.
+///
+/// **What is called alone.** A delivery that was held when a process crashed, or that the store made fail, is called with one message, until it
+/// has an outcome. So a batch that kills its process makes no more suspects than other handlers do; see
+/// [`Limits::crash_limit`](crate::Limits::crash_limit).
+///
+/// **Who goes on.** A payload that cannot be decoded is poisoned alone; the call is made with the others. When the claim of one message is lost
+/// during a call, the call goes on for the others and the answer for that message changes nothing; with
+/// [`Registration::ordered_by`] the call is stopped and made again without it. A shutdown past its grace stops calls, and their messages are
+/// given back uncharged. `concurrency` counts calls, `timeout` is for one call, and layers run once for each message, side by side around the call.
+pub fn batch_handler<P: Payload, B: Backend>(key: HandlerKey, handler: impl BatchHandler<P>) -> Registration<B> {
+    Registration::new(key, erase_batch(handler))
+}
+
+/// A transactional batch handler: what it writes for the messages of a call takes effect exactly once, with one COMMIT for all of them.
+///
+/// Takes an async function `async fn(Vec<Message<P>>, &mut Connection) -> A`, [`with_state`] around one, or a type that implements
+/// [`TxBatchHandler`](crate::batch::TxBatchHandler). Answers are those of [`batch_handler`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw};
+/// use wharf::batch::tx_batch_handler;
+/// use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+///
+/// async fn reserve_stock(orders: Vec<Message<Raw>>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+///     conn.batch_execute(&format!("UPDATE stock SET reserved = reserved + {}", orders.len())).await?;
+///     Ok(())
+/// }
+///
+/// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+/// inbox.subscribe("orders", tx_batch_handler(HandlerKey::new("stock.reserve"), reserve_stock).batch(100, Duration::ZERO))
+/// # }
+/// ```
+///
+/// What [`batch_handler`] says about charges holds here as well. The transaction commits when every answer is `Ok`. When the answers of some
+/// messages are failures, nothing of the call is committed: those messages are settled by their answers, and the call is made again with the
+/// others, uncharged. When a statement has failed and the transaction cannot be used any more (on PostgreSQL), the answers are not trusted, and
+/// the call counts as failed as a whole. A COMMIT that is refused (a deferred constraint) is a failure of the whole, too. A lost claim undoes
+/// the transaction, and the call is made again with the other messages. When the answer to COMMIT is lost, the rows are read back.
+pub fn tx_batch_handler<P: Payload, C, B>(key: HandlerKey, handler: impl TxBatchHandler<P, C>) -> Registration<B>
+where
+    C: Send + 'static,
+    B: Transacts<C>,
+{
+    Registration::new(key, erase_tx_batch(handler))
 }
 
 /// Gives a handler function what it works with: each call gets a clone of `state` as its first argument.

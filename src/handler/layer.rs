@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use super::batch::BatchBody;
 use super::erased::{Body, ErasedHandler, ErasedTxHandler};
 use super::failure::Failure;
 use super::key::HandlerKey;
@@ -29,6 +30,10 @@ pub struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
+    pub(super) fn new(key: &'a HandlerKey, number: u32, message: &'a StoredMessage) -> Self {
+        Self { key, number, message }
+    }
+
     /// The handler's key.
     pub fn handler_key(&self) -> &'a HandlerKey {
         self.key
@@ -81,6 +86,10 @@ impl fmt::Debug for Attempt<'_> {
 pub struct Next<'a>(BoxFuture<'a, Result<(), Failure>>);
 
 impl<'a> Next<'a> {
+    pub(super) fn new(run: BoxFuture<'a, Result<(), Failure>>) -> Self {
+        Self(run)
+    }
+
     /// Runs the handler. A layer that does not call this answers in the handler's place.
     pub fn run(self) -> BoxFuture<'a, Result<(), Failure>> {
         self.0
@@ -100,14 +109,36 @@ impl<C: Send + 'static> Body<C> {
         match self {
             Self::Plain(inner) => Self::Plain(Arc::new(Layered { inner, layer, key })),
             Self::Transactional(inner) => Self::Transactional(Arc::new(Layered { inner, layer, key })),
+            Self::Batch(BatchBody { one, many }) => Self::Batch(BatchBody {
+                one: Arc::new(Layered { inner: one, layer: Arc::clone(&layer), key: key.clone() }),
+                many: Arc::new(Layered { inner: many, layer, key }),
+            }),
+            Self::TxBatch(BatchBody { one, many }) => Self::TxBatch(BatchBody {
+                one: Arc::new(Layered { inner: one, layer: Arc::clone(&layer), key: key.clone() }),
+                many: Arc::new(Layered { inner: many, layer, key }),
+            }),
+        }
+    }
+
+    /// The same handler with a layer around runs of one message. Calls with several messages are as they were.
+    pub(crate) fn layered_alone(self, key: &HandlerKey, layer: Arc<LayerFn>) -> Self {
+        let key = key.clone();
+        match self {
+            Self::Plain(_) | Self::Transactional(_) => self.layered(&key, layer),
+            Self::Batch(BatchBody { one, many }) => {
+                Self::Batch(BatchBody { one: Arc::new(Layered { inner: one, layer, key }), many })
+            }
+            Self::TxBatch(BatchBody { one, many }) => {
+                Self::TxBatch(BatchBody { one: Arc::new(Layered { inner: one, layer, key }), many })
+            }
         }
     }
 }
 
-struct Layered<H: ?Sized> {
-    inner: Arc<H>,
-    layer: Arc<LayerFn>,
-    key: HandlerKey,
+pub(super) struct Layered<H: ?Sized> {
+    pub(super) inner: Arc<H>,
+    pub(super) layer: Arc<LayerFn>,
+    pub(super) key: HandlerKey,
 }
 
 impl ErasedHandler for Layered<dyn ErasedHandler> {

@@ -1,8 +1,11 @@
 //! Handlers: the user's code, how it is registered, and the options each one has.
 //!
-//! A handler is a plain async function or a type with a trait; both end up erased in `erased.rs`, the only place that
-//! knows. Options live in [`Registration`], one per handler, and nothing here touches the database.
+//! A handler is a plain async function or a type with a trait; both end up erased in `erased.rs` and `batch.rs`, the only places
+//! that know its types. Options live in [`Registration`], one per handler, and nothing here touches the database.
 
+mod answers;
+mod batch;
+mod batch_layer;
 mod delay;
 mod erased;
 mod failure;
@@ -16,9 +19,11 @@ mod settles_itself;
 mod subscription;
 mod topics;
 
+pub use answers::Answers;
+pub use batch::{BatchHandler, TxBatchHandler};
 pub use erased::{Handler, TxHandler};
 pub use failure::Failure;
-pub use functions::{handler, tx_handler, with_state};
+pub use functions::{batch_handler, handler, tx_batch_handler, tx_handler, with_state};
 pub use key::HandlerKey;
 pub use layer::{Attempt, Next};
 pub use order::{OnPoison, OrderKey};
@@ -26,6 +31,8 @@ pub use registration::Registration;
 pub use retry::RetryPolicy;
 pub use topics::Topics;
 
+pub(crate) use answers::Answered;
+pub(crate) use batch::{BatchBody, BatchSize, ErasedBatchHandler, ErasedTxBatchHandler, Handed};
 pub(crate) use delay::UnreadableDelay;
 pub(crate) use erased::{Body, ErasedHandler, ErasedTxHandler};
 pub(crate) use failure::Wish;

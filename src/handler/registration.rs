@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use super::batch::BatchSize;
 use super::delay::Delay;
 use super::erased::Body;
 use super::failure::Failure;
@@ -36,6 +37,8 @@ pub struct Registration<B: Backend> {
     pub(crate) delay: Delay,
     /// Deliveries in one transaction; `None` where it was not said.
     pub(crate) share: Option<usize>,
+    /// Of a batch handler; `None` where it was not said.
+    pub(crate) batch: Option<BatchSize>,
     pub(crate) order: Option<OrderKey>,
     pub(crate) settles_itself: bool,
 }
@@ -54,6 +57,7 @@ impl<B: Backend> Registration<B> {
             expires_after: None,
             delay: Delay::default(),
             share: None,
+            batch: None,
             order: None,
             settles_itself: false,
         }
@@ -166,6 +170,28 @@ impl<B: Backend> Registration<B> {
         self
     }
 
+    /// How many messages a call of a [batch handler](crate::batch::batch_handler) is given at the most, and how long a delivery waits at the most for others to fill the
+    /// call. A call is made as soon as it is full, or the wait of its first message is over, and one of the handler's `concurrency` calls is
+    /// free. Default: 64 messages and no wait: a call is given whatever is there.
+    ///
+    /// A call is given fewer messages when they are large: about [`Limits::claim_ahead_bytes`](crate::Limits::claim_ahead_bytes) at the most.
+    /// What waits is claimed already, and its claim is kept; shutdown and pause give it back. [`Inbox::drain`](crate::Inbox::drain) waits for
+    /// nothing. With a [`Limits::crash_limit`](crate::Limits::crash_limit) below 3 nothing waits either, because a crash would be counted for it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wharf::batch::batch_handler;
+    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration};
+    /// # async fn index(orders: Vec<Message<Raw>>) -> Result<(), Failure> { Ok(()) }
+    /// // Up to 500 orders a request, and none waits for longer than 50 ms.
+    /// let registration: Registration<Postgres> =
+    ///     batch_handler(HandlerKey::new("search.index"), index).batch(500, Duration::from_millis(50));
+    /// ```
+    pub fn batch(mut self, up_to: usize, wait: Duration) -> Self {
+        self.batch = Some(BatchSize { up_to, wait });
+        self
+    }
+
     /// Runs deliveries of one key one at a time, in the order in which their messages were accepted, over all processes, crashes and
     /// retries. Others flow. Default: no order; deliveries run side by side. See [`OrderKey`](crate::order::OrderKey), also for what a
     /// poisoned delivery does to its key.
@@ -223,6 +249,11 @@ impl<B: Backend> Registration<B> {
     /// let registration: Registration<Postgres> = handler(HandlerKey::new("mail.receipt"), send_receipt)
     ///     .layer(|attempt, next| Box::pin(with_tenant(attempt, next)));
     /// ```
+    ///
+    /// Around a call of a batch handler the layer runs once for each message, side by side. In `next.run()` it waits until the layers of the other
+    /// messages have come as far or have answered; the handler is then called once, with those messages whose layers asked for it. So a
+    /// layer must not hold, while it waits for `next.run()`, what the layer of another message needs, such as one of a few permits; and
+    /// task-locals do not reach the handler, except in a call with one message.
     pub fn layer(
         mut self,
         layer: impl for<'a> Fn(Attempt<'a>, Next<'a>) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
@@ -261,6 +292,7 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("expires_after", &self.expires_after)
             .field("delay", &self.delay)
             .field("share", &self.share)
+            .field("batch", &self.batch)
             .field("order", &self.order)
             .field("settles_itself", &self.settles_itself)
             .finish_non_exhaustive()

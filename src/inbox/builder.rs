@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
@@ -21,6 +22,9 @@ const TOPIC_CHARS_MAX: usize = 249;
 const CONCURRENCY_MAX: usize = 100_000;
 /// PostgreSQL keeps so many subtransactions of a session at hand. With more of them every other session has to look them up on disk.
 const SHARE_MAX: usize = 64;
+/// Messages of one call of a batch handler: one that crashes its process is found out with as many calls alone.
+const BATCH_MAX: usize = 1_000;
+const BATCH_WAIT_MAX: Duration = Duration::from_secs(3_600);
 
 /// An inbox in the making. See [`Inbox::builder`].
 #[must_use = "an inbox is made by `build`"]
@@ -199,30 +203,63 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     if registration.timeout.is_some_and(|timeout| timeout.is_zero() || timeout > DURATION_MAX) {
         problems.push(format!("the timeout of {key} is more than zero and at most 365days"));
     }
-    match (registration.share, &registration.body) {
-        (None, _) => {}
-        (Some(_), Body::Plain(_)) => {
-            problems.push(format!("{key} is not transactional: it has no transaction that deliveries could share"));
-        }
-        (Some(share), Body::Transactional(_)) if !(1..=SHARE_MAX).contains(&share) => {
-            problems.push(format!("the deliveries of {key} that share a transaction are 1 to {SHARE_MAX}"));
-        }
-        (Some(_), Body::Transactional(_)) => {}
-    }
-    match (registration.settles_itself, &registration.body) {
-        (false, _) => {}
-        (true, Body::Transactional(_)) => {
-            problems.push(format!(
-                "{key} is transactional: the engine settles its deliveries, it cannot settle them itself"
-            ));
-        }
-        (true, Body::Plain(_)) if !B::IS_SETTLED_IN_SQL => {
-            problems.push(format!("{key} cannot settle its deliveries itself on SQLite: use tx_handler"));
-        }
-        (true, Body::Plain(_)) => {}
-    }
+    problems.extend(share_problem(registration));
+    problems.extend(settling_problem(registration));
+    problems.extend(batch_problems(registration));
     problems.extend(timing_problems(registration));
     problems.extend(order_problems(registration));
+    problems
+}
+
+fn share_problem<B: Backend>(registration: &Registration<B>) -> Option<String> {
+    let (key, share) = (&registration.key, registration.share?);
+    match &registration.body {
+        Body::Plain(_) => {
+            Some(format!("{key} is not transactional: it has no transaction that deliveries could share"))
+        }
+        Body::Batch(_) | Body::TxBatch(_) => Some(format!(
+            "{key} is a batch handler: a call has one transaction at the most, and share_transaction is not for it"
+        )),
+        Body::Transactional(_) if !(1..=SHARE_MAX).contains(&share) => {
+            Some(format!("the deliveries of {key} that share a transaction are 1 to {SHARE_MAX}"))
+        }
+        Body::Transactional(_) => None,
+    }
+}
+
+fn settling_problem<B: Backend>(registration: &Registration<B>) -> Option<String> {
+    let key = &registration.key;
+    match &registration.body {
+        _ if !registration.settles_itself => None,
+        Body::Transactional(_) | Body::TxBatch(_) => {
+            Some(format!("{key} is transactional: the engine settles its deliveries, it cannot settle them itself"))
+        }
+        Body::Batch(_) => {
+            Some(format!("{key} is a batch handler: it cannot settle its deliveries itself, use tx_batch_handler"))
+        }
+        Body::Plain(_) if !B::IS_SETTLED_IN_SQL => {
+            Some(format!("{key} cannot settle its deliveries itself on SQLite: use tx_handler"))
+        }
+        Body::Plain(_) => None,
+    }
+}
+
+fn batch_problems<B: Backend>(registration: &Registration<B>) -> Vec<String> {
+    let (key, Some(batch)) = (&registration.key, registration.batch) else { return Vec::new() };
+    let mut problems = Vec::new();
+    match &registration.body {
+        Body::Plain(_) | Body::Transactional(_) => {
+            problems
+                .push(format!("{key} takes one message at a time: batch is for batch_handler and tx_batch_handler"));
+        }
+        Body::Batch(_) | Body::TxBatch(_) => {}
+    }
+    if !(1..=BATCH_MAX).contains(&batch.up_to) {
+        problems.push(format!("the messages of a batch of {key} are 1 to {BATCH_MAX}"));
+    }
+    if batch.wait > BATCH_WAIT_MAX {
+        problems.push(format!("a batch of {key} waits at most 1h to be filled: others could do what waits"));
+    }
     problems
 }
 

@@ -61,12 +61,17 @@ pub(crate) struct Circumstances<'a> {
 impl Circumstances<'_> {
     /// An error's text as it is kept and logged.
     pub(crate) fn clean(&self, text: &str) -> String {
-        let Some(redact) = self.redact else { return sanitize::text(text, self.error_chars_max) };
-        // The user's code: when it fails, nothing is known to be harmless.
-        let redacted = std::panic::catch_unwind(AssertUnwindSafe(|| redact(text)));
-        let redacted = redacted.unwrap_or_else(|_| "(not shown: the redactor panicked)".to_owned());
-        sanitize::text(&redacted, self.error_chars_max)
+        clean(self.redact, text, self.error_chars_max)
     }
+}
+
+/// An error's text without what a person said must not be kept, and no longer than so many characters.
+pub(super) fn clean(redact: Option<&Redact>, text: &str, chars_max: usize) -> String {
+    let Some(redact) = redact else { return sanitize::text(text, chars_max) };
+    // The user's code: when it fails, nothing is known to be harmless.
+    let redacted = std::panic::catch_unwind(AssertUnwindSafe(|| redact(text)));
+    let redacted = redacted.unwrap_or_else(|_| "(not shown: the redactor panicked)".to_owned());
+    sanitize::text(&redacted, chars_max)
 }
 
 pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Option<Outcome> {

@@ -12,6 +12,7 @@ use super::decide::StopReason;
 use super::gate::Gate;
 use super::in_flight::InFlight;
 use super::lane::Lane;
+use super::loops::ClaimMode;
 use super::outcomes::Outcomes;
 use super::pulse::Pulse;
 use super::trouble::Troubles;
@@ -23,6 +24,7 @@ use crate::types::{Error, Limits, Result};
 pub(crate) struct Engine<B: Backend> {
     pub(super) store: Store<B>,
     pub(super) limits: Limits,
+    pub(super) mode: ClaimMode,
     pub(super) lanes: Arc<[Arc<Lane<B>>]>,
     /// This process in `inbox_processor`, and in every lock it takes.
     pub(super) processor: i32,
@@ -60,11 +62,18 @@ pub(super) enum Phase {
 }
 
 impl<B: Backend> Engine<B> {
-    pub(super) fn new(store: Store<B>, limits: Limits, lanes: Arc<[Arc<Lane<B>>]>, processor: i32) -> Self {
+    pub(super) fn new(
+        store: Store<B>,
+        limits: Limits,
+        mode: ClaimMode,
+        lanes: Arc<[Arc<Lane<B>>]>,
+        processor: i32,
+    ) -> Self {
         Self {
             outcomes: Outcomes::new(limits.settle_batch_rows),
             store,
             limits,
+            mode,
             lanes,
             processor,
             in_flight: InFlight::default(),

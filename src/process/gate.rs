@@ -87,6 +87,9 @@ impl<B: Backend> Engine<B> {
 
     /// Starts what waits, as far as there are slots.
     pub(super) fn start_waiting(self: &Arc<Self>, lane: &Arc<Lane<B>>) {
+        if let Some(batching) = &lane.batching {
+            return self.start_batches(lane, batching);
+        }
         let mut runners = Vec::new();
         loop {
             // Looked at again after slots were given up: who came meanwhile has found none. Of one who puts something here and one who
@@ -97,7 +100,8 @@ impl<B: Backend> Engine<B> {
             }
             let Some(mut slots) = Slot::take(lane, lane.waiting.len()) else { break };
             let runs = lane.waiting.take(slots.count).into_iter();
-            runners.extend(runs.filter_map(|run| slots.split_off().map(|slot| Runner { slot, run })));
+            runners
+                .extend(runs.filter_map(|run| slots.split_off().map(|slot| Runner { slot, run, others: Vec::new() })));
         }
         self.run(runners);
     }
@@ -112,7 +116,7 @@ impl<B: Backend> Engine<B> {
         first.iter().chain(later).for_each(|lane| self.start_waiting(lane));
     }
 
-    fn run(&self, runners: Vec<Runner<B>>) {
+    pub(super) fn run(&self, runners: Vec<Runner<B>>) {
         if runners.is_empty() {
             return;
         }
@@ -198,7 +202,8 @@ impl<B: Backend> Starting<B> {
         match self.purpose {
             Purpose::Claim | Purpose::HandOver | Purpose::Solo => queue_rows,
             Purpose::Waiting => {
-                let side_by_side = engine.lanes.iter().map(|lane| lane.concurrency).sum::<usize>().max(UNSETTLED_MIN);
+                let side_by_side =
+                    engine.lanes.iter().map(|lane| lane.side_by_side()).sum::<usize>().max(UNSETTLED_MIN);
                 let in_passing = lane.pace.rows_within(UNSETTLED_FOR, lane.concurrency);
                 side_by_side.saturating_add(in_passing).min(queue_rows)
             }
@@ -246,7 +251,7 @@ impl<B: Backend> Starting<B> {
         let held = Held::new(Arc::clone(engine), claimed.claim);
         let runner = leashes.into_iter().next().map(|leash| {
             let run = Run { held, claimed, place: None, leash, waits_since: Instant::now() };
-            Runner { slot, run }
+            Runner { slot, run, others: Vec::new() }
         });
         engine.run(runner.into_iter().collect());
     }

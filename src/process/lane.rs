@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::batching::Batching;
 use super::observe::observed;
 use super::pace::Pace;
 use super::slots::Slots;
@@ -29,6 +30,8 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) concurrency: usize,
     /// Deliveries in one transaction at the most.
     pub(super) share: usize,
+    /// Set for a batch handler: `concurrency` is of its calls.
+    pub(super) batching: Option<Batching>,
     /// One that is finished makes the next of its key due.
     pub(super) is_ordered: bool,
     /// Its handler commits `done` itself, with a client of its own.
@@ -58,18 +61,23 @@ impl<B: Backend> Lane<B> {
         permits: &Arc<Permits>,
     ) -> Self {
         let connections = match &registration.body {
-            Body::Plain(_) => None,
-            Body::Transactional(_) => Some(permits.share()),
+            Body::Plain(_) | Body::Batch(_) => None,
+            Body::Transactional(_) | Body::TxBatch(_) => Some(permits.share()),
+        };
+        let batching = match &registration.body {
+            Body::Plain(_) | Body::Transactional(_) => None,
+            Body::Batch(_) | Body::TxBatch(_) => Some(Batching::new(registration.batch.unwrap_or_default())),
         };
         Self {
             key: registration.key.clone(),
             ids,
-            body: registration.body.clone().layered(&registration.key, Arc::new(observed)),
+            body: registration.body.clone().layered_alone(&registration.key, Arc::new(observed)),
             timeout: registration.timeout,
             retry: registration.retry.clone(),
             expires_after: registration.expires_after,
             concurrency: registration.concurrency,
             share: registration.share.unwrap_or(1),
+            batching,
             is_ordered: registration.order.is_some(),
             settles_itself: registration.settles_itself,
             redact,

@@ -3,8 +3,8 @@
 //! The in-flight list holds one end, the run the other. A handler is told once, and never after it has returned.
 
 use std::future::poll_fn;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ pub(crate) struct Leash {
     state: AtomicU8,
     /// The run, while it waits.
     run: AtomicWaker,
-    /// When the handler was started.
-    began_at: OnceLock<Instant>,
+    /// When the handler was started last. A std mutex: nothing awaits while holding it.
+    began_at: Mutex<Option<Instant>>,
 }
 
 const RUNNING: u8 = 0;
@@ -42,13 +42,13 @@ impl Leash {
 
     /// The handler is being started.
     pub(super) fn begin(&self, now: Instant) {
-        // Never twice: a run is started once.
-        let _ = self.began_at.set(now);
+        // Again when a call of a batch handler has failed as a whole, and its halves are called.
+        *self.began_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// When the handler was started; `None` while its delivery waits for a slot.
+    /// When the handler was started last; `None` while its delivery waits for a slot.
     pub(super) fn began_at(&self) -> Option<Instant> {
-        self.began_at.get().copied()
+        *self.began_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the handler has to stop, if it has to.

@@ -72,7 +72,7 @@ impl<B: Backend> Loops<B> {
         let (processor, paused) = store.backend.enroll(&enrolment).await?;
         // Before anything can be handed over.
         note_paused(&lanes, &paused);
-        let engine = Arc::new(Engine::new(store, limits, lanes, processor));
+        let engine = Arc::new(Engine::new(store, limits, mode, lanes, processor));
         // The first step before anything is claimed, for callers who drain; upkeep takes the others.
         return_parked(&engine, &name).await;
         let mut loops = Self { engine, bringing_in: JoinSet::new(), settling: JoinSet::new() };

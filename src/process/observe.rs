@@ -3,7 +3,7 @@
 use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
-use crate::handler::{Attempt, Failure, Next};
+use crate::handler::{Attempt, Failure, HandlerKey, Next};
 use crate::telemetry::counts::{self, Clock};
 use crate::telemetry::events;
 
@@ -14,6 +14,17 @@ pub(super) fn observed<'a>(attempt: Attempt<'a>, next: Next<'a>) -> BoxFuture<'a
     let run = async move {
         let _timed = timed;
         next.run().await
+    };
+    Box::pin(run.instrument(span))
+}
+
+/// The same around a call of a batch handler with several messages: one span, and its time is counted once.
+pub(super) fn call<'a, T: 'a>(key: &'a HandlerKey, messages: usize, call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
+    let span = events::call_span(key.as_str(), messages);
+    let timed = Timed { handler: key.as_str(), clock: Clock::start() };
+    let run = async move {
+        let _timed = timed;
+        call.await
     };
     Box::pin(run.instrument(span))
 }

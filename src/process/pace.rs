@@ -49,8 +49,15 @@ impl Pace {
     /// How many deliveries may wait when `parallel` run at a time.
     pub(super) fn rows_ahead(&self, parallel: usize, limits: &Limits) -> usize {
         let by_trust = rows(self.ended.load(Ordering::Relaxed).saturating_mul(TRUST));
-        let by_bytes = rows(limits.claim_ahead_bytes as u64 / self.message_bytes.load(Ordering::Relaxed).max(1));
-        self.rows_within(limits.claim_ahead, parallel).min(by_trust).min(by_bytes).min(limits.claim_ahead_rows)
+        self.rows_within(limits.claim_ahead, parallel)
+            .min(by_trust)
+            .min(self.rows_of_bytes(limits))
+            .min(limits.claim_ahead_rows)
+    }
+
+    /// How many messages are as large as what may wait.
+    pub(super) fn rows_of_bytes(&self, limits: &Limits) -> usize {
+        rows(limits.claim_ahead_bytes as u64 / self.message_bytes.load(Ordering::Relaxed).max(1))
     }
 
     /// How many runs end within `time` when `parallel` run at a time; none if that is not known.

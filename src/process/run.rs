@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 
+use super::batch;
+use super::batch_transact;
 use super::confirm::confirm;
 use super::decide::{Answer, Circumstances, StopReason, decide};
 use super::engine::Engine;
@@ -42,6 +44,8 @@ pub(super) struct Run<B: Backend> {
 pub(super) struct Runner<B: Backend> {
     pub(super) slot: Slot<B>,
     pub(super) run: Run<B>,
+    /// Those that are called with it, where it is of a batch handler.
+    pub(super) others: Vec<Run<B>>,
 }
 
 /// How a run ended.
@@ -60,11 +64,13 @@ impl<B: Backend> Runner<B> {
             Body::Plain(handler) => self.run_plain(&lane, handler).await,
             // Boxed, so that its size is not that of every other run as well.
             Body::Transactional(handler) => Box::pin(transact::run(self, handler)).await,
+            Body::Batch(handler) => Box::pin(batch::run(self, handler)).await,
+            Body::TxBatch(handler) => Box::pin(batch_transact::run(self, handler)).await,
         }
     }
 
     async fn run_plain(self, lane: &Arc<Lane<B>>, handler: &Arc<dyn ErasedHandler>) {
-        let Self { slot, run } = self;
+        let Self { slot, run, .. } = self;
         let engine = Arc::clone(&run.held.engine);
         run.run(lane, handler).await;
         let mut runs = 1;
@@ -87,7 +93,7 @@ impl<B: Backend> Runner<B> {
 }
 
 impl<B: Backend> Run<B> {
-    async fn run(mut self, lane: &Lane<B>, handler: &Arc<dyn ErasedHandler>) {
+    pub(super) async fn run(mut self, lane: &Lane<B>, handler: &Arc<dyn ErasedHandler>) {
         let Some(message) = self.begin(lane) else { return self.end_unrun(lane) };
         let began_at = Instant::now();
         let answer = watch(handler.run(message, self.claim()), lane.timeout, &self.leash).await;
@@ -240,12 +246,34 @@ fn decided<B: Backend>(engine: &Engine<B>, lane: &Lane<B>, claimed: &Claimed, an
     })
 }
 
-/// Waits for the handler, its timeout or a word from outside, whichever is first.
+/// Waits for the handler of one delivery.
 pub(super) async fn watch(
     handler: impl Future<Output = Result<(), Failure>> + Unpin,
     timeout: Option<Duration>,
     leash: &Leash,
 ) -> Answer {
+    match watched(handler, timeout, leash.pulled()).await {
+        Ended::Answered(answer) => Answer::Finished(answer),
+        Ended::Panicked(panic) => Answer::Panicked(panic),
+        Ended::TimedOut(timeout) => Answer::TimedOut(timeout),
+        Ended::Stopped(reason) => Answer::Stopped(reason),
+    }
+}
+
+/// How a call of a handler ended.
+pub(super) enum Ended<T> {
+    Answered(T),
+    Panicked(String),
+    TimedOut(Duration),
+    Stopped(StopReason),
+}
+
+/// Waits for the handler, its timeout or a word from outside, whichever is first.
+pub(super) async fn watched<T>(
+    handler: impl Future<Output = T> + Unpin,
+    timeout: Option<Duration>,
+    stopped: impl Future<Output = StopReason>,
+) -> Ended<T> {
     let late = async {
         match timeout {
             Some(timeout) => tokio::time::sleep(timeout).await,
@@ -253,21 +281,21 @@ pub(super) async fn watch(
         }
     };
     let mut handler = AssertUnwindSafe(handler).catch_unwind();
-    let answer = tokio::select! {
+    let ended = tokio::select! {
         // In this order: an answer that is there counts, even if time is up as well.
         biased;
         answer = &mut handler => match answer {
-            Ok(answer) => Answer::Finished(answer),
-            Err(panic) => Answer::Panicked(panic_text(panic)),
+            Ok(answer) => Ended::Answered(answer),
+            Err(panic) => Ended::Panicked(panic_text(panic)),
         },
-        reason = leash.pulled() => Answer::Stopped(reason),
-        () = late => Answer::TimedOut(timeout.unwrap_or_default()),
+        reason = stopped => Ended::Stopped(reason),
+        () = late => Ended::TimedOut(timeout.unwrap_or_default()),
     };
     // Dropping what is left of the handler runs its code too; the answer stands.
     if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(handler))) {
         panic_text(panic);
     }
-    answer
+    ended
 }
 
 /// Takes the claim off the list unless its outcome went to the settler, who then does it. A run that ends without an answer has lost the

@@ -43,9 +43,9 @@ impl<B: Backend> Lane<B> {
     }
 
     /// How many more deliveries could start now.
-    fn startable(&self) -> usize {
+    fn startable(&self, limits: &Limits) -> usize {
         let free = self.slots.free.load(Ordering::Acquire);
-        self.connections.as_ref().map_or(free, |share| share.free().min(free))
+        self.filling(self.connections.as_ref().map_or(free, |share| share.free().min(free)), limits)
     }
 
     /// How many deliveries may be claimed beyond those that can start now.
@@ -55,21 +55,30 @@ impl<B: Backend> Lane<B> {
         }
         let running = self.concurrency.saturating_sub(self.slots.free.load(Ordering::Acquire));
         let parallel = self.connections.as_ref().map_or(self.concurrency, |share| share.free() + running);
-        self.pace.rows_ahead(parallel.min(self.concurrency), limits)
+        let rows = self.pace.rows_ahead(parallel.min(self.concurrency), limits);
+        // Less than a call takes would wait for a call to end, and then for others.
+        if rows < self.batch_rows(limits) { 0 } else { rows }
     }
 
     /// How many more deliveries may be claimed now.
     pub(super) fn room(&self, limits: &Limits) -> usize {
         // In this order, here and below: a delivery that starts takes its slot first, so the answer may be too small and never too large.
         let places = self.slots.places.load(Ordering::Acquire);
-        (self.startable() + self.ahead(limits)).saturating_sub(places)
+        (self.startable(limits) + self.ahead(limits)).saturating_sub(places)
+    }
+
+    /// Whether what waits is not enough for a call, and a claim of so many would help: a call is free, or they fill one.
+    fn fills_batch(&self, room: usize, limits: &Limits) -> bool {
+        let (waiting, rows) = (self.waiting.len(), self.batch_rows(limits));
+        waiting < rows && (self.slots.free.load(Ordering::Acquire) > 0 || waiting + room >= rows)
     }
 
     pub(super) fn need(&self, limits: &Limits) -> Need {
         let room = self.room(limits);
-        let whole = self.concurrency + self.ahead(limits);
+        let whole = self.filling(self.concurrency, limits) + self.ahead(limits);
         match (room, self.waiting.is_empty()) {
             (0, _) => Need::None,
+            (room, false) if self.fills_batch(room, limits) => Need::Much,
             // The next claim is under way while the handlers work on what still waits.
             (_, false) if room * 2 < whole => Need::None,
             (_, true) if room * 4 < whole => Need::Some,
@@ -90,7 +99,7 @@ impl<B: Backend> Place<B> {
         let places = &lane.slots.places;
         let mut taken = places.load(Ordering::Acquire);
         loop {
-            let room = (lane.startable() + lane.ahead(limits)).saturating_sub(taken);
+            let room = (lane.startable(limits) + lane.ahead(limits)).saturating_sub(taken);
             let count = room.min(max);
             if count == 0 {
                 return None;

@@ -101,7 +101,12 @@ impl<B: Backend> Turn<'_, B> {
     }
 
     /// Commits what was kept. Returns it where nothing of it has happened.
-    async fn commit(&mut self, mut transaction: B::Transaction, kept: Vec<Run<B>>, began_at: Instant) -> Vec<Run<B>> {
+    pub(super) async fn commit(
+        &mut self,
+        mut transaction: B::Transaction,
+        kept: Vec<Run<B>>,
+        began_at: Instant,
+    ) -> Vec<Run<B>> {
         let claims: Vec<_> = kept.iter().map(|run| run.claimed.claim).collect();
         let committed = transaction.commit(&claims, self.then()).await;
         let took = began_at.elapsed() / u32::try_from(kept.len()).unwrap_or(u32::MAX);

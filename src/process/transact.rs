@@ -36,26 +36,45 @@ pub(super) struct Turn<'t, B: Backend> {
 
 /// Runs the delivery, then those that wait for the slot.
 pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Arc<dyn ErasedTxHandler<B::Connection>>) {
-    let Runner { slot, run } = runner;
+    let Runner { slot, run, .. } = runner;
     let (engine, lane) = (Arc::clone(run.engine()), Arc::clone(&slot.lane));
-    let mut turn = Turn { engine: &engine, lane: &lane, handler, open: None, left: TRANSACTIONS_MAX };
+    let mut turn = Turn::new(&engine, &lane, handler);
     let mut next = Some(run);
     while let Some(run) = next {
-        turn.left = turn.left.saturating_sub(1);
+        turn.count();
         turn.run(run).await;
         next = if turn.goes_on() { engine.next_waiting(&lane) } else { None };
     }
-    if let Some(open) = turn.open.take() {
-        // If it fails, the connection is closed.
-        let _ = open.roll_back().await;
-    }
+    turn.end().await;
     drop(slot);
     // Also what came to wait between the last look and the return of the slot. A connection goes to whoever is next.
     engine.start_all_waiting();
     engine.tell_need(&lane);
 }
 
-impl<B: Backend> Turn<'_, B> {
+impl<'t, B: Backend> Turn<'t, B> {
+    /// `handler` is for runs of one delivery.
+    pub(super) fn new(
+        engine: &'t Arc<Engine<B>>,
+        lane: &'t Arc<Lane<B>>,
+        handler: &'t Arc<dyn ErasedTxHandler<B::Connection>>,
+    ) -> Self {
+        Self { engine, lane, handler, open: None, left: TRANSACTIONS_MAX }
+    }
+
+    /// Counts a transaction that is about to begin, or several that follow from one.
+    pub(super) fn count(&mut self) {
+        self.left = self.left.saturating_sub(1);
+    }
+
+    /// Gives up what was begun for a run that did not come.
+    pub(super) async fn end(self) {
+        if let Some(open) = self.open {
+            // If it fails, the connection is closed.
+            let _ = open.roll_back().await;
+        }
+    }
+
     async fn run(&mut self, run: Run<B>) {
         // Nobody to share with: a savepoint would be for nothing.
         let undone = match self.shares(&run) && !self.lane.waiting.is_empty() {
@@ -68,7 +87,7 @@ impl<B: Backend> Turn<'_, B> {
     }
 
     /// Runs a delivery in a transaction of its own.
-    async fn alone(&mut self, mut run: Run<B>) {
+    pub(super) async fn alone(&mut self, mut run: Run<B>) {
         let Some(message) = run.begin(self.lane) else { return run.end_unrun(self.lane) };
         let began_at = Instant::now();
         let ended = self.transact(&run, message).await;
@@ -146,7 +165,7 @@ impl<B: Backend> Turn<'_, B> {
 
     /// Whether the next transaction begins with the COMMIT of this one: not where nobody needs it.
     pub(super) fn then(&self) -> Then {
-        match self.goes_on() && !self.lane.waiting.is_empty() {
+        match self.goes_on() && self.engine.has_startable(self.lane) {
             true => Then::Begin,
             false => Then::End,
         }
@@ -157,9 +176,9 @@ impl<B: Backend> Turn<'_, B> {
     }
 
     /// Whether the slot runs more: not where another handler waits for the connection.
-    fn goes_on(&self) -> bool {
+    pub(super) fn goes_on(&self) -> bool {
         let waits_for_it = |other: &Arc<Lane<B>>| {
-            other.is_transactional() && !other.waiting.is_empty() && !Arc::ptr_eq(other, self.lane)
+            other.is_transactional() && !Arc::ptr_eq(other, self.lane) && self.engine.has_startable(other)
         };
         self.left > 0 && !self.engine.lanes.iter().any(waits_for_it)
     }

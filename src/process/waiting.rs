@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::batching::Form;
 use super::engine::Engine;
 use super::gate::{NotNow, Starting};
 use super::lane::Lane;
@@ -66,6 +67,31 @@ impl<B: Backend> Waiting<B> {
         taken.into()
     }
 
+    /// Takes the deliveries of one call, the oldest first; none if they are to wait for others. One that is called alone waits for nobody.
+    pub(super) fn take_batch(&self, form: Form) -> Vec<Run<B>> {
+        let mut queue = self.lock();
+        let taken = match queue.iter().position(|run| !run.joins_others()) {
+            Some(place) => queue.remove(place).into_iter().collect(),
+            None => {
+                let count = form.count(queue.iter());
+                queue.drain(..count).collect()
+            }
+        };
+        self.count.store(queue.len(), Ordering::Release);
+        taken
+    }
+
+    /// Whether the deliveries of one call are there.
+    pub(super) fn has_batch(&self, form: Form) -> bool {
+        let queue = self.lock();
+        form.count(queue.iter()) > 0 || queue.iter().any(|run| !run.joins_others())
+    }
+
+    /// Since when the oldest has waited.
+    pub(super) fn first_since(&self) -> Option<Instant> {
+        self.lock().front().map(|run| run.waits_since)
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<Run<B>>> {
         // No code under the lock can panic; if it did, the queue would still be consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -108,9 +134,11 @@ impl<B: Backend> Engine<B> {
         self.lanes.iter().for_each(|lane| give_back(lane.waiting.take_where(is_paused)));
     }
 
-    /// Gives back what has waited since before this moment: its handler has become slower than it was, and others may be free.
+    /// Gives back what has waited since before this moment: its handler has become slower than it was, and others may be free. Waiting for others
+    /// to be called with does not count.
     pub(super) fn give_back_late(&self, since: Instant) {
         for lane in &*self.lanes {
+            let Some(since) = since.checked_sub(lane.batch_wait()) else { continue };
             let late = lane.waiting.take_where(|run| run.waits_since < since);
             if !late.is_empty() {
                 lane.pace.forget();

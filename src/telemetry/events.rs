@@ -216,6 +216,12 @@ pub(crate) fn in_doubt(subject: Subject<'_>) {
     about!(warn, "wharf::process", subject, "commit in doubt");
 }
 
+/// A call of a batch handler with several messages has failed as a whole: it is followed by a call for each half.
+pub(crate) fn batch_failed(handler: &str, messages: usize, why: &str) {
+    let error = sanitize::text(why, ERROR_CHARS_MAX);
+    info!(target: "wharf::process", handler, messages, error, "batch failed");
+}
+
 /// Deliveries that shared a transaction run again, each in one of its own.
 pub(crate) fn shared_transaction_undone(handler: &str, why: &str) {
     let error = sanitize::text(why, ERROR_CHARS_MAX);
@@ -267,6 +273,11 @@ pub(crate) fn purged(purged: &Purged) {
 /// The span of one run of a handler.
 pub(crate) fn run_span(message_id: &str, handler: &str, attempt: u32) -> tracing::Span {
     info_span!(target: "wharf::process", "run", message_id = %Shown(message_id), handler, attempt)
+}
+
+/// The span of one call of a batch handler with several messages.
+pub(crate) fn call_span(handler: &str, messages: usize) -> tracing::Span {
+    info_span!(target: "wharf::process", "run", handler, messages)
 }
 
 // our own trouble

@@ -4,6 +4,8 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
 
 mod any_client;
+mod batch_crash;
+mod batch_faults;
 mod bound_functions;
 mod cancel;
 mod cli;

@@ -288,7 +288,17 @@ fn listed() -> String {
             lines_of(&path, item, &mut lines);
         }
     }
-    for (module, name) in [("layer", "Attempt"), ("layer", "Next"), ("order", "OnPoison"), ("order", "OrderKey")] {
+    for (module, name) in [
+        ("batch", "Answers"),
+        ("batch", "BatchHandler"),
+        ("batch", "TxBatchHandler"),
+        ("batch", "batch_handler"),
+        ("batch", "tx_batch_handler"),
+        ("layer", "Attempt"),
+        ("layer", "Next"),
+        ("order", "OnPoison"),
+        ("order", "OrderKey"),
+    ] {
         let (_, item) = whole.definition("handler", name).expect("what the small modules of the root hold");
         lines_of(&format!("wharf::{module}::{name}"), item, &mut lines);
         public.insert(name.to_owned(), format!("wharf::{module}::{name}"));

@@ -126,3 +126,27 @@ async fn a_wrong_expectation_says_what_is_there() {
     let text = asserted.unwrap_err().downcast_ref::<String>().unwrap().clone();
     assert!(text.contains("is not Done") && text.contains("Pending"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_before_or_after_a_call_of_a_batch_handler_leaves_its_claims_and_each_message_runs_again() {
+    for (point, calls) in [(CrashPoint::BeforeHandler, vec![1; 5]), (CrashPoint::AfterHandler, vec![5, 1, 1, 1, 1, 1])]
+    {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&sizes);
+        let noting = wharf::batch::batch_handler(KEY, move |orders: Vec<Message<Raw>>| {
+            noted.lock().unwrap().push(orders.len());
+            async { Ok::<(), Failure>(()) }
+        });
+        let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting)).await.unwrap();
+        for number in 0..5 {
+            inbox.accept(Record::new("orders").with_id(format!("order-{number}"))).await.unwrap();
+        }
+        inbox.crash_at(point);
+        inbox.drain().await.unwrap();
+        inbox.assert_state("order-0", KEY, State::Running).await;
+        inbox.advance_past_lease().await.unwrap();
+        assert_eq!(inbox.drain().await.unwrap(), 5);
+        assert_eq!(*sizes.lock().unwrap(), calls);
+        inbox.assert_state("order-4", KEY, State::Done).await;
+    }
+}

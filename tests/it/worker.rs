@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
+use wharf::batch::{Answers, BatchHandler, TxBatchHandler, batch_handler, tx_batch_handler};
 use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler, tx_handler};
 
@@ -27,6 +28,9 @@ const KIND: &str = "WORKER_KIND";
 const LEASE_MS: &str = "WORKER_LEASE_MS";
 const CONCURRENCY: &str = "WORKER_CONCURRENCY";
 const SHARE: &str = "WORKER_SHARE";
+/// Messages of one call, 0 where the handlers take one at a time, and how long a message waits for others.
+const BATCH: &str = "WORKER_BATCH";
+const BATCH_WAIT_MS: &str = "WORKER_BATCH_WAIT_MS";
 const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
 /// Set when the handlers are ordered by the record's key.
 const IS_ORDERED: &str = "WORKER_IS_ORDERED";
@@ -42,6 +46,10 @@ pub struct Worker {
     pub concurrency: usize,
     /// Deliveries in one transaction, where it is transactional.
     pub share: usize,
+    /// Messages of one call at the most; 0 where its handlers take one message at a time.
+    pub batch: usize,
+    /// How long a message waits for others of its batch.
+    pub batch_wait: Duration,
     pub crash_limit: u32,
     pub gate: String,
     /// Its handlers are ordered by the record's key.
@@ -61,6 +69,8 @@ impl Worker {
             lease: Duration::from_secs(1),
             concurrency: 16,
             share: 1,
+            batch: 0,
+            batch_wait: Duration::from_millis(20),
             crash_limit: Limits::default().crash_limit,
             gate: String::new(),
             is_ordered: false,
@@ -71,13 +81,16 @@ impl Worker {
     pub fn spawn(&self) -> Child {
         let lease = self.lease.as_millis().to_string();
         let (concurrency, crash_limit) = (self.concurrency.to_string(), self.crash_limit.to_string());
-        let share = self.share.to_string();
+        let (share, batch) = (self.share.to_string(), self.batch.to_string());
+        let batch_wait = self.batch_wait.as_millis().to_string();
         let mut variables = vec![
             (URL, self.url.as_str()),
             (KIND, if self.is_transactional { "transactional" } else { "plain" }),
             (LEASE_MS, &lease),
             (CONCURRENCY, &concurrency),
             (SHARE, &share),
+            (BATCH, &batch),
+            (BATCH_WAIT_MS, &batch_wait),
             (CRASH_LIMIT, &crash_limit),
             (GATE, &self.gate),
             (IS_ORDERED, if self.is_ordered { "yes" } else { "no" }),
@@ -160,6 +173,15 @@ async fn report(events: &Events, message: &str) -> Infallible {
 }
 
 fn worker_handler(name: &'static str, log: Arc<Log>) -> Registration<Db> {
+    let batch = parameter(BATCH).parse().unwrap();
+    if batch > 0 {
+        let work = BatchWork { name, log };
+        let registration = match parameter(KIND).as_str() {
+            "transactional" => tx_batch_handler(key(name), work),
+            _ => batch_handler(key(name), work),
+        };
+        return registration.batch(batch, Duration::from_millis(parameter(BATCH_WAIT_MS).parse().unwrap()));
+    }
     if parameter(KIND) == "transactional" {
         let share = parameter(SHARE).parse().unwrap();
         return tx_handler(key(name), WriteAndObey { name, log }).share_transaction(share);
@@ -184,6 +206,44 @@ impl TxHandler<Raw, effect::Connection> for WriteAndObey {
         note(&self.log, self.name, &message).await;
         effect::write(conn, message.id()).await?;
         obey(&message).await
+    }
+}
+
+/// Obeys the messages of a call, one after the other, and answers for all of them.
+struct BatchWork {
+    name: &'static str,
+    log: Arc<Log>,
+}
+
+impl BatchWork {
+    async fn obey_all(&self, messages: &[Message<Raw>]) -> Answers {
+        for message in messages {
+            if let Err(failure) = obey(message).await {
+                return Answers::all(Err(failure));
+            }
+        }
+        Answers::all(Ok(()))
+    }
+}
+
+impl BatchHandler<Raw> for BatchWork {
+    async fn handle(&self, messages: Vec<Message<Raw>>) -> Answers {
+        for message in &messages {
+            note(&self.log, self.name, message).await;
+        }
+        self.obey_all(&messages).await
+    }
+}
+
+impl TxBatchHandler<Raw, effect::Connection> for BatchWork {
+    async fn handle(&self, messages: Vec<Message<Raw>>, conn: &mut effect::Connection) -> Answers {
+        for message in &messages {
+            note(&self.log, self.name, message).await;
+            if let Err(error) = effect::write(conn, message.id()).await {
+                return Answers::all(Err(error.into()));
+            }
+        }
+        self.obey_all(&messages).await
     }
 }
 

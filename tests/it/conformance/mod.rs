@@ -17,6 +17,10 @@ macro_rules! every_store {
             accept_in "../accept_in.rs"
             claim_ahead "../claim_ahead.rs"
             attempts "../attempts.rs"
+            batch_charges "../batch_charges.rs"
+            batches "../batches.rs"
+            calls "../calls.rs"
+            tx_batches "../tx_batches.rs"
             claims "../claims.rs"
             corrections "../corrections.rs"
             extremes "../extremes.rs"
@@ -62,6 +66,8 @@ pub mod postgres {
 }
 
 pub mod sqlite {
+    #[path = "../../batch_crash.rs"]
+    mod batch_crash;
     #[path = "../../crash.rs"]
     mod crash;
     #[allow(dead_code, reason = "some of it is for what only PostgreSQL can do")]

@@ -1,0 +1,115 @@
+//! Layers around calls of batch handlers: one run of the layer for each message, all of them around one call.
+//!
+//! The layers of a call run side by side. Each sees its own message, and is held in `Next::run` until the others have come as far or have
+//! answered; then the handler is called once with those messages whose layers asked for it, and each layer is given the answer for its message.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::{mpsc, oneshot};
+
+use super::answers::Answered;
+use super::batch::{ErasedBatchHandler, ErasedTxBatchHandler, Handed};
+use super::failure::Failure;
+use super::key::HandlerKey;
+use super::layer::{Attempt, LayerFn, Layered, Next};
+
+impl ErasedBatchHandler for Layered<dyn ErasedBatchHandler> {
+    fn run(&self, batch: Vec<Handed>) -> BoxFuture<'_, Answered> {
+        async move { around(&self.layer, &self.key, &batch, |batch| self.inner.run(batch)).await }.boxed()
+    }
+}
+
+impl<C: Send + 'static> ErasedTxBatchHandler<C> for Layered<dyn ErasedTxBatchHandler<C>> {
+    fn run<'c>(&'c self, batch: Vec<Handed>, conn: &'c mut C) -> BoxFuture<'c, Answered> {
+        async move { around(&self.layer, &self.key, &batch, |batch| self.inner.run(batch, conn)).await }.boxed()
+    }
+}
+
+/// A layer has come to where its handler would run, and waits for the answer.
+struct Arrival {
+    place: usize,
+    answer: oneshot::Sender<Result<(), Failure>>,
+}
+
+/// Calls the handler with a layer around it for each message.
+async fn around<F: Future<Output = Answered>>(
+    layer: &Arc<LayerFn>,
+    key: &HandlerKey,
+    batch: &[Handed],
+    call: impl FnOnce(Vec<Handed>) -> F,
+) -> Answered {
+    let (arrive, mut arrivals) = mpsc::unbounded_channel();
+    let mut layers = FuturesUnordered::new();
+    for (place, handed) in batch.iter().enumerate() {
+        let next = Next::new(arriving(place, arrive.clone()).boxed());
+        let run = layer(Attempt::new(key, handed.claim.attempt, &handed.message), next);
+        layers.push(run.map(move |answer| (place, answer)));
+    }
+    let mut ended: Vec<Option<Result<(), Failure>>> = batch.iter().map(|_| None).collect();
+    let mut arrived: Vec<Option<Arrival>> = batch.iter().map(|_| None).collect();
+    // Until each has arrived or has answered by itself.
+    let mut open = batch.len();
+    while open > 0 {
+        let place = tokio::select! {
+            Some((place, answer)) = layers.next() => {
+                ended[place] = Some(answer);
+                place
+            }
+            Some(arrival) = arrivals.recv() => {
+                let place = arrival.place;
+                arrived[place] = Some(arrival);
+                place
+            }
+        };
+        // One that has done both is counted once.
+        open -= usize::from(ended[place].is_none() || arrived[place].is_none());
+    }
+    // One that has answered by itself after all does not wait any more.
+    let arrived: Vec<Arrival> = arrived.into_iter().flatten().filter(|arrival| !arrival.answer.is_closed()).collect();
+    let asked_for: Vec<Handed> = arrived.iter().map(|arrival| batch[arrival.place].clone()).collect();
+    let answered = match asked_for.is_empty() {
+        true => Answered::Each(Vec::new()),
+        false => {
+            let mut call = pin!(call(asked_for));
+            loop {
+                tokio::select! {
+                    biased;
+                    answered = &mut call => break answered,
+                    Some((place, answer)) = layers.next() => ended[place] = Some(answer),
+                }
+            }
+        }
+    };
+    let (answers, whole) = match answered {
+        Answered::Each(answers) => (answers, None),
+        Answered::Whole(failure) => (arrived.iter().map(|_| Err(failure.clone())).collect(), Some(failure)),
+    };
+    for (arrival, answer) in arrived.into_iter().zip(answers) {
+        // One that does not wait any more has answered by itself.
+        drop(arrival.answer.send(answer));
+    }
+    while let Some((place, answer)) = layers.next().await {
+        ended[place] = Some(answer);
+    }
+    match whole {
+        Some(failure) => Answered::Whole(failure),
+        None => Answered::Each(ended.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unanswered()))).collect()),
+    }
+}
+
+/// Where the handler would run.
+async fn arriving(place: usize, arrive: mpsc::UnboundedSender<Arrival>) -> Result<(), Failure> {
+    let (answer, answered) = oneshot::channel();
+    drop(arrive.send(Arrival { place, answer }));
+    answered.await.unwrap_or_else(|_| Err(unanswered()))
+}
+
+/// Every layer is given an answer and gives one.
+fn unanswered() -> Failure {
+    Failure::retry("the call was dropped before it was answered")
+}

@@ -1,0 +1,255 @@
+//! Batch handlers: when a call is made and with whom, and who goes on when something happens to one of a batch.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use wharf::batch::batch_handler;
+use wharf::order::OrderKey;
+use wharf::{Failure, Limits, Message, Raw};
+
+use super::calls::Calls;
+use super::scene::{Runs, Scene, key, quick, record, records};
+use support::events::Events;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const HELD: &str = "inbox_delivery WHERE locked_until IS NOT NULL";
+
+/// What waits may wait for longer than any test takes.
+fn patient() -> Limits {
+    quick().claim_ahead(Duration::from_secs(10))
+}
+
+async fn held_are(scene: &Scene, count: usize) {
+    scene.until(&format!("SELECT (count(*) = {count})::int::bigint FROM {HELD}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_is_made_when_it_is_full_and_not_before() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let inbox = scene.inbox().subscribe("orders", calls.handler().batch(10, HOUR)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let mut all = records(10);
+    let last = all.pop().unwrap();
+    inbox.accept_all(all).await.unwrap();
+    held_are(&scene, 9).await;
+    assert_eq!(calls.sizes(), [0; 0], "nine of ten wait");
+
+    inbox.accept(last).await.unwrap();
+
+    scene.settled().await;
+    assert_eq!((calls.sizes(), scene.count_done_at_first().await), (vec![10], 10));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_not_full_is_made_when_its_wait_is_over() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let handler = calls.handler().batch(10, Duration::from_millis(500));
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    let running = inbox.start().await.unwrap();
+
+    inbox.accept_all(records(3)).await.unwrap();
+
+    scene.settled().await;
+    assert_eq!((calls.sizes().iter().sum::<usize>(), scene.count_done_at_first().await), (3, 3));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// With one call at a time and a handler of which nothing is known, claims bring whole batches.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_of_a_backlog_are_full_from_the_first_one_on() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let handler = calls.handler().batch(64, HOUR).concurrency(1);
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(256)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+
+    scene.settled().await;
+
+    assert_eq!((calls.sizes(), scene.count_done_at_first().await), (vec![64; 4], 256));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_calls_run_at_a_time_than_the_concurrency_says_and_large_messages_make_small_calls() {
+    let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
+    let limits = patient().claim_ahead_bytes(100_000);
+    let handler = calls.gated(&gate).batch(64, Duration::ZERO).concurrency(2);
+    let inbox = scene.inbox().limits(limits).subscribe("orders", handler).build().unwrap();
+    let large = |number| record(&format!("m{number:06}")).with_payload(vec![b'x'; 20_000]);
+    inbox.accept_all((0..64).map(large)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    calls.reached(2).await;
+    let running_calls = calls.sizes();
+    gate.send_replace(true);
+    scene.settled().await;
+
+    assert_eq!(running_calls.len(), 2);
+    // 100,000 bytes are not five of them, with their ids.
+    assert!(calls.sizes().iter().all(|size| *size <= 4), "{:?}", calls.sizes());
+    assert_eq!((calls.ids().len(), scene.count_done_at_first().await), (64, 64));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_waits_for_no_other() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let inbox = scene.inbox().subscribe("orders", calls.handler().batch(64, HOUR)).build().unwrap();
+    inbox.accept_all(records(70)).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 70);
+    let mut sizes = calls.sizes();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [6, 64]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_part_of_a_crash_is_called_alone() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let inbox = scene.inbox().subscribe("orders", calls.handler().batch(64, HOUR)).build().unwrap();
+    inbox.accept_all(records(40)).await.unwrap();
+    scene.database.execute("UPDATE inbox_delivery SET crashes = 1").await;
+    let running = inbox.start().await.unwrap();
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((calls.sizes(), scene.count_done_uncharged().await), (vec![1; 40], 40));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shutdown_gives_back_what_waits_to_be_called_and_charges_nothing() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let inbox = scene.inbox().subscribe("orders", calls.handler().batch(64, HOUR)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    held_are(&scene, 10).await;
+
+    running.shutdown(Duration::from_secs(60)).await.unwrap();
+
+    let unharmed = "inbox_status WHERE state = 'pending' AND errors = 0 AND crashes = 0";
+    assert_eq!((scene.count(unharmed).await, scene.count(HELD).await, calls.sizes().len()), (10, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_stopped_gives_back_all_its_messages_and_charges_nothing() {
+    let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
+    let inbox = scene.inbox().subscribe("orders", calls.gated(&gate).batch(10, HOUR)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    calls.reached(1).await;
+
+    running.shutdown(Duration::ZERO).await.unwrap();
+
+    let unharmed = "inbox_status WHERE state = 'pending' AND errors = 0 AND crashes = 0";
+    assert_eq!((scene.count(unharmed).await, scene.count(HELD).await), (10, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_to_be_called_is_given_back_by_a_pause_and_comes_again_after_it() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let inbox = scene.inbox().subscribe("orders", calls.handler().batch(20, HOUR)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let (mut first, all) = (records(20), 20);
+    let second = first.split_off(10);
+    inbox.accept_all(first).await.unwrap();
+    held_are(&scene, 10).await;
+
+    scene.database.execute("UPDATE inbox_handler SET paused_at = now()").await;
+
+    held_are(&scene, 0).await;
+    inbox.accept_all(second).await.unwrap();
+    scene.database.execute("UPDATE inbox_handler SET paused_at = NULL").await;
+    scene.settled().await;
+    assert_eq!((calls.sizes(), scene.count_done_uncharged().await), (vec![all], 20));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_claim_of_one_is_lost_the_call_goes_on_for_the_others() {
+    let events = Events::capture();
+    let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
+    let inbox = scene.inbox().subscribe("orders", calls.gated(&gate).batch(10, HOUR)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let lost = format!("lost-{}", rand::random::<u64>());
+    let mut all = records(9);
+    all.insert(5, record(&lost));
+    inbox.accept_all(all).await.unwrap();
+    calls.reached(1).await;
+    let taken = format!(
+        "UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL, locked_by = NULL, status = 4, finished_at = due_at
+         WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = '{lost}')"
+    );
+    scene.database.execute(&taken).await;
+    gate.send_replace(true);
+
+    events.wait_for(|event| event.message == "claim lost" && event.has("message_id", &lost)).await;
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((calls.sizes(), scene.count_done_at_first().await), (vec![10], 9));
+    assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 1, "somebody else has decided");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_an_ordered_handler_has_one_message_of_each_key_and_keys_are_in_order() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let handler = calls.handler().batch(64, Duration::ZERO).ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    let of = |number: usize| record(&format!("{}-{:03}", number % 8, number / 8)).with_key(format!("{}", number % 8));
+    inbox.accept_all((0..80).map(of)).await.unwrap();
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    let list = calls.list.lock().unwrap().clone();
+    for call in &list {
+        let mut keys: Vec<&str> = call.iter().map(|id| &id[..1]).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), call.len(), "{call:?}");
+    }
+    for number in 0..8 {
+        let of_key = list.iter().flatten().filter(|id| id.starts_with(&format!("{number}-")));
+        assert!(of_key.is_sorted(), "{list:?}");
+    }
+    assert_eq!(scene.count_done_uncharged().await, 80);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delayed_delivery_joins_a_call_when_it_is_due_and_an_expired_one_joins_none() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let handler = calls.handler().batch(10, Duration::ZERO).delay_header("due").expires_after(HOUR);
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    let mut all = records(5);
+    all.push(record("late").with_header("due", "30m"));
+    inbox.accept_all(all).await.unwrap();
+    let age = "UPDATE inbox_message SET received_at = received_at - interval '120 minutes' WHERE message_id = 'm000003'";
+    scene.database.execute(age).await;
+    assert_eq!(inbox.drain().await.unwrap(), 5);
+    assert_eq!(calls.sizes(), [4]);
+    scene.database.execute("UPDATE inbox_delivery SET due_at = now() WHERE finished_at IS NULL").await;
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    assert_eq!((calls.sizes(), scene.count_done_at_first().await), (vec![4, 1], 5));
+    let expired = "SELECT message_id FROM inbox_status WHERE state = 'discarded' AND reason = 'expired'";
+    assert_eq!(scene.database.query_texts(expired).await, ["m000003"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_a_batch_is_refused_with_the_reason() {
+    let scene = Scene::new().await;
+    let named = |name: &'static str| batch_handler(key(name), async |_: Vec<Message<Raw>>| Ok::<(), Failure>(()));
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", Runs::new().handler("single").batch(8, Duration::ZERO))
+        .subscribe("orders", named("none").batch(0, Duration::ZERO))
+        .subscribe("orders", named("many").batch(1_001, Duration::ZERO))
+        .subscribe("orders", named("long").batch(8, HOUR * 2))
+        .subscribe("orders", named("sharing").share_transaction(8));
+    let refused = inbox.build().unwrap_err().to_string();
+    for reason in [
+        "single takes one message at a time: batch is for batch_handler and tx_batch_handler",
+        "the messages of a batch of none are 1 to 1000",
+        "the messages of a batch of many are 1 to 1000",
+        "a batch of long waits at most 1h to be filled",
+        "sharing is a batch handler: a call has one transaction at the most, and share_transaction is not for it",
+    ] {
+        assert!(refused.contains(reason), "{refused}");
+    }
+}
