@@ -4,6 +4,7 @@
 //! stays replayed.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::operator::Operator;
@@ -63,10 +64,28 @@ pub enum CanaryStop {
     Failures,
     /// A step took too long: nobody runs the handler, or it is slow.
     Waited,
+    /// The caller stopped it.
+    Asked,
 }
 
 impl<B: Backend> Operator<B> {
-    /// Replays what the filter means, at most `limit`, step by step. Tells after each look what became of it so far.
+    /// Replays what the filter means, at most `limit`, step by step. Calls `on_look` after each look, several times a second, with what
+    /// became of it so far. When that returns [`ControlFlow::Break`], nothing more is replayed.
+    ///
+    /// ```no_run
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use std::ops::ControlFlow;
+    /// use wharf::operate::{Canary, DeliveryFilter};
+    /// let failed = DeliveryFilter::default().handler_key("mail.receipt");
+    /// let (operator, careful) = (store.operate().acting_as("alice"), Canary::default());
+    /// let on_look = |so_far: &wharf::operate::CanaryProgress| {
+    ///     println!("{} of {} done", so_far.done, so_far.replayed);
+    ///     ControlFlow::Continue(())
+    /// };
+    /// let progress = operator.replay_canary(&failed, 10_000, &careful, on_look).await?;
+    /// println!("{:?}", progress.stopped);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Operator::replay`]; what was replayed stays so.
@@ -75,7 +94,7 @@ impl<B: Backend> Operator<B> {
         filter: &DeliveryFilter,
         limit: u32,
         canary: &Canary,
-        mut on_look: impl FnMut(&CanaryProgress),
+        mut on_look: impl FnMut(&CanaryProgress) -> ControlFlow<()>,
     ) -> Result<CanaryProgress> {
         filter.refuse_empty()?;
         let Some(&last) = canary.steps.last().filter(|_| canary.steps.iter().all(|step| *step > 0)) else {
@@ -113,7 +132,9 @@ impl<B: Backend> Operator<B> {
                 } else if ended < total && Instant::now() >= deadline {
                     progress.stopped = Some(CanaryStop::Waited);
                 }
-                on_look(&progress);
+                if on_look(&progress).is_break() && progress.stopped.is_none() {
+                    progress.stopped = Some(CanaryStop::Asked);
+                }
                 match (progress.stopped, ended >= total) {
                     (Some(_), _) => return Ok(progress),
                     (None, true) => break,

@@ -56,6 +56,9 @@ pub struct Symptom {
     pub what: String,
     /// What to do.
     pub advice: String,
+    /// The current key of the handler that it is about, if it is about one.
+    #[serde(default)]
+    pub handler_key: Option<String>,
 }
 
 /// How bad a symptom is.
@@ -93,7 +96,11 @@ pub(super) fn judge(
     }
     let alive: Vec<_> = processors.iter().filter(|processor| processor.is_alive).collect();
     for handler in handlers {
+        let before = symptoms.0.len();
         symptoms.of_handler(handler, alive.is_empty(), now);
+        for symptom in &mut symptoms.0[before..] {
+            symptom.handler_key = Some(handler.handler_key.clone());
+        }
     }
     for processor in alive {
         symptoms.of_processor(processor, facts);
@@ -110,11 +117,23 @@ struct Symptoms(Vec<Symptom>);
 
 impl Symptoms {
     fn problem(&mut self, code: &'static str, what: String, advice: impl Into<String>) {
-        self.0.push(Symptom { severity: Severity::Problem, code: code.into(), what, advice: advice.into() });
+        self.0.push(Symptom {
+            severity: Severity::Problem,
+            code: code.into(),
+            what,
+            advice: advice.into(),
+            handler_key: None,
+        });
     }
 
     fn warning(&mut self, code: &'static str, what: String, advice: impl Into<String>) {
-        self.0.push(Symptom { severity: Severity::Warning, code: code.into(), what, advice: advice.into() });
+        self.0.push(Symptom {
+            severity: Severity::Warning,
+            code: code.into(),
+            what,
+            advice: advice.into(),
+            handler_key: None,
+        });
     }
 
     fn of_schema(&mut self, SchemaVersion { found, known }: SchemaVersion) {

@@ -8,6 +8,7 @@ mod canary;
 mod doctor;
 mod ledger;
 mod operator;
+mod overview;
 mod purge;
 mod rename_plan;
 mod retention;
@@ -22,8 +23,9 @@ pub use retention::Retention;
 
 pub use crate::store::operating::SchemaVersion;
 pub use crate::types::{
-    Connections, Correction, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts,
-    FailedAttempt, GroupFacts, HandlerStatus, HeldKey, HeldKeys, HistoryEntry, IngestFacts, Lag, LedgerFilter,
-    LedgerStatus, LongestRun, OldestTransaction, PartitionFacts, ProcessorReport, ProcessorStatus, Purgeable, Purged,
-    QuarantineDetails, QuarantineFilter, QuarantineSummary, Rate, State, TableFacts, fingerprint,
+    AuditEntry, Connections, Correction, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary,
+    Facts, FailedAttempt, GroupFacts, HandlerStatus, HeldKey, HeldKeys, HistoryEntry, IngestFacts, Lag, LedgerFilter,
+    LedgerGap, LedgerStatus, LongestRun, OldestTransaction, PartitionFacts, ProcessorReport, ProcessorStatus,
+    Purgeable, Purged, QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Rate, State,
+    TableFacts, fingerprint,
 };

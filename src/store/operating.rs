@@ -15,9 +15,9 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, HeldKey, Kind,
-    LedgerFilter, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record,
-    Result, State,
+    AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, HeldKey,
+    Kind, LedgerFilter, LedgerGap, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineGroup,
+    QuarantineSummary, Record, Result, State,
 };
 
 pub trait Operating: Send + Sync + Sized + 'static {
@@ -91,6 +91,25 @@ pub trait Operating: Send + Sync + Sized + 'static {
 
     /// Writes the audit row of a purge: its retention as JSON, and how many messages it removed.
     fn audit_purge(&self, retention: String, messages: u64, signed: Signed) -> impl Future<Output = Result<()>> + Send;
+
+    /// Acts of people, the newest first; with `before`, those with a lower id.
+    fn audit(&self, before: Option<i64>, limit: u32) -> impl Future<Output = Result<Vec<AuditEntry>>> + Send;
+
+    fn gaps(&self, filter: &LedgerFilter, limit: u32) -> impl Future<Output = Result<Vec<LedgerGap>>> + Send;
+
+    /// Of each handler at most `looked_max` poisoned deliveries that the filter means, by reason and error.
+    fn poisoned_groups(
+        &self,
+        filter: &DeliveryFilter,
+        looked_max: u32,
+    ) -> impl Future<Output = Result<Vec<ErrorSummary>>> + Send;
+
+    /// The oldest quarantined records that the filter means, by topic and reason.
+    fn quarantine_groups(
+        &self,
+        filter: &QuarantineFilter,
+        looked_max: u32,
+    ) -> impl Future<Output = Result<Vec<QuarantineGroup>>> + Send;
 
     /// What is known about the database itself and about work that does not move.
     fn facts(&self) -> impl Future<Output = Result<Facts>> + Send;

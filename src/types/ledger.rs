@@ -94,6 +94,24 @@ pub struct LedgerStatus {
     pub stopped_at: Option<SystemTime>,
     /// Why it is stopped.
     pub stopped_why: Option<String>,
+    /// What the process that reads it said last: `reading`, `waiting`, `standing still` or `stopped`; none when no process has said anything.
+    #[serde(default)]
+    pub standing: Option<String>,
+    /// Since when it has that standing.
+    #[serde(default, with = "stamp::option")]
+    pub standing_since: Option<SystemTime>,
+    /// Offsets that Kafka had and that were not stored, at `seen_at`.
+    #[serde(default)]
+    pub lag: Option<i64>,
+    /// When a process last spoke of it.
+    #[serde(default, with = "stamp::option")]
+    pub seen_at: Option<SystemTime>,
+    /// That process: host and process id.
+    #[serde(default)]
+    pub ingest: Option<String>,
+    /// Why it stands as it does.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Bounded by `--limit`, the longest poisoned first. Repeating a command does nothing more: what was replayed is no longer poisoned.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use clap::Args;
@@ -73,6 +74,7 @@ pub async fn replay<B: Backend>(
     let on_look = |progress: &CanaryProgress| {
         bar.set_position(progress.done + progress.failed);
         bar.set_message(format!("{} done, {} failed", progress.done, progress.failed));
+        ControlFlow::Continue(())
     };
     let progress = operator.replay_canary(&filter, acting.limit, &canary, on_look).await?;
     bar.finish_and_clear();

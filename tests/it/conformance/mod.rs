@@ -35,6 +35,7 @@ macro_rules! every_store {
             order "../order.rs"
             order_keys "../order_keys.rs"
             outcomes "../outcomes.rs"
+            overview "../overview.rs"
             quarantine_ids "../quarantine_ids.rs"
             quarantine_replay "../quarantine_replay.rs"
             refused "../refused.rs"

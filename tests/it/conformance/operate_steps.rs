@@ -1,5 +1,6 @@
 //! What people do in steps: a canary replay that goes no further when it fails, a backfill of a handler that came later.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,18 +27,35 @@ async fn a_canary_replay_stops_at_the_first_failure_and_goes_through_when_it_is_
     let operator = scene.store.operate().because("canary");
     let canary = Canary::default().steps(vec![1, 10, 20]);
 
-    let ended = operator.replay_canary(&of("stock"), 100, &canary, |_| ()).await.unwrap();
+    let ended = operator.replay_canary(&of("stock"), 100, &canary, |_| ControlFlow::Continue(())).await.unwrap();
     assert_eq!((ended.replayed, ended.failed, ended.stopped), (1, 1, Some(CanaryStop::Failures)));
     assert_eq!(scene.count("inbox_poisoned").await, 40);
 
     is_mended.store(true, Ordering::SeqCst);
     let mut seen = Vec::new();
-    let ended = operator.replay_canary(&of("stock"), 35, &canary, |progress| seen.push(progress.replayed)).await.unwrap();
+    let ended = operator.replay_canary(&of("stock"), 35, &canary, |progress| {
+            seen.push(progress.replayed);
+            ControlFlow::Continue(())
+        }).await.unwrap();
     assert_eq!((ended.replayed, ended.done, ended.failed, ended.stopped), (35, 35, 0, None));
     seen.dedup();
     assert_eq!(seen, [1, 11, 31, 35]);
     assert_eq!(scene.count("inbox_poisoned").await, 5);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_replay_that_is_asked_to_stop_replays_no_further_step() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("stock", |_| Err(Failure::poison("broken")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all(records(3)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let careful = Canary::default();
+    let operator = scene.store.operate();
+    let stopped = operator.replay_canary(&of("stock"), 100, &careful, |_| ControlFlow::Break(())).await.unwrap();
+    assert_eq!((stopped.replayed, stopped.stopped), (1, Some(CanaryStop::Asked)));
+    assert_eq!(scene.count("inbox_poisoned").await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,10 +66,10 @@ async fn a_canary_that_nobody_runs_goes_no_further() {
     inbox.accept_all(records(3)).await.unwrap();
     inbox.drain().await.unwrap();
     let canary = Canary::default().step_wait_max(Duration::ZERO);
-    let ended = scene.store.operate().replay_canary(&of("stock"), 100, &canary, |_| ()).await.unwrap();
+    let ended = scene.store.operate().replay_canary(&of("stock"), 100, &canary, |_| ControlFlow::Continue(())).await.unwrap();
     assert_eq!((ended.replayed, ended.done, ended.stopped), (1, 0, Some(CanaryStop::Waited)));
     let broken = Canary::default().steps(vec![]);
-    assert!(scene.store.operate().replay_canary(&of("stock"), 1, &broken, |_| ()).await.unwrap_err().is_configuration());
+    assert!(scene.store.operate().replay_canary(&of("stock"), 1, &broken, |_| ControlFlow::Continue(())).await.unwrap_err().is_configuration());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,8 +13,11 @@ statements! {
     Positions<'a>("
         SELECT row_to_json(x)::text FROM (
             SELECT l.consumer_group, l.cluster_id, l.topic, l.kafka_partition, l.next_offset, l.leader_epoch, l.topic_id,
-                   inbox_micros(l.updated_at) AS updated_at, inbox_micros(l.stopped_at) AS stopped_at, l.stopped_why
+                   inbox_micros(l.updated_at) AS updated_at, inbox_micros(l.stopped_at) AS stopped_at, l.stopped_why,
+                   p.standing, inbox_micros(p.since) AS standing_since, p.lag, inbox_micros(p.seen_at) AS seen_at, p.ingest, p.why
             FROM inbox_ledger l
+            LEFT JOIN inbox_partition p ON p.consumer_group = l.consumer_group AND p.cluster_id = l.cluster_id AND p.topic = l.topic
+                                       AND p.kafka_partition = l.kafka_partition
             WHERE (:group::text IS NULL OR l.consumer_group = :group) AND (:topic::text IS NULL OR l.topic = :topic)
               AND (:partition::integer IS NULL OR l.kafka_partition = :partition)
               AND (:cluster_id::text IS NULL OR l.cluster_id = :cluster_id)

@@ -249,6 +249,6 @@ pub(super) async fn quarantined_one(conn: &mut AsyncPgConnection, id: i64) -> Re
 }
 
 /// Who only looks need not say that everything is meant.
-fn looking(filter: String) -> String {
+pub(super) fn looking(filter: String) -> String {
     if filter == "{}" { r#"{"all": true}"#.to_owned() } else { filter }
 }

@@ -5,6 +5,7 @@ mod backfill;
 mod facts;
 mod ledger;
 mod look;
+mod overview;
 mod records;
 
 use std::sync::Arc;
@@ -13,8 +14,9 @@ use std::time::Duration;
 use super::{Postgres, act};
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey, LedgerFilter,
-    LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey,
+    LedgerFilter, LedgerGap, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineGroup,
+    QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Postgres {
@@ -93,5 +95,21 @@ impl Operating for Postgres {
 
     async fn facts(&self) -> Result<Facts> {
         act!(self, conn => facts::facts(&mut conn))
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>> {
+        act!(self, conn => overview::audit(&mut conn, before, limit))
+    }
+
+    async fn gaps(&self, filter: &LedgerFilter, limit: u32) -> Result<Vec<LedgerGap>> {
+        act!(self, conn => overview::gaps(&mut conn, filter, limit))
+    }
+
+    async fn poisoned_groups(&self, filter: &DeliveryFilter, looked_max: u32) -> Result<Vec<ErrorSummary>> {
+        act!(self, conn => overview::poisoned_groups(&mut conn, filter, looked_max))
+    }
+
+    async fn quarantine_groups(&self, filter: &QuarantineFilter, looked_max: u32) -> Result<Vec<QuarantineGroup>> {
+        act!(self, conn => overview::quarantine_groups(&mut conn, filter, looked_max))
     }
 }

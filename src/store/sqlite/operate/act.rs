@@ -187,7 +187,7 @@ fn given_up(filter: &DeliveryFilter, attempt: i32) -> GivenUp<'_> {
 }
 
 fn audited(conn: &mut SqliteConnection, act: &Act, affected: u64, signed: &Signed) -> QueryResult<i64> {
-    audit(conn, &AuditEntry { action: act.name(), filter: act.filter(), affected }, signed)
+    audit(conn, &NewAuditEntry { action: act.name(), filter: act.filter(), affected }, signed)
 }
 
 /// Writes down what a delivery has come to before an act changes it.
@@ -201,7 +201,7 @@ pub(super) fn keep_history(
 }
 
 /// What the audit says of an act.
-pub(super) struct AuditEntry {
+pub(super) struct NewAuditEntry {
     pub(super) action: &'static str,
     /// What the act was about, as JSON.
     pub(super) filter: String,
@@ -210,8 +210,8 @@ pub(super) struct AuditEntry {
 }
 
 /// Writes an entry; returns the id of its row.
-pub(super) fn audit(conn: &mut SqliteConnection, entry: &AuditEntry, signed: &Signed) -> QueryResult<i64> {
-    let AuditEntry { action, filter, affected } = entry;
+pub(super) fn audit(conn: &mut SqliteConnection, entry: &NewAuditEntry, signed: &Signed) -> QueryResult<i64> {
+    let NewAuditEntry { action, filter, affected } = entry;
     let affected = i64::try_from(*affected).unwrap_or(i64::MAX);
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
     InsertAudit { action, filter, affected, because, actor }.load(conn).and_then(only_row)

@@ -5,7 +5,7 @@ use diesel::{RunQueryDsl, SqliteConnection};
 use super::super::clock::{self, micros};
 use super::super::errors::database;
 use super::super::statement::statements;
-use super::act::{AuditEntry, audit};
+use super::act::{NewAuditEntry, audit};
 use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
@@ -44,7 +44,7 @@ pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed:
     let made = seqs.len() as u64;
     let act = match step.act {
         Some(act) => Count { made: made.cast_signed(), act }.execute(conn).map(|_| act),
-        None => audit(conn, &AuditEntry { action: "backfill", filter: step.filter.clone(), affected: made }, signed),
+        None => audit(conn, &NewAuditEntry { action: "backfill", filter: step.filter.clone(), affected: made }, signed),
     };
     Ok(Backfilled { act: act.map_err(cannot())?, made, next_seq: seqs.last().copied() })
 }

@@ -12,13 +12,16 @@ use crate::types::{LedgerFilter, LedgerStatus, Result};
 statements! {
     Positions<'a>("
         SELECT json_object(
-            'consumer_group', consumer_group, 'cluster_id', cluster_id, 'topic', topic, 'kafka_partition', kafka_partition,
-            'next_offset', next_offset, 'leader_epoch', leader_epoch, 'topic_id', topic_id, 'updated_at', updated_at,
-            'stopped_at', stopped_at, 'stopped_why', stopped_why)
-        FROM inbox_ledger
-        WHERE (:group IS NULL OR consumer_group = :group) AND (:topic IS NULL OR topic = :topic)
-          AND (:partition IS NULL OR kafka_partition = :partition) AND (:cluster_id IS NULL OR cluster_id = :cluster_id)
-        ORDER BY consumer_group, cluster_id, topic, kafka_partition LIMIT :limit") -> String {
+            'consumer_group', l.consumer_group, 'cluster_id', l.cluster_id, 'topic', l.topic, 'kafka_partition', l.kafka_partition,
+            'next_offset', l.next_offset, 'leader_epoch', l.leader_epoch, 'topic_id', l.topic_id, 'updated_at', l.updated_at,
+            'stopped_at', l.stopped_at, 'stopped_why', l.stopped_why, 'standing', p.standing, 'standing_since', p.since, 'lag', p.lag,
+            'seen_at', p.seen_at, 'ingest', p.ingest, 'why', p.why)
+        FROM inbox_ledger l
+        LEFT JOIN inbox_partition p ON p.consumer_group = l.consumer_group AND p.cluster_id = l.cluster_id AND p.topic = l.topic
+                                   AND p.kafka_partition = l.kafka_partition
+        WHERE (:group IS NULL OR l.consumer_group = :group) AND (:topic IS NULL OR l.topic = :topic)
+          AND (:partition IS NULL OR l.kafka_partition = :partition) AND (:cluster_id IS NULL OR l.cluster_id = :cluster_id)
+        ORDER BY l.consumer_group, l.cluster_id, l.topic, l.kafka_partition LIMIT :limit") -> String {
         group: Option<&'a str>, topic: Option<&'a str>, partition: Option<i32>, cluster_id: Option<&'a str>, limit: i64,
     }
 

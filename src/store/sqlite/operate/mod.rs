@@ -5,6 +5,7 @@ mod backfill;
 mod facts;
 mod ledger;
 mod look;
+mod overview;
 mod parked;
 mod records;
 
@@ -15,8 +16,9 @@ use super::Sqlite;
 use super::errors::database;
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
-    DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey, LedgerFilter,
-    LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineSummary, Record, Result, State,
+    AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey,
+    LedgerFilter, LedgerGap, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineGroup,
+    QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Sqlite {
@@ -95,12 +97,31 @@ impl Operating for Sqlite {
     }
 
     async fn audit_purge(&self, retention: String, messages: u64, signed: Signed) -> Result<()> {
-        let entry = act::AuditEntry { action: "purge", filter: retention, affected: messages };
+        let entry = act::NewAuditEntry { action: "purge", filter: retention, affected: messages };
         let write = move |conn: &mut _| act::audit(conn, &entry, &signed).map(drop);
         self.write(move |conn| write(conn).map_err(database("cannot write the audit"))).await
     }
 
     async fn facts(&self) -> Result<Facts> {
         self.read(facts::facts).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>> {
+        self.read(move |conn| overview::audit(conn, before, limit)).await
+    }
+
+    async fn gaps(&self, filter: &LedgerFilter, limit: u32) -> Result<Vec<LedgerGap>> {
+        let filter = filter.clone();
+        self.read(move |conn| overview::gaps(conn, &filter, limit)).await
+    }
+
+    async fn poisoned_groups(&self, filter: &DeliveryFilter, looked_max: u32) -> Result<Vec<ErrorSummary>> {
+        let filter = filter.clone();
+        self.read(move |conn| overview::poisoned_groups(conn, &filter, looked_max)).await
+    }
+
+    async fn quarantine_groups(&self, filter: &QuarantineFilter, looked_max: u32) -> Result<Vec<QuarantineGroup>> {
+        let filter = filter.clone();
+        self.read(move |conn| overview::quarantine_groups(conn, &filter, looked_max)).await
     }
 }

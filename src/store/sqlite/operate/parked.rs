@@ -4,7 +4,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::super::errors::database;
 use super::super::statement::{only_row, statements};
-use super::act::{AuditEntry, audit, keep_history};
+use super::act::{NewAuditEntry, audit, keep_history};
 use crate::store::operating::{Returned, Signed};
 use crate::types::Result;
 
@@ -42,7 +42,7 @@ fn of_handler(conn: &mut SqliteConnection, handler_id: i16, actor: &str, limit: 
     let filter = serde_json::json!({ "handler_key": handler_key, "reason": "unknown key" }).to_string();
     let signed =
         Signed { actor: Some(actor.to_owned()), because: Some("a process that knows the key enrolled".to_owned()) };
-    let audit_id = audit(conn, &AuditEntry { action: "return", filter, affected: deliveries }, &signed)?;
+    let audit_id = audit(conn, &NewAuditEntry { action: "return", filter, affected: deliveries }, &signed)?;
     for message_seq in parked {
         keep_history(conn, audit_id, message_seq, handler_id)?;
         Return { message_seq, handler_id }.execute(conn)?;
