@@ -82,6 +82,7 @@
 //! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
 //! | `kafka` | yes | [`Kafka`](kafka::Kafka) and [`Inbox::start_from`]: records out of Kafka; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
 //! | `metrics` | no | a count of what becomes of each record and each delivery, for any recorder of the `metrics` facade |
+//! | `dashboard` | no | `wharf::dashboard`, a router of axum to mount in a service: the inbox in a browser |
 //! | `testing` | no | `wharf::testing`, the kit for your own tests, on SQLite in memory or on your PostgreSQL |
 //! | `cli` | no | the binary `wharf`, which looks at an inbox and acts on it from a shell; not for embedding |
 //!
@@ -93,6 +94,8 @@ compile_error!("wharf needs a store: switch on the feature `postgres`, which is 
 // Folders in the order of a record's way, then what all of them stand on. The root has what a service needs in its first week; the
 // public folders have the rest.
 mod accept;
+#[cfg(feature = "dashboard")]
+pub mod dashboard;
 mod handler;
 mod inbox;
 #[cfg(feature = "kafka")]

@@ -10,6 +10,7 @@
 //!
 //! - `-- resume` repairs that handler and runs whatever is left to do.
 //! - `-- crash` accepts an order without Kafka and is killed while it sends the receipt; `-- resume` then sends it.
+//! - `-- --dashboard` shows it in a browser, with that handler repaired: replay the hopeless check there and read its story.
 //! - `-- renamed` registers the receipt handler under a new key: what was handled under the old key stays handled.
 #![allow(clippy::print_stdout, reason = "a program that talks to a person")]
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
@@ -25,6 +26,8 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use shop::{FraudService, MailServer};
+use tokio::net::TcpListener;
+use wharf::dashboard::{Access, Dashboard};
 use wharf::kafka::Kafka;
 use wharf::{
     HandlerKey, Identity, Inbox, Limits, Record, Registration, RetryPolicy, Sqlite, Store, handler, tx_handler,
@@ -43,7 +46,8 @@ async fn main() -> Result<(), AnyError> {
         Some("resume") => resume().await,
         Some("crash") => crash().await,
         Some("renamed") => renamed().await,
-        Some(other) => Err(format!("unknown argument {other:?}: use resume, crash or renamed").into()),
+        Some("--dashboard") => dashboard().await,
+        Some(other) => Err(format!("unknown argument {other:?}: use resume, crash, renamed or --dashboard").into()),
     }
 }
 
@@ -105,6 +109,7 @@ async fn first_run() -> Result<(), AnyError> {
     println!("  run it       cargo run --example quickstart -- resume");
     println!("  crash it     cargo run --example quickstart -- crash");
     println!("  rename it    cargo run --example quickstart -- renamed");
+    println!("  see it all   cargo run --example quickstart -- --dashboard");
     println!("  clean up     rm {DATABASE}*");
     println!("\nIn a clone, wharf is: cargo run --features cli --bin wharf --");
     println!("Or, in SQL:  sqlite3 {DATABASE} \"SELECT message_id, handler_key, last_error FROM inbox_poisoned\"");
@@ -152,6 +157,24 @@ async fn renamed() -> Result<(), AnyError> {
     board.finish()?;
     let (new, former) = (shop::SEND_CONFIRMATION, shop::SEND_RECEIPT);
     println!("\nNo handler ran for it: {former} is a former key of {new}, so both are one handler.");
+    Ok(())
+}
+
+/// The inbox in a browser, and a service beside it in which the fraud check is repaired: what is replayed there, runs.
+async fn dashboard() -> Result<(), AnyError> {
+    if !std::path::Path::new(DATABASE).exists() {
+        first_run().await?;
+    }
+    let store = Store::<Sqlite>::open(DATABASE).await?;
+    let inbox = inbox(store.clone(), receipt(shop::SEND_RECEIPT, MailServer::Flaky), FraudService::Repaired)?;
+    let running = inbox.start().await?;
+    let listener = match TcpListener::bind("127.0.0.1:8088").await {
+        Ok(listener) => listener,
+        Err(_) => TcpListener::bind("127.0.0.1:0").await?,
+    };
+    println!("\nThe dashboard is at http://{}/ until you press Ctrl-C.", listener.local_addr()?);
+    Dashboard::new(&store, Access::on_this_machine()).acting_as("you").serve(listener).await?;
+    running.shutdown(LEASE).await?;
     Ok(())
 }
 

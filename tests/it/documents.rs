@@ -16,7 +16,8 @@ fn documents() -> Vec<(PathBuf, String)> {
         .iter()
         .map(|name| root.join(name))
         .collect();
-    paths.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    let in_docs = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    paths.extend(in_docs.filter(|path| path.is_file()));
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 

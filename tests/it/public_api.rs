@@ -29,6 +29,8 @@ impl Crate {
                 match path.is_dir() {
                     true if path.ends_with("bin") => {}
                     true => folders.push(path),
+                    // Templates and the like stand beside the code that uses them.
+                    false if path.extension().is_none_or(|extension| extension != "rs") => {}
                     false => modules.push(Module { path: module_path(&src, &path), items: items_of(&path) }),
                 }
             }
@@ -277,6 +279,7 @@ fn listed() -> String {
     let mut public: BTreeMap<String, String> = BTreeMap::new();
     for (module, shown) in [
         ("", "wharf"),
+        ("dashboard", "wharf::dashboard"),
         ("kafka", "wharf::kafka"),
         ("operate", "wharf::operate"),
         ("store", "wharf::store"),

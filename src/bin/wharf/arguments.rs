@@ -6,6 +6,7 @@ use clap_complete::Shell;
 use crate::audit::KafkaArguments;
 use crate::cleanup::CleanupArguments;
 use crate::connect::DatabaseArguments;
+use crate::dashboard::DashboardArguments;
 use crate::deliveries::DeliveriesCommand;
 use crate::handlers::HandlersCommand;
 use crate::ledger::LedgerCommand;
@@ -41,6 +42,8 @@ pub enum Command {
         #[command(flatten)]
         kafka: KafkaArguments,
     },
+    /// The inbox in a browser, to look at and to act on
+    Dashboard(DashboardArguments),
     /// Deliveries that were given up
     #[command(subcommand)]
     Poisoned(PoisonedCommand),
@@ -92,6 +95,12 @@ impl Command {
     /// Whether it works on a schema that is missing or of another version.
     pub fn is_for_any_schema(&self) -> bool {
         matches!(self, Self::Doctor { .. } | Self::Migrate(_))
+    }
+
+    /// Connections to the database that it uses at the most.
+    pub fn connections(&self) -> usize {
+        // A page must not wait for a replay that somebody watches.
+        if matches!(self, Self::Dashboard(_)) { 4 } else { 2 }
     }
 
     /// Whether it may make a database file.

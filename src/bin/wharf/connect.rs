@@ -76,8 +76,8 @@ impl Database {
 }
 
 /// A program of one person needs few connections, and leaves the rest to the service.
-pub async fn postgres(url: &str) -> Result<Store<Postgres>, Failure> {
-    let options = PostgresOptions::default().pool_size(2);
+pub async fn postgres(url: &str, connections: usize) -> Result<Store<Postgres>, Failure> {
+    let options = PostgresOptions::default().pool_size(connections);
     Ok(Store::<Postgres>::connect_with(url, options).await?)
 }
 

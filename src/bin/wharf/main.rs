@@ -9,6 +9,7 @@ mod cleanup;
 mod confirm;
 mod connect;
 mod correct;
+mod dashboard;
 mod deliveries;
 mod doctor;
 mod escape;
@@ -83,7 +84,7 @@ async fn run(arguments: Arguments) -> Result<Exit, Failure> {
         Database::Postgres(_) if is_print => migrate::print::<Postgres>(output),
         Database::Sqlite(_) if is_print => migrate::print::<Sqlite>(output),
         Database::Postgres(url) => {
-            let store = connect::postgres(&url).await?;
+            let store = connect::postgres(&url, command.connections()).await?;
             dispatch(&Session { store, output, actor }, command).await
         }
         Database::Sqlite(path) => {
@@ -100,6 +101,7 @@ async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<
     match command {
         Command::Status => status::run(session).await,
         Command::Doctor { kafka } => doctor::run(session, &kafka).await,
+        Command::Dashboard(arguments) => dashboard::run(session, &arguments).await,
         Command::Poisoned(command) => poisoned::run(session, command).await,
         Command::Deliveries(command) => deliveries::run(session, command).await,
         Command::Quarantine(command) => quarantine::run(session, command).await,

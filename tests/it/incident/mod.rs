@@ -2,6 +2,7 @@
 //! accepted, a handler is paused, an instance is dead. Found and put right with the tools of an operator alone.
 
 mod cli;
+mod dashboard;
 mod psql;
 
 use std::time::Duration;

@@ -8,9 +8,11 @@
 #![allow(missing_docs, missing_debug_implementations, reason = "used by this repository's tests and benches only")]
 
 // In reading order: what the tests use, then what that is built on.
+pub mod browser;
 pub mod child;
 pub mod database;
 pub mod events;
+pub mod http;
 pub mod kafka;
 pub mod kafka_admin;
 pub mod kafka_records;

@@ -1,0 +1,173 @@
+//! The start page: what is wrong first, then how it goes, then every handler.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+
+use super::super::app::App;
+use super::super::guard::Visit;
+use super::super::plot::{self, Plot};
+use super::super::query::encoded;
+use super::super::text::{self, When};
+use super::{Frame, Page, PagePlace, html};
+use crate::operate::{Severity, Symptom};
+use crate::store::Backend;
+use crate::types::{ErrorSummary, HandlerStatus, Lag};
+
+/// Failing groups that are shown; the page of poisoned deliveries has all.
+const FAILING_MAX: usize = 8;
+
+#[derive(Deserialize)]
+pub(in super::super) struct StartQuery {
+    #[serde(default)]
+    told: String,
+}
+
+#[derive(Template)]
+#[template(path = "start.html")]
+struct StartPage {
+    frame: Frame,
+    told: Option<String>,
+    findings: Vec<FindingView>,
+    failing: Vec<FailingRow>,
+    plots: Vec<Plot>,
+    handlers: Vec<HandlerRow>,
+}
+
+/// A symptom and where to go with it.
+struct FindingView {
+    is_problem: bool,
+    code: String,
+    what: String,
+    advice: String,
+    /// Path and query, and what the link says.
+    link: Option<(String, &'static str)>,
+}
+
+struct FailingRow {
+    handler: String,
+    error: String,
+    reason: String,
+    count: String,
+    last: Option<When>,
+    query: String,
+}
+
+struct HandlerRow {
+    key: String,
+    query: String,
+    due: String,
+    later: String,
+    held: String,
+    running: String,
+    poisoned: String,
+    has_poisoned: bool,
+    done: String,
+    failed: String,
+    is_failing: bool,
+    oldest: String,
+    lag: String,
+    processes: u64,
+    paused: Option<When>,
+    unknown: Option<When>,
+    is_ordered: bool,
+    is_idle: bool,
+}
+
+pub(in super::super) async fn start<B: Backend>(
+    State(app): State<Arc<App<B>>>,
+    Extension(visit): Extension<Visit>,
+    Query(query): Query<StartQuery>,
+) -> Page {
+    let (frame, snapshot) = Frame::new(&app, &visit, PagePlace { path: "/", title: "Start" }).await;
+    let now = SystemTime::now();
+    let diagnosis = snapshot.as_ref().and_then(|snapshot| snapshot.diagnosis.as_deref());
+    let groups = snapshot.as_ref().map(|snapshot| &snapshot.groups[..]).unwrap_or_default();
+    let lags = diagnosis.and_then(|found| found.facts.as_ref()).map(|facts| &facts.lags[..]).unwrap_or_default();
+    let page = StartPage {
+        frame: frame.reloaded(),
+        told: super::told(&query.told),
+        findings: diagnosis.map(|found| found.symptoms.iter().map(finding).collect()).unwrap_or_default(),
+        failing: groups.iter().take(FAILING_MAX).map(|group| failing(group, now)).collect(),
+        plots: plot::plots(&app.sampler.points(), now),
+        handlers: diagnosis
+            .map(|found| found.handlers.iter().map(|handler| handler_row(handler, lags, now)).collect())
+            .unwrap_or_default(),
+    };
+    Ok(html(&page))
+}
+
+fn finding(symptom: &Symptom) -> FindingView {
+    let of_handler = |path: &str| {
+        let handler = symptom.handler_key.as_deref().unwrap_or_default();
+        format!("{path}?{}", encoded(&[("handler", handler)]))
+    };
+    let link = match &*symptom.code {
+        "poisoned" | "held keys" => Some((of_handler("/poisoned"), "Look at them")),
+        "quarantine" | "replay waits" => Some(("/quarantine".to_owned(), "Look at them")),
+        "paused" => {
+            let handler = symptom.handler_key.as_deref().unwrap_or_default();
+            Some((format!("/act?{}", encoded(&[("verb", "resume"), ("handler", handler)])), "Resume…"))
+        }
+        "backoff" | "slow" | "unknown key" => {
+            Some((format!("{}&state=pending", of_handler("/deliveries")), "Look at them"))
+        }
+        "dead process" | "long run" | "pool exhausted" | "intake closed" => {
+            Some(("/processes".to_owned(), "Processes"))
+        }
+        code if code.contains("partition") || code.contains("ingest") || code == "gaps" => {
+            Some(("/kafka".to_owned(), "Kafka"))
+        }
+        _ => None,
+    };
+    FindingView {
+        is_problem: symptom.severity == Severity::Problem,
+        code: symptom.code.to_string(),
+        what: symptom.what.clone(),
+        advice: symptom.advice.clone(),
+        link,
+    }
+}
+
+fn failing(group: &ErrorSummary, now: SystemTime) -> FailingRow {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let (handler, reason, fingerprint) = (text(&group.handler_key), text(&group.reason), text(&group.fingerprint));
+    let query = encoded(&[("handler", &handler), ("reason", &reason), ("fingerprint", &fingerprint)]);
+    let bound = if group.poisoned >= 1_000 { "+" } else { "" };
+    FailingRow {
+        error: group.example.clone().unwrap_or_else(|| reason.clone()),
+        count: format!("{}{bound}", text::number(group.poisoned)),
+        last: group.last_at.map(|at| When::new(at, now)),
+        handler,
+        reason,
+        query,
+    }
+}
+
+fn handler_row(handler: &HandlerStatus, lags: &[Lag], now: SystemTime) -> HandlerRow {
+    let lag = lags.iter().find(|lag| lag.handler_key == handler.handler_key);
+    HandlerRow {
+        key: handler.handler_key.clone(),
+        query: encoded(&[("handler", &handler.handler_key)]),
+        due: text::count(handler.due),
+        later: text::count(handler.later),
+        held: text::count(handler.held),
+        running: text::count(handler.running),
+        poisoned: text::count(handler.poisoned),
+        has_poisoned: handler.poisoned > 0,
+        done: text::rate(handler.done_per_sec),
+        failed: text::rate(handler.failed_per_sec),
+        is_failing: handler.failed_per_sec > 0.0,
+        oldest: handler.oldest_due_secs.map_or_else(|| "–".to_owned(), text::span),
+        lag: lag.map_or_else(|| "–".to_owned(), |lag| text::span(lag.p50_secs)),
+        processes: handler.processors,
+        paused: handler.paused_at.map(|at| When::new(at, now)),
+        unknown: handler.unknown_since.map(|at| When::new(at, now)),
+        is_ordered: handler.is_ordered,
+        is_idle: handler.processors == 0,
+    }
+}

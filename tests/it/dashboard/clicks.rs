@@ -1,0 +1,108 @@
+//! What a person does with it: without scripts, with the keyboard, with a stop button.
+
+use std::time::Duration;
+
+use wharf::{Failure, Registration};
+
+use super::picture;
+use super::served::Served;
+use crate::scene::{Db, Runs, Scene, records};
+use support::browser::{Browser, Look, Scripts};
+
+/// A handler that fails for good, as a bad deploy leaves it.
+async fn poisoned(scene: &Scene, count: usize) {
+    let broken: Registration<Db> = Runs::new().answering("stock", |_| Err(Failure::poison("no shelf for article 17")));
+    let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
+    inbox.accept_all(records(count)).await.unwrap();
+    inbox.drain().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_clicks_replay_what_fails_also_without_scripts() {
+    let scene = Scene::new().await;
+    poisoned(&scene, 3).await;
+    let mended = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    let running = mended.start().await.unwrap();
+    let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::Off).await);
+
+    browser.go(&served.url("/")).await;
+    let shown = browser.until("no shelf for article 17").await;
+    assert!(shown.contains("not live"), "scripts run:\n{shown}");
+    browser.click("Replay…").await;
+    browser.click("Replay 3").await;
+    // The page loads itself anew now and then.
+    browser.until("ended: nothing that matches is left").await;
+    browser.click("Start").await;
+    browser.until("All is well.").await;
+    assert_eq!(
+        scene.count("inbox_audit WHERE action = 'replay' AND actor = 'alice'").await,
+        2,
+        "a canary of one, then the rest"
+    );
+
+    // Payload, key and values of headers are shown when they are asked for.
+    browser.go(&served.url("/deliveries")).await;
+    browser.click("m000002").await;
+    let story = browser.until("attempt 2: done").await;
+    assert!(!story.contains("payload of m000002"), "{story}");
+    browser.click("Show payload").await;
+    browser.until("payload of m000002").await;
+    served.assert_quiet(&browser).await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_that_goes_on_is_stopped_by_its_button() {
+    let scene = Scene::new().await;
+    poisoned(&scene, 3).await;
+    let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
+    browser.go(&served.url("/poisoned?handler=stock")).await;
+    for (look, name) in [(Look::Light, "poisoned"), (Look::Phone, "poisoned-phone")] {
+        browser.show(look).await;
+        browser.picture(&picture(name)).await;
+    }
+    browser.show(Look::Light).await;
+    browser.click("Replay all that match…").await;
+    browser.click("Replay 3").await;
+    // Nobody runs the handler: the first step waits.
+    browser.until("Not run yet").await;
+    browser.click("Stop").await;
+    browser.until("stopped: as asked").await;
+    assert_eq!(scene.count("inbox_poisoned").await, 2);
+    browser.go(&served.url("/jobs")).await;
+    browser.until("stopped: as asked").await;
+    served.assert_quiet(&browser).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_is_kept_up_to_date_and_reached_by_the_keyboard() {
+    let scene = Scene::new().await;
+    poisoned(&scene, 1).await;
+    let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
+    browser.go(&served.url("/")).await;
+    browser.until("1 poisoned delivery of stock").await;
+
+    // Nobody touches the page: it changes by itself when somebody else acts.
+    scene.store.operate().acting_as("bob").pause("stock").await.unwrap();
+    browser.until("stock is paused").await;
+
+    // The first stop of the keyboard leads past the menu; a plot says in words what it shows; each table has headers.
+    browser.press('\u{e004}').await;
+    let focused = browser.ask("return document.activeElement.textContent").await;
+    assert_eq!(focused, "Skip to the content");
+    let unnamed = browser
+        .ask(
+            "return [...document.querySelectorAll('svg[role=img]:not([aria-label]), input:not([type=hidden])')]
+                  .filter(found => !found.closest('label')).length",
+        )
+        .await;
+    assert_eq!(unnamed, 0);
+    let landmarks = browser
+        .ask("return ['header', 'nav', 'main', 'footer'].map(name => document.querySelectorAll(name).length)")
+        .await;
+    assert_eq!(landmarks, serde_json::json!([1, 1, 1, 1]));
+    let headless =
+        browser.ask("return [...document.querySelectorAll('table')].filter(table => !table.tHead).length").await;
+    assert_eq!(headless, 0);
+    served.assert_quiet(&browser).await;
+}

@@ -1,0 +1,66 @@
+//! The router in a service of one's own: nested at a path, with rights that the service decides.
+
+use axum::Router;
+use tokio::net::TcpListener;
+use wharf::Failure;
+use wharf::dashboard::{Access, Dashboard, Visitor};
+
+use crate::conformance::sqlite::scene::Scene;
+use crate::scene::{Runs, record};
+use support::http::{Answer, request};
+
+/// A service with the dashboard at `/admin/inbox`, which believes the header `X-User`.
+async fn service(scene: &Scene) -> String {
+    let access = Access::by(|request| match request.headers.get("x-user").and_then(|name| name.to_str().ok()) {
+        Some("guest") => Visitor::named("guest").may_look(),
+        Some("support") => Visitor::named("support").may_see_payloads(),
+        Some(name) => Visitor::named(name).may_act(),
+        None => Visitor::nobody(),
+    });
+    let router = Router::new().nest("/admin/inbox", Dashboard::new(&scene.store, access).router());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+async fn ask(address: &str, method: &str, path: &str, user: &str, form: &str) -> Answer {
+    let origin = format!("http://{address}");
+    let headers = [("X-User", user), ("Origin", &origin), ("Content-Type", "application/x-www-form-urlencoded")];
+    request(address, method, &format!("/admin/inbox{path}"), &headers[usize::from(user.is_empty())..], form).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_decides_who_looks_who_sees_payloads_and_who_acts() {
+    let scene = Scene::new().await;
+    let broken = Runs::new().answering("stock", |_| Err(Failure::poison("no shelf")));
+    let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
+    inbox.accept(record("m1")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let address = service(&scene).await;
+
+    assert_eq!(ask(&address, "GET", "", "", "").await.status, 401);
+    let page = ask(&address, "GET", "", "guest", "").await;
+    assert_eq!(page.status, 200, "{}", page.body);
+    // Every link leads below the path that it is mounted at; who may not act is offered no act.
+    let links: Vec<&str> = page.body.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(links.iter().all(|link| link.starts_with("/admin/inbox/") || link.starts_with('#')), "{links:?}");
+    assert!(!page.body.contains("Replay…") && page.body.contains("no shelf"), "{}", page.body);
+
+    let story = "/message?message=m1";
+    assert_eq!(ask(&address, "GET", &format!("{story}&payload=show"), "guest", "").await.status, 403);
+    let shown = ask(&address, "GET", &format!("{story}&payload=show"), "support", "").await;
+    assert!(shown.body.contains("payload of m1"), "{}", shown.body);
+    let not_asked = ask(&address, "GET", story, "support", "").await;
+    assert!(!not_asked.body.contains("payload of m1"), "{}", not_asked.body);
+
+    let replay = "verb=replay&target=message%3Dm1&because=mended";
+    for looker in ["guest", "support"] {
+        assert_eq!(ask(&address, "POST", "/act", looker, replay).await.status, 403);
+        assert_eq!(ask(&address, "GET", "/act?verb=replay&message=m1", looker, "").await.status, 403);
+    }
+    assert_eq!(scene.count("inbox_audit").await, 0);
+    let done = ask(&address, "POST", "/act", "dave", replay).await;
+    assert_eq!(done.header("location"), Some("/admin/inbox/message?message=m1&told=replay-1"));
+    assert_eq!(scene.count("inbox_audit WHERE actor = 'dave' AND because = 'mended'").await, 1);
+}
