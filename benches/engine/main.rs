@@ -105,7 +105,10 @@ async fn run(scale: Scale) {
 /// A handler with the default concurrency, beside one whose concurrency was tuned for it.
 async fn defaults(cluster: &Cluster, scale: Scale, report: &mut Report) {
     let tuned = ours::drain(cluster, scale, ours::TUNED, Order::None).await;
-    report.drain_default.add("drain", tuned, ours::drain(cluster, scale, ours::DEFAULT, Order::None).await);
+    let single = ours::drain(cluster, scale, ours::DEFAULT, Order::None).await;
+    report.drain_default.add("drain", tuned, single);
+    // In the place of bare SQL stands the same engine with one message a run.
+    report.batch_drain.add(Pair { bare_sql: single, ours: ours::drain_in_batches(cluster, scale).await });
     let tuned = ours::accept_to_done(cluster, scale, ours::TUNED, Order::None).await;
     report.accept_to_done_default.add(
         "accept to done",

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use wharf::batch::batch_handler;
 use wharf::order::OrderKey;
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Record, Store, handler};
 
@@ -40,6 +41,25 @@ pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>, 
     tidy_up(&url).await;
     let measured = drain_in_background(cluster, &inbox, &url, scale.messages).await;
     done_with(cluster, &url, "drain, ours").await;
+    measured
+}
+
+/// The default concurrency, with calls for as many messages as a claim brings.
+pub async fn drain_in_batches(cluster: &Cluster, scale: Scale) -> Measured {
+    let url = fresh_database(cluster).await;
+    let store = Store::<Postgres>::connect(&url).await.unwrap();
+    let no_op = batch_handler(HandlerKey::new("bench"), |messages: Vec<Message<Raw>>| {
+        HANDLED.fetch_add(messages.len(), Ordering::Relaxed);
+        async { Ok::<(), Failure>(()) }
+    });
+    let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
+    let inbox =
+        Inbox::builder(store).limits(limits).subscribe("bench", no_op.batch(BATCH_ROWS, Duration::ZERO)).build();
+    let inbox = inbox.unwrap();
+    accept_all(&inbox, scale).await;
+    tidy_up(&url).await;
+    let measured = drain_in_background(cluster, &inbox, &url, scale.messages).await;
+    done_with(cluster, &url, "drain, batches").await;
     measured
 }
 

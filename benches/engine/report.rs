@@ -35,6 +35,9 @@ pub struct Report {
     /// Transactional handlers, one transaction a delivery and several deliveries a transaction.
     pub tx: Pairs,
     pub tx_shared: Pairs,
+    pub tx_batch: Pairs,
+    /// A batch handler, beside one that takes a message at a time.
+    pub batch_drain: Pairs,
     /// Beside the same engine without order.
     pub ordered_drain: Pairs,
     pub ordered_accept_to_done: Pairs,
@@ -55,6 +58,8 @@ impl Report {
             accept_to_done_default: Defaults::default(),
             tx: Pairs::default(),
             tx_shared: Pairs::default(),
+            tx_batch: Pairs::default(),
+            batch_drain: Pairs::default(),
             ordered_drain: Pairs::default(),
             ordered_accept_to_done: Pairs::default(),
             growth: Growth::default(),
@@ -86,6 +91,8 @@ impl Report {
         }
         self.print_defaults();
         self.print_transactions();
+        Pairs::print_head("in batches, beside one message a run");
+        self.batch_drain.print("drain");
         Pairs::print_head("ordered, beside the same without order");
         self.ordered_drain.print("drain");
         self.ordered_accept_to_done.print("accept to done");
@@ -119,6 +126,7 @@ impl Report {
     pub fn print_transactions(&self) {
         self.tx.print("transactions");
         self.tx_shared.print("transactions, shared");
+        self.tx_batch.print("transactions, batches");
     }
 
     pub fn write(&self) {
@@ -134,6 +142,10 @@ impl Report {
             "tx_shared_vs_sql": self.tx_shared.ratio(),
             "tx_per_second": self.tx.ours().per_second,
             "tx_shared_per_second": self.tx_shared.ours().per_second,
+            "tx_batch_vs_sql": self.tx_batch.ratio(),
+            "tx_batch_per_second": self.tx_batch.ours().per_second,
+            "batch_drain_vs_single": self.batch_drain.ratio(),
+            "batch_drain_per_second": self.batch_drain.ours().per_second,
             "tx_sql_per_second": self.tx.bare_sql().per_second,
             "claim_growth": self.growth.ratio,
             "claim_growth_ordered": self.growth_ordered.ratio,

@@ -1,5 +1,5 @@
-//! Transactional handlers: a backlog that is worked off one transaction a delivery, and several deliveries a transaction, beside a bare loop
-//! of prepared statements on as many connections.
+//! Transactional handlers: a backlog that is worked off one transaction a delivery, several deliveries a transaction, and a batch handler with one
+//! statement a call, beside a bare loop of prepared statements on as many connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use diesel::ExpressionMethods;
 use diesel_async::AsyncPgConnection;
 use tokio_postgres::Client;
+use wharf::batch::tx_batch_handler;
 use wharf::store::PostgresOptions;
 use wharf::{Failure, HandlerKey, Inbox, Limits, Message, Postgres, Raw, Registration, Store, tx_handler};
 
@@ -31,13 +32,16 @@ diesel::table! { effect (message_id) { message_id -> Text } }
 /// Runs of the handler, to know without asking the database.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-/// One repeat of all three, a tenth of the messages each: every one of them is a commit.
+/// One repeat of all of them, a tenth of the messages each: every one of them is a commit.
 pub async fn measure(cluster: &Cluster, scale: Scale, report: &mut Report) {
     let scale = Scale { messages: (scale.messages / 10).max(CONNECTIONS), ..scale };
     let bare_sql = bare_loop(cluster, scale).await;
     report.tx.add(Pair { bare_sql, ours: drain(cluster, scale, "one by one", |handler| handler).await });
     let shared = drain(cluster, scale, "shared", |handler| handler.share_transaction(SHARED)).await;
     report.tx_shared.add(Pair { bare_sql, ours: shared });
+    let key = HandlerKey::new("bench");
+    let batches = |_| tx_batch_handler(key, write_effects).batch(SHARED, Duration::ZERO);
+    report.tx_batch.add(Pair { bare_sql, ours: drain(cluster, scale, "batches", batches).await });
 }
 
 /// BEGIN, insert, fenced update, COMMIT: a round trip each. What is claimed is claimed beforehand and not measured.
@@ -121,5 +125,13 @@ async fn write_effect(message: Message<Raw>, conn: &mut AsyncPgConnection) -> Re
     use diesel_async::RunQueryDsl;
     diesel::insert_into(effect::table).values(effect::message_id.eq(message.id())).execute(conn).await?;
     HANDLED.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+async fn write_effects(messages: Vec<Message<Raw>>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+    use diesel_async::RunQueryDsl;
+    let rows: Vec<_> = messages.iter().map(|message| effect::message_id.eq(message.id())).collect();
+    diesel::insert_into(effect::table).values(rows).execute(conn).await?;
+    HANDLED.fetch_add(messages.len(), Ordering::Relaxed);
     Ok(())
 }
