@@ -60,16 +60,28 @@ GRANT EXECUTE ON FUNCTION inbox_return_parked TO :"process";
 GRANT SELECT, DELETE ON inbox_quarantine TO :"process";
 GRANT UPDATE (replay_asked_at, replay_locked_until, replays, reason, detail) ON inbox_quarantine TO :"process";
 
+-- publish: what handlers and other transactions publish, by `inbox_publish` or by the library. Part of process.
+GRANT SELECT, INSERT ON inbox_outbox TO :"process";
+GRANT EXECUTE ON FUNCTION inbox_publish TO :"process";
+-- relay: sends it, and deletes what was sent.
+GRANT UPDATE, DELETE ON inbox_outbox TO :"process";
+GRANT SELECT, UPDATE ON inbox_outbox_slots TO :"process";
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_relay TO :"process";
+-- The topics of dead letters are registered with the handlers.
+GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_dead_letter TO :"accept", :"process";
+-- Calls for poisoned deliveries.
+GRANT SELECT, UPDATE, DELETE ON inbox_poison_call TO :"process";
+
 -- read: looks at everything, payloads included. Changes nothing.
 GRANT SELECT ON inbox_handler, inbox_handler_key, inbox_subscription, inbox_message, inbox_delivery, inbox_history, inbox_attempt, inbox_correction, inbox_quarantine, inbox_ledger, inbox_gap,
                 inbox_processor, inbox_audit, inbox_identity, inbox_lease, inbox_retention, inbox_kept, inbox_status, inbox_failures, inbox_poisoned, inbox_poisoned_by_error, inbox_quarantined, inbox_backlog, inbox_held_keys,
-                inbox_partition, inbox_ingest
+                inbox_partition, inbox_ingest, inbox_outbox, inbox_outbox_slots, inbox_relay, inbox_outgoing, inbox_dead_letter, inbox_poison_call
 TO :"read", :"admin";
 
 -- admin: looks at everything, and acts by calling functions: replay, discard, release, pause, the quarantine. They run with the owner's rights and write the
 -- audit, so this role cannot change a delivery without an audit row, nor write an audit row for another user.
 GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_replay_corrected, inbox_discard, inbox_discard_matching, inbox_release, inbox_pause_handler, inbox_resume_handler,
-                          inbox_quarantine_replay, inbox_quarantine_discard, inbox_backfill_step
+                          inbox_quarantine_replay, inbox_quarantine_discard, inbox_backfill_step, inbox_outbox_replay, inbox_outbox_discard
 TO :"admin";
 -- Moves positions in Kafka by these functions only; they run with the owner's rights and write the audit.
 GRANT EXECUTE ON FUNCTION inbox_ledger_reset, inbox_ledger_skip TO :"admin";

@@ -18,9 +18,9 @@ pub use builder::InboxBuilder;
 pub use running::{Monitor, Running};
 
 use crate::accept::{Acceptor, Intake, Unfit, accept_in, replay_loop};
-use crate::handler::Registration;
+use crate::handler::{PoisonHook, Registration};
 #[cfg(feature = "kafka")]
-use crate::kafka::{Ingest, Kafka};
+use crate::kafka::{Ingest, Kafka, Relay};
 use crate::operate::{Manifest, Retention};
 use crate::process::{ClaimMode, Extent, Lane, Loops, Redact};
 use crate::store::seam::HandlerIds;
@@ -40,6 +40,9 @@ struct Shared<B: Backend> {
     registrations: Vec<Registration<B>>,
     redact: Option<Redact>,
     retention: Option<Retention>,
+    hook: Option<PoisonHook>,
+    #[cfg(feature = "kafka")]
+    relay: Option<Relay>,
     manifest: Manifest,
     /// The handlers at work, in the order of registration. Empty until the first use.
     lanes: OnceCell<Arc<[Arc<Lane<B>>]>>,
@@ -153,10 +156,16 @@ impl<B: Backend> Inbox<B> {
         let intake = Arc::clone(&self.shared.intake);
         loops.spawn_beside("replay", |stopping| replay_loop(intake, stopping));
         // Another call may have been quicker.
-        if self.shared.intake.attach(loops.hand_over()) {
-            return Ok(Running::new(Arc::clone(&self.shared.intake), loops));
+        if !self.shared.intake.attach(loops.hand_over()) {
+            return Err(already_running());
         }
-        Err(already_running())
+        let running = Running::new(Arc::clone(&self.shared.intake), loops);
+        #[cfg(feature = "kafka")]
+        let running = match &self.shared.relay {
+            Some(relay) => running.with_relay(relay.start(&self.shared.intake.store)?),
+            None => running,
+        };
+        Ok(running)
     }
 
     /// Starts processing in the background and consuming from Kafka: the topics that handlers subscribe to. Kafka need not be there yet.
@@ -229,7 +238,8 @@ impl<B: Backend> Inbox<B> {
         }
         let lanes = self.shared.lanes().await?;
         let Intake { store, limits, .. } = &*self.shared.intake;
-        Loops::start(store.clone(), limits.clone(), lanes, mode, self.shared.retention.clone()).await
+        let (retention, hook) = (self.shared.retention.clone(), self.shared.hook.clone());
+        Loops::start(store.clone(), limits.clone(), lanes, mode, retention, hook).await
     }
 }
 

@@ -64,6 +64,8 @@
 //!   deaths, and no other is for its sake. A slow or failing handler, a bad record, a dead process hold up nobody else.
 //! - Nothing is purged but what is finished, and nothing of it before its time ([`Retention`]); poisoned and quarantined rows leave only by a
 //!   person's act, or by an expiry that you set.
+//! - What a transaction publishes through the [`Outbox`] is sent to Kafka if and only if it commits: at least once, with a stable id, in the order of its key. An inbox
+//!   that reads the topic accepts it once, so two services in a row are exactly once end to end.
 //! - Trouble of the database is nobody's fault: nothing is poisoned, charged or dropped for it, and everything goes on by itself.
 //!
 //! # What is not
@@ -80,7 +82,7 @@
 //! |---|---|---|
 //! | `postgres` | yes | [`Store<Postgres>`](Postgres): PostgreSQL 14 and newer, also through PgBouncer 1.21+ in transaction mode |
 //! | `sqlite` | no | [`Store<Sqlite>`](Sqlite): SQLite, built in: a file of one host, or memory for tests |
-//! | `kafka` | yes | [`Kafka`](kafka::Kafka) and [`Inbox::start_from`]: records out of Kafka; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
+//! | `kafka` | yes | [`Kafka`](kafka::Kafka) and [`Inbox::start_from`]: records out of Kafka; [`Relay`](kafka::Relay): records of the outbox into it; `ssl` adds TLS and SCRAM, `sasl` Kerberos |
 //! | `metrics` | no | a count of what becomes of each record and each delivery, for any recorder of the `metrics` facade |
 //! | `dashboard` | no | `wharf::dashboard`, a router of axum to mount in a service: the inbox in a browser |
 //! | `testing` | no | `wharf::testing`, the kit for your own tests, on SQLite in memory or on your PostgreSQL |
@@ -101,6 +103,7 @@ mod inbox;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod operate;
+mod outbox;
 mod process;
 pub mod store;
 mod telemetry;
@@ -130,6 +133,11 @@ pub mod order {
     pub use crate::handler::{OnPoison, OrderKey};
 }
 
+/// Poisoned deliveries: why they were poisoned, and what is told of them. See [`Registration::dead_letter`] and [`InboxBuilder::on_poison`].
+pub mod poison {
+    pub use crate::handler::{Poisoned, Reason};
+}
+
 // An inbox, and what goes in.
 pub use accept::Identity;
 pub use inbox::{Inbox, InboxBuilder, Running};
@@ -140,6 +148,9 @@ pub use handler::{
     Failure, Handler, HandlerKey, Registration, RetryPolicy, Topics, TxHandler, handler, tx_handler, with_state,
 };
 pub use types::{CloudEvent, Message, Payload, Raw};
+
+// What goes out.
+pub use outbox::Outbox;
 
 // Where it is kept, and for how long.
 #[doc(inline)]

@@ -22,6 +22,8 @@ pub(crate) struct Intake<B: Backend> {
     pub(crate) store: Store<B>,
     pub(crate) limits: Limits,
     pub(crate) rules: Rules,
+    /// A function is called for each poisoned delivery.
+    pub(crate) calls_on_poison: bool,
     /// The handlers' ids, in the order of registration. Empty until the first use.
     handlers: tokio::sync::OnceCell<Arc<[HandlerIds]>>,
     #[cfg(feature = "kafka")]
@@ -36,6 +38,7 @@ impl<B: Backend> Intake<B> {
             store,
             limits,
             rules,
+            calls_on_poison: false,
             handlers: tokio::sync::OnceCell::new(),
             #[cfg(feature = "kafka")]
             quarantine_runs: QuarantineRuns::default(),
@@ -63,6 +66,8 @@ impl<B: Backend> Intake<B> {
             .map(|handler| WantedHandler {
                 key: handler.key.as_str().to_owned(),
                 former_keys: handler.former_keys.clone(),
+                dead_letters: handler.dead_letters.clone(),
+                calls_on_poison: self.calls_on_poison,
                 order: handler.order.as_ref().map(|order| Order { passes_poisoned: order.on_poison == OnPoison::Pass }),
                 wants: handler.stored(),
             })

@@ -134,6 +134,7 @@ mod tests {
             topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
             event_types: Vec::new(),
             delay: Default::default(),
+            dead_letters: Vec::new(),
             order,
         }
     }

@@ -41,6 +41,8 @@ pub struct Registration<B: Backend> {
     pub(crate) batch: Option<BatchSize>,
     pub(crate) order: Option<OrderKey>,
     pub(crate) settles_itself: bool,
+    /// By reason; an empty one is every other reason.
+    pub(crate) dead_letters: Vec<(String, String)>,
 }
 
 impl<B: Backend> Registration<B> {
@@ -60,6 +62,7 @@ impl<B: Backend> Registration<B> {
             batch: None,
             order: None,
             settles_itself: false,
+            dead_letters: Vec::new(),
         }
     }
 
@@ -274,6 +277,7 @@ impl<B: Backend> Registration<B> {
             topics: self.topics.clone(),
             event_types: self.event_types.clone(),
             delay: self.delay.clone(),
+            dead_letters: self.dead_letters.clone(),
             order: self.order.clone(),
         }
     }

@@ -17,6 +17,8 @@ pub(crate) struct Subscription {
     pub(crate) delay: Delay,
     /// What its deliveries are ordered by.
     pub(crate) order: Option<OrderKey>,
+    /// See `WantedHandler`.
+    pub(crate) dead_letters: Vec<(String, String)>,
 }
 
 impl Subscription {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,9 @@ use tokio::sync::OnceCell;
 
 use super::{Inbox, Shared};
 use crate::accept::{Acceptor, Identity, Intake, Rules};
-use crate::handler::{Attempt, Body, Failure, HandlerKey, LayerFn, Next, Registration, Topics};
+use crate::handler::{Attempt, Body, Failure, HandlerKey, LayerFn, Next, PoisonHook, Poisoned, Registration, Topics};
+#[cfg(feature = "kafka")]
+use crate::kafka::Relay;
 use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::Redact;
 use crate::store::{Backend, Store};
@@ -36,6 +39,9 @@ pub struct InboxBuilder<B: Backend> {
     /// Policies as they were given: a topic may stand twice until `build()`.
     identities: Vec<(Topics, Identity)>,
     retention: Option<Retention>,
+    hook: Option<PoisonHook>,
+    #[cfg(feature = "kafka")]
+    relay: Option<Relay>,
     redact: Option<Redact>,
     /// The first is the innermost.
     layers: Vec<Arc<LayerFn>>,
@@ -70,6 +76,9 @@ impl<B: Backend> InboxBuilder<B> {
             registrations: Vec::new(),
             identities: Vec::new(),
             retention: None,
+            hook: None,
+            #[cfg(feature = "kafka")]
+            relay: None,
             redact: None,
             layers: Vec::new(),
         }
@@ -100,6 +109,44 @@ impl<B: Backend> InboxBuilder<B> {
     /// Default: nothing is ever purged.
     pub fn retention(mut self, retention: impl Into<Retention>) -> Self {
         self.retention = Some(retention.into());
+        self
+    }
+
+    /// Calls an async function for each delivery that is poisoned, whatever poisons it and in whichever process: for alarms. At least once: the call is
+    /// written down with the poisoning, and stays until the function has returned without an error, in this process or in another one that has a
+    /// function too. A call that fails is made again, after pauses that grow to five minutes; one may take 30 seconds. Default: none.
+    ///
+    /// ```
+    /// # use wharf::{InboxBuilder, Postgres};
+    /// # async fn page(_: String) -> Result<(), std::io::Error> { Ok(()) }
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// inbox.on_poison(|poisoned| async move {
+    ///     page(format!("{} is poisoned: {}", poisoned.handler_key, poisoned.reason)).await
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// Deliveries that were poisoned before the first start with a function are not told of.
+    pub fn on_poison<F, E>(mut self, hook: impl Fn(Poisoned) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<Failure> + 'static,
+    {
+        self.hook = Some(PoisonHook::new(hook));
+        self
+    }
+
+    /// Sends the records of the outbox ([`Outbox`](crate::Outbox)) while the inbox is started. Default: this process sends none; they wait for another one
+    /// that does.
+    ///
+    /// ```
+    /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
+    /// builder.relay(wharf::kafka::Relay::new("broker-1:9092"))
+    /// # }
+    /// ```
+    #[cfg(feature = "kafka")]
+    pub fn relay(mut self, relay: Relay) -> Self {
+        self.relay = Some(relay);
         self
     }
 
@@ -166,7 +213,9 @@ impl<B: Backend> InboxBuilder<B> {
         for layer in &self.layers {
             self.registrations.iter_mut().for_each(|registration| registration.wrap(Arc::clone(layer)));
         }
-        let intake = Arc::new(Intake::new(store, self.limits, rules));
+        let mut intake = Intake::new(store, self.limits, rules);
+        intake.calls_on_poison = self.hook.is_some();
+        let intake = Arc::new(intake);
         let shared = Shared {
             manifest,
             acceptor: Acceptor::start(&intake),
@@ -174,6 +223,9 @@ impl<B: Backend> InboxBuilder<B> {
             registrations: self.registrations,
             redact: self.redact,
             retention: self.retention,
+            hook: self.hook,
+            #[cfg(feature = "kafka")]
+            relay: self.relay,
             lanes: OnceCell::new(),
         };
         Ok(Inbox { shared: Arc::new(shared) })
@@ -189,8 +241,7 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
         }
     }
     for topic in &registration.topics {
-        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if topic.is_empty() || topic.len() > TOPIC_CHARS_MAX || !topic.chars().all(is_allowed) {
+        if !is_topic(topic) {
             problems.push(format!("{key} subscribes to {topic:?}: a topic has 1 to 249 of A-Z a-z 0-9 . _ -"));
         }
     }
@@ -206,6 +257,7 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     problems.extend(share_problem(registration));
     problems.extend(settling_problem(registration));
     problems.extend(batch_problems(registration));
+    problems.extend(dead_letter_problems(registration));
     problems.extend(timing_problems(registration));
     problems.extend(order_problems(registration));
     problems
@@ -259,6 +311,29 @@ fn batch_problems<B: Backend>(registration: &Registration<B>) -> Vec<String> {
     }
     if batch.wait > BATCH_WAIT_MAX {
         problems.push(format!("a batch of {key} waits at most 1h to be filled: others could do what waits"));
+    }
+    problems
+}
+
+fn is_topic(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    !name.is_empty() && name.len() <= TOPIC_CHARS_MAX && name.chars().all(is_allowed)
+}
+
+fn dead_letter_problems<B: Backend>(registration: &Registration<B>) -> Vec<String> {
+    let key = &registration.key;
+    let mut problems = Vec::new();
+    if !registration.dead_letters.is_empty() && !B::HAS_DEAD_LETTERS {
+        problems.push(format!("{key} has a dead-letter topic: that takes PostgreSQL"));
+    }
+    for (reason, topic) in &registration.dead_letters {
+        if !is_topic(topic) {
+            problems
+                .push(format!("the dead-letter topic {topic:?} of {key}: a topic has 1 to 249 of A-Z a-z 0-9 . _ -"));
+        }
+        if registration.dead_letters.iter().filter(|(other, _)| other == reason).count() > 1 {
+            problems.push(format!("{key} has two dead-letter topics for one reason"));
+        }
     }
     problems
 }

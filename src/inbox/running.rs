@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::accept::Intake;
 #[cfg(feature = "kafka")]
-use crate::kafka::Ingest;
+use crate::kafka::{Ingest, RunningRelay};
 use crate::process::Loops;
 use crate::store::Backend;
 use crate::types::{DURATION_MAX, Error, Health, HealthReason, Result};
@@ -41,6 +41,9 @@ impl fmt::Debug for Monitor {
         f.write_str("Monitor")
     }
 }
+/// How long the relay's last batch may take, when the grace is over.
+#[cfg(feature = "kafka")]
+const RELAY_WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// Processing in the background. Dropping it stops at once: handlers are cancelled and their claims given back.
 #[must_use = "processing stops when this is dropped"]
@@ -50,6 +53,8 @@ pub struct Running<B: Backend> {
     monitor: Monitor,
     #[cfg(feature = "kafka")]
     ingest: Option<Ingest>,
+    #[cfg(feature = "kafka")]
+    relay: Option<RunningRelay>,
 }
 
 impl<B: Backend> Running<B> {
@@ -61,7 +66,15 @@ impl<B: Backend> Running<B> {
             monitor,
             #[cfg(feature = "kafka")]
             ingest: None,
+            #[cfg(feature = "kafka")]
+            relay: None,
         }
+    }
+
+    #[cfg(feature = "kafka")]
+    pub(super) fn with_relay(mut self, relay: RunningRelay) -> Self {
+        self.relay = Some(relay);
+        self
     }
 
     #[cfg(feature = "kafka")]
@@ -107,17 +120,31 @@ impl<B: Backend> Running<B> {
             }
         };
         #[cfg(feature = "kafka")]
-        if let Some(ingest) = &mut self.ingest {
-            return tokio::select! {
-                error = ingest.failure() => error,
-                error = engine => error,
+        {
+            let ingest = async {
+                match &mut self.ingest {
+                    Some(ingest) => ingest.failure().await,
+                    None => std::future::pending().await,
+                }
             };
+            let relay = async {
+                match &mut self.relay {
+                    Some(relay) => relay.failure().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                error = ingest => error,
+                error = relay => error,
+                error = engine => error,
+            }
         }
+        #[cfg(not(feature = "kafka"))]
         engine.await
     }
 
     /// Stops: nothing new is read from Kafka, what is stored is committed and the group is left; nothing new is claimed, running handlers have `grace` to end, the rest is cancelled and given back, due at once and with
-    /// nothing counted. Takes at most the grace and six seconds.
+    /// nothing counted. The relay of the outbox ends last. Takes at most the grace and seven seconds.
     ///
     /// # Errors
     /// When outcomes could not be written because the database was away. Those deliveries run again when their claims have run out.
@@ -141,6 +168,11 @@ impl<B: Backend> Running<B> {
             loops.end(deadline.saturating_duration_since(Instant::now())).await
         };
         let ((), ended) = tokio::join!(ingest_ended, loops_ended);
+        // Last: handlers publish until they end.
+        #[cfg(feature = "kafka")]
+        if let Some(relay) = self.relay.take() {
+            relay.end(deadline.max(Instant::now() + RELAY_WAIT_MIN)).await;
+        }
         ended
     }
 }

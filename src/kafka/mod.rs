@@ -14,8 +14,10 @@ mod ingest;
 mod native;
 mod outage;
 mod position;
+mod produce;
 mod rebalance;
 mod record;
+mod relay;
 mod retention;
 mod settings;
 mod watch;
@@ -25,6 +27,7 @@ use std::fmt;
 pub use crate::store::ledger::Gap;
 pub use audit::{Audit, Finding, PartitionAudit};
 pub(crate) use ingest::Ingest;
+pub use relay::{Relay, RunningRelay};
 
 /// A Kafka to consume from: the brokers and the consumer group. The topics are those of the inbox's subscriptions.
 ///

@@ -329,7 +329,7 @@ impl ConsumerContext for Context {
 }
 
 /// librdkafka quotes what it does not understand of this setting, which may be a secret.
-fn without_values(text: &str) -> &str {
+pub(super) fn without_values(text: &str) -> &str {
     const QUOTED: &str = "sasl.oauthbearer.config";
     text.find(QUOTED).map_or(text, |at| &text[..at + QUOTED.len()])
 }

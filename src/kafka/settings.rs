@@ -6,7 +6,7 @@ use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
-use super::Kafka;
+use super::{Kafka, Relay};
 use crate::types::{Error, Result};
 
 /// Settings that are refused, and why.
@@ -42,12 +42,7 @@ const FIXED: &[(&str, &str)] =
 /// # Errors
 /// When settings are refused; all of them are named at once.
 pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
-    let mut problems: Vec<String> = kafka
-        .settings
-        .iter()
-        .filter_map(|(name, _)| REFUSED.iter().find(|(refused, _)| refused == name))
-        .map(|(name, reason)| format!("{name} cannot be set: {reason}"))
-        .collect();
+    let mut problems = refused_settings(&kafka.settings, REFUSED);
     if kafka.brokers.trim().is_empty() {
         problems.push("no broker is given".to_owned());
     }
@@ -58,9 +53,7 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
         return Err(Error::configuration(format!("cannot consume from Kafka: {}", problems.join("; "))));
     }
     let mut config = ClientConfig::new();
-    // Else it is what the log crate's logger wants, and there is none: what librdkafka says becomes events, and tracing filters those.
-    let wants_debug = kafka.settings.iter().any(|(name, _)| name == "debug");
-    config.set_log_level(if wants_debug { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info });
+    set_log_level(&mut config, &kafka.settings);
     for (name, value) in DEFAULTS {
         config.set(*name, *value);
     }
@@ -79,14 +72,102 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
     Ok(config)
 }
 
+/// Settings of the producer that are refused, and why.
+const REFUSED_OF_PRODUCER: &[(&str, &str)] = &[
+    ("bootstrap.servers", "give the brokers to Relay::new"),
+    ("metadata.broker.list", "give the brokers to Relay::new"),
+    ("enable.idempotence", "the order of a key depends on it"),
+    ("enable.gapless.guarantee", "the order of a key depends on it"),
+    ("max.in.flight.requests.per.connection", "the order of a key depends on it"),
+    ("max.in.flight", "the order of a key depends on it"),
+    ("acks", "a record is marked as sent when all replicas have it"),
+    ("request.required.acks", "a record is marked as sent when all replicas have it"),
+    ("message.timeout.ms", "records are sent for as long as it takes"),
+    ("delivery.timeout.ms", "records are sent for as long as it takes"),
+    ("retries", "records are sent for as long as it takes"),
+    ("message.send.max.retries", "records are sent for as long as it takes"),
+    ("transactional.id", "a relay sends no transactions"),
+];
+
+/// Defaults of the producer that the user may change. See `Relay::set`, which lists them.
+const DEFAULTS_OF_PRODUCER: &[(&str, &str)] = &[
+    ("partitioner", "murmur2_random"),
+    ("message.max.bytes", "10000000"),
+    // Below what any topic allows, so that a batch of several records is never refused for its size.
+    ("batch.size", "131072"),
+    ("linger.ms", "1"),
+    ("client.id", "wharf"),
+];
+
+const FIXED_OF_PRODUCER: &[(&str, &str)] = &[
+    ("enable.idempotence", "true"),
+    ("enable.gapless.guarantee", "true"),
+    ("acks", "all"),
+    ("message.timeout.ms", "0"),
+    ("max.in.flight.requests.per.connection", "5"),
+    // What is on its way is bounded by the relay's batch.
+    ("queue.buffering.max.messages", "1000000"),
+    ("queue.buffering.max.kbytes", "2097151"),
+];
+
+/// The configuration of the producer.
+///
+/// # Errors
+/// When settings are refused; all of them are named at once.
+pub(super) fn producer_config(relay: &Relay) -> Result<ClientConfig> {
+    let mut problems = refused_settings(&relay.settings, REFUSED_OF_PRODUCER);
+    if relay.brokers.trim().is_empty() {
+        problems.push("no broker is given".to_owned());
+    }
+    if !problems.is_empty() {
+        return Err(Error::configuration(problems.join("; ")));
+    }
+    let mut config = ClientConfig::new();
+    set_log_level(&mut config, &relay.settings);
+    for (name, value) in DEFAULTS_OF_PRODUCER {
+        config.set(*name, *value);
+    }
+    for (name, value) in &relay.settings {
+        config.set(name, value);
+    }
+    config.set("bootstrap.servers", &relay.brokers);
+    for (name, value) in FIXED_OF_PRODUCER {
+        config.set(*name, *value);
+    }
+    Ok(config)
+}
+
+fn refused_settings(settings: &[(String, String)], refused: &[(&str, &str)]) -> Vec<String> {
+    settings
+        .iter()
+        .filter_map(|(name, _)| refused.iter().find(|(refused, _)| refused == name))
+        .map(|(name, reason)| format!("{name} cannot be set: {reason}"))
+        .collect()
+}
+
+/// Else it is what the log crate's logger wants, and there is none: what librdkafka says becomes events, and tracing filters those.
+fn set_log_level(config: &mut ClientConfig, settings: &[(String, String)]) {
+    let wants_debug = settings.iter().any(|(name, _)| name == "debug");
+    config.set_log_level(if wants_debug { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info });
+}
+
+/// Why a producer could not be made, without the values that were given.
+pub(super) fn cannot_produce(error: KafkaError) -> Error {
+    not_made("cannot produce to Kafka", error)
+}
+
 /// Why a client could not be made, without the values that were given.
 pub(super) fn refused(error: KafkaError) -> Error {
+    not_made("cannot consume from Kafka", error)
+}
+
+fn not_made(cannot: &str, error: KafkaError) -> Error {
     match error {
         KafkaError::ClientConfig(_, _, name, _) => Error::configuration(format!(
-            "cannot consume from Kafka: librdkafka does not know the setting {name}, or not with this value, or not in this build \
+            "{cannot}: librdkafka does not know the setting {name}, or not with this value, or not in this build \
              (TLS takes the feature ssl, Kerberos the feature sasl)"
         )),
-        error => Error::configuration("cannot consume from Kafka").with_source(error),
+        error => Error::configuration(cannot).with_source(error),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Says why work is not moving. Pure: judges what was looked up, in the order of what to put right first.
 
 mod kafka;
+mod outbox;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -294,6 +295,7 @@ impl Symptoms {
             self.problem("replay waits", what, "start an inbox that subscribes to their topics");
         }
         self.of_kafka(facts);
+        self.of_outbox(facts);
         for group in facts.groups.iter().filter(|group| group.gaps > 0) {
             let what =
                 format!("Kafka had lost records before group {} read them: {} gaps", group.consumer_group, group.gaps);

@@ -8,6 +8,7 @@ mod canary;
 mod doctor;
 mod ledger;
 mod operator;
+mod outbox;
 mod overview;
 mod purge;
 mod rename_plan;
@@ -25,7 +26,7 @@ pub use crate::store::operating::SchemaVersion;
 pub use crate::types::{
     AuditEntry, Connections, Correction, DeadClaims, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary,
     Facts, FailedAttempt, GroupFacts, HandlerStatus, HeldKey, HeldKeys, HistoryEntry, IngestFacts, Lag, LedgerFilter,
-    LedgerGap, LedgerStatus, LongestRun, OldestTransaction, PartitionFacts, ProcessorReport, ProcessorStatus,
-    Purgeable, Purged, QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Rate, State,
-    TableFacts, fingerprint,
+    LedgerGap, LedgerStatus, LongestRun, OldestTransaction, OutboxDetails, OutboxFacts, OutboxFilter, OutboxState,
+    OutboxSummary, PartitionFacts, ProcessorReport, ProcessorStatus, Purgeable, Purged, QuarantineDetails,
+    QuarantineFilter, QuarantineGroup, QuarantineSummary, Rate, RelayFacts, State, TableFacts, fingerprint,
 };

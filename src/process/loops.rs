@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
+use super::alarm::alarm_loop;
 use super::claim::{Claimer, claim_loop};
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
@@ -22,6 +23,7 @@ use super::retain::retain_loop;
 use super::settle::settle_loop;
 use super::upkeep::{alive_for, handler_ids, note_paused, return_parked, upkeep_loop};
 use crate::accept::HandOver;
+use crate::handler::PoisonHook;
 use crate::operate::Retention;
 use crate::store::seam::Enrolment;
 use crate::store::{Backend, Store};
@@ -65,6 +67,7 @@ impl<B: Backend> Loops<B> {
         lanes: Arc<[Arc<Lane<B>>]>,
         mode: ClaimMode,
         retention: Option<Retention>,
+        hook: Option<PoisonHook>,
     ) -> Result<Self> {
         let name: Arc<str> = process_name().into();
         let (handler_ids, ttl) = (handler_ids(&lanes), alive_for(&limits));
@@ -89,6 +92,9 @@ impl<B: Backend> Loops<B> {
         match mode {
             ClaimMode::InBackground => {
                 loops.bring_in("claim", claim_loop);
+                if let Some(hook) = hook {
+                    loops.bring_in("alarm", |engine| alarm_loop(engine, hook));
+                }
                 if let Some(retention) = retention {
                     loops.bring_in("retention", |engine| retain_loop(engine, retention));
                 }

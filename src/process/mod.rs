@@ -3,6 +3,7 @@
 //! One file a verb; `engine.rs` holds what they share, `gate.rs` is where every run begins, `loops.rs` starts and ends the loops. The loops live on the store's thread and
 //! never end because of the database; handlers run on the user's runtime and can neither stop a loop nor each other.
 
+mod alarm;
 mod batch;
 mod batch_transact;
 mod batching;

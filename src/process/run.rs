@@ -25,7 +25,7 @@ use crate::handler::{Body, ErasedHandler, Failure};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Claimed, Settlement};
 use crate::telemetry::events;
-use crate::types::{Claim, Outcome, PoisonReason, StoredMessage, panic_text};
+use crate::types::{Claim, Outcome, PoisonReason, StoredMessage, origin, panic_text};
 
 /// Runs of one task before it lets others have their turn: a handler that never waits would keep the thread.
 const RUNS_MAX: usize = 32;
@@ -96,7 +96,8 @@ impl<B: Backend> Run<B> {
     pub(super) async fn run(mut self, lane: &Lane<B>, handler: &Arc<dyn ErasedHandler>) {
         let Some(message) = self.begin(lane) else { return self.end_unrun(lane) };
         let began_at = Instant::now();
-        let answer = watch(handler.run(message, self.claim()), lane.timeout, &self.leash).await;
+        let handling = origin::within(Arc::clone(&message), handler.run(message, self.claim()));
+        let answer = watch(handling, lane.timeout, &self.leash).await;
         let took = began_at.elapsed();
         let ended = match answer {
             Answer::Finished(Ok(())) if lane.settles_itself => confirm(&self).await,

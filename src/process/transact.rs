@@ -18,7 +18,7 @@ use crate::store::Backend;
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
 use crate::telemetry::events;
-use crate::types::{Backoff, Error, Kind, Result, StoredMessage};
+use crate::types::{Backoff, Error, Kind, Result, StoredMessage, origin};
 
 /// Transactions of one slot before it is given up, with the connection: whoever waits for one has its turn.
 const TRANSACTIONS_MAX: usize = 32;
@@ -149,8 +149,9 @@ impl<'t, B: Backend> Turn<'t, B> {
             (Some(reason), _) => Answer::Stopped(reason),
             (None, Err(error)) => not_asked(&error),
             (None, Ok(conn)) => {
+                let origin = Arc::clone(&message);
                 let handling = self.handler.run(message, run.claim(), conn);
-                watch(handling, self.lane.timeout, &run.leash).await
+                watch(origin::within(origin, handling), self.lane.timeout, &run.leash).await
             }
         }
     }

@@ -85,8 +85,7 @@ mod tests {
         WantedHandler {
             key: key.to_owned(),
             former_keys: former.iter().map(|k| (*k).to_owned()).collect(),
-            order: None,
-            wants: Default::default(),
+            ..WantedHandler::default()
         }
     }
 
@@ -153,8 +152,7 @@ mod tests {
                     used.insert(key).then(|| WantedHandler {
                         key: key.to_string(),
                         former_keys: former.into_iter().filter(|k| used.insert(*k)).map(|k| k.to_string()).collect(),
-                        order: None,
-                        wants: Default::default(),
+                        ..WantedHandler::default()
                     })
                 }).collect();
                 if let Ok(ids) = known.register(&handlers) {

@@ -13,6 +13,7 @@ mod errors;
 mod identity_hash;
 pub(crate) mod ledger;
 pub(crate) mod operating;
+pub(crate) mod outbound;
 pub(crate) mod permits;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -42,11 +43,13 @@ pub use postgres::{Postgres, PostgresOptions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{AsyncSqliteConnection, Sqlite, SqliteOptions};
 
+use tokio::sync::Notify;
+
 use crate::types::{Error, Result};
 use permits::Permits;
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
-pub trait Backend: seam::Seam + ledger::Ledger + operating::Operating + purging::Purging {}
+pub trait Backend: seam::Seam + ledger::Ledger + operating::Operating + outbound::Outbound + purging::Purging {}
 
 /// A database that the kit for tests works on. Implemented by Wharf's own backends only.
 #[cfg(feature = "testing")]
@@ -60,11 +63,14 @@ pub struct Store<B: Backend> {
     pub(crate) backend: Arc<B>,
     /// For the connections that transactional handlers hold.
     pub(crate) permits: Arc<Permits>,
+    /// Told when this process has published records.
+    pub(crate) published: Arc<Notify>,
 }
 
 impl<B: Backend> Store<B> {
     fn new(backend: B) -> Self {
-        Self { permits: Permits::new(backend.transactions_max()), backend: Arc::new(backend) }
+        let permits = Permits::new(backend.transactions_max());
+        Self { permits, backend: Arc::new(backend), published: Arc::default() }
     }
 
     /// Brings the schema to what this build knows. Safe to call from many processes at once; does nothing when there is
@@ -82,7 +88,11 @@ impl<B: Backend> Store<B> {
 
 impl<B: Backend> Clone for Store<B> {
     fn clone(&self) -> Self {
-        Self { backend: Arc::clone(&self.backend), permits: Arc::clone(&self.permits) }
+        Self {
+            backend: Arc::clone(&self.backend),
+            permits: Arc::clone(&self.permits),
+            published: Arc::clone(&self.published),
+        }
     }
 }
 

@@ -14,10 +14,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
+#[cfg(feature = "sqlite")]
+use crate::types::OutboxState;
 use crate::types::{
     AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, Facts, HandlerStatus, HeldKey,
-    Kind, LedgerFilter, LedgerGap, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineGroup,
-    QuarantineSummary, Record, Result, State,
+    Kind, LedgerFilter, LedgerGap, LedgerStatus, OutboxDetails, OutboxFilter, OutboxSummary, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Record, Result, State,
 };
 
 pub trait Operating: Send + Sync + Sized + 'static {
@@ -55,6 +57,12 @@ pub trait Operating: Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Result<Vec<QuarantineSummary>>> + Send;
 
     fn quarantined_record(&self, id: i64) -> impl Future<Output = Result<Option<QuarantineDetails>>> + Send;
+
+    /// Records of the outbox: poisoned ones the longest poisoned first, waiting ones in the order of their ids, else the newest first, except that
+    /// SQLite lists all of them by id.
+    fn outgoing(&self, filter: &OutboxFilter, limit: u32) -> impl Future<Output = Result<Vec<OutboxSummary>>> + Send;
+
+    fn outgoing_record(&self, id: i64) -> impl Future<Output = Result<Option<OutboxDetails>>> + Send;
 
     /// Positions in Kafka, by group, topic and partition.
     fn positions(&self, filter: &LedgerFilter, limit: u32) -> impl Future<Output = Result<Vec<LedgerStatus>>> + Send;
@@ -139,6 +147,11 @@ pub enum Act {
         filter: QuarantineFilter,
         limit: u32,
     },
+    Outgoing {
+        verb: Verb,
+        filter: OutboxFilter,
+        limit: u32,
+    },
     Pause {
         handler_key: String,
     },
@@ -186,6 +199,8 @@ impl Act {
             Self::Deliveries { verb: Verb::Discard, .. } => "discard",
             Self::Quarantined { verb: Verb::Replay, .. } => "replay quarantined",
             Self::Quarantined { verb: Verb::Discard, .. } => "discard quarantined",
+            Self::Outgoing { verb: Verb::Replay, .. } => "replay outgoing",
+            Self::Outgoing { verb: Verb::Discard, .. } => "discard outgoing",
             Self::Release { .. } => "release",
             Self::ReplayCorrected { .. } => "replay corrected",
             Self::Pause { .. } => "pause",
@@ -203,6 +218,7 @@ impl Act {
             Self::Release { filter, attempt } => filter.to_json_of(*attempt, None),
             Self::ReplayCorrected { filter, attempt, payload } => filter.to_json_of(*attempt, Some(&payload.0)),
             Self::Quarantined { filter, .. } => filter.to_json(),
+            Self::Outgoing { filter, .. } => filter.to_json(),
             Self::ResetLedger { filter, to_offset } => filter.to_json(*to_offset),
             Self::SkipLedger { filter, to_offset } => filter.to_json(Some(*to_offset)),
             Self::ForgetIdentity { message_id, source } => {
@@ -298,4 +314,22 @@ pub(super) fn from_json<T: DeserializeOwned>(rows: Vec<String>) -> Result<Vec<T>
 /// A row that somebody else wrote into our tables, or a mistake of ours.
 fn odd_row(error: serde_json::Error) -> Error {
     Error::new(Kind::Schema, "a row of the inbox is not what this build knows").with_source(error)
+}
+
+/// The numbers in `inbox_outbox.status` of the records that a filter means, of those that an act may take.
+#[cfg(feature = "sqlite")]
+pub(super) fn outbox_statuses(filter: &OutboxFilter, act: Option<Verb>) -> Vec<i16> {
+    let wanted: &[i16] = match (filter.state, filter.id) {
+        (Some(OutboxState::Waiting), _) => &[0],
+        (Some(OutboxState::Sent), _) => &[2],
+        (Some(OutboxState::Poisoned), _) | (None, None) => &[3],
+        (Some(OutboxState::Discarded), _) => &[4],
+        (None, Some(_)) => &[0, 2, 3, 4],
+    };
+    let may = |status: &i16| match act {
+        None => true,
+        Some(Verb::Replay) => *status != 0,
+        Some(Verb::Discard) => matches!(status, 0 | 3),
+    };
+    wanted.iter().copied().filter(may).collect()
 }

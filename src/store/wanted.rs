@@ -7,13 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A handler as registered: its key and the keys it had.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct WantedHandler {
     pub key: String,
     pub former_keys: Vec<String>,
     /// Set when it is ordered: whether a poisoned delivery holds its key.
     pub order: Option<Order>,
     pub wants: Wants,
+    /// The topics that its poisoned deliveries are published to, each with its reason; an empty one is every other reason.
+    pub dead_letters: Vec<(String, String)>,
+    /// A function is called for each of its poisoned deliveries.
+    pub calls_on_poison: bool,
 }
 
 /// Which messages a handler wants, and when their deliveries are due: what accepting in SQL has to know.

@@ -136,6 +136,11 @@ pub(crate) fn unwanted(topic: &str, is_subscribed: bool) {
 #[cfg(feature = "kafka")]
 pub(crate) mod kafka;
 
+// outbox
+
+#[cfg(feature = "kafka")]
+pub(crate) mod outbox;
+
 // process
 
 pub(crate) fn claimed(subject: Subject<'_>) {
@@ -232,6 +237,13 @@ pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
     count_poisoned(handler, PoisonReason::UnknownKey, poisoned);
     let reason = PoisonReason::UnknownKey.as_str();
     warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
+}
+
+/// The function that a service has for poisoned deliveries has failed; it is called again.
+pub(crate) fn poison_call_failed(handler: &str, calls: i32, error: &str) {
+    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", "poison call")) }, "service", 1);
+    let error = sanitize::text(error, ERROR_CHARS_MAX);
+    warn!(target: "wharf::process", handler, calls, error, "poison call failed");
 }
 
 /// Deliveries that were older than their handler wants were discarded, many at once.

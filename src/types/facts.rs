@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::stamp;
+use super::{OutboxFacts, stamp};
 
 /// How the trouble of an ingest begins that was stopped because everything it read was quarantined.
 pub(crate) const INTAKE_STOPPED: &str = "intake is stopped";
@@ -40,6 +40,9 @@ pub struct Facts {
     /// Processes that read from Kafka, and those that died within a day.
     #[serde(default)]
     pub ingests: Vec<IngestFacts>,
+    /// What is published and not yet sent, and who sends it.
+    #[serde(default)]
+    pub outbox: OutboxFacts,
     /// Records in quarantine, counted up to 10,000.
     pub quarantined: u64,
     /// How long the oldest replay of a quarantined record has been asked for.

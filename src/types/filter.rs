@@ -168,7 +168,7 @@ impl QuarantineFilter {
     }
 }
 
-fn json(
+pub(super) fn json(
     texts: &[(&str, &Option<String>)],
     older_than: Option<Duration>,
     newer_than: Option<Duration>,
@@ -188,6 +188,6 @@ fn json(
     Value::Object(filter)
 }
 
-fn says_nothing() -> Error {
+pub(super) fn says_nothing() -> Error {
     Error::configuration("the filter says nothing and would take everything: say that all are meant, or which")
 }

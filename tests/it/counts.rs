@@ -186,6 +186,7 @@ fn the_names_in_the_documents_are_those_in_the_code() {
     let code = [
         include_str!("../../src/telemetry/events.rs"),
         include_str!("../../src/telemetry/events/kafka.rs"),
+        include_str!("../../src/telemetry/events/outbox.rs"),
         include_str!("../../src/telemetry/counts.rs"),
     ]
     .concat();

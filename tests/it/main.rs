@@ -34,6 +34,7 @@ mod lost_replies;
 mod migrations;
 mod operator_race;
 mod order_history;
+mod outbox;
 mod own_server;
 mod panics;
 mod plans;
@@ -53,7 +54,7 @@ mod worker;
 /// Where child processes begin: does nothing unless a parent asked for a role.
 #[test]
 fn child_entry() {
-    let of_kafka = [kafka::reader::ROLE, kafka_trouble::ingester::ROLE];
+    let of_kafka = [kafka::reader::ROLE, kafka_trouble::ingester::ROLE, outbox::link::ROLE, outbox::sender::ROLE];
     support::child::run_role(
         &[&[worker::ROLE, conformance::sqlite::worker::ROLE, any_client::ROLE], &of_kafka[..]].concat(),
     );

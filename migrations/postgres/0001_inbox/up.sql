@@ -14,7 +14,8 @@ CREATE TABLE inbox_handler (
     registered_at timestamptz NOT NULL DEFAULT now(),
     -- As the newest registration says.
     is_ordered      boolean   NOT NULL DEFAULT false, -- deliveries of one key run one at a time, in accept order
-    passes_poisoned boolean   NOT NULL DEFAULT false  -- a poisoned delivery does not hold its key
+    passes_poisoned boolean   NOT NULL DEFAULT false, -- a poisoned delivery does not hold its key
+    calls_on_poison boolean   NOT NULL DEFAULT false  -- a function of the service is called for each poisoned delivery
 );
 
 CREATE TABLE inbox_handler_key (
@@ -1235,6 +1236,296 @@ BEGIN
     INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ('unsubscribe', jsonb_build_object('handler_key', $1), changed, $2, $3);
     RETURN changed;
 END $$;
+
+-- The outbox: records that are sent to Kafka after the transaction that stored them has committed.
+
+-- One record to send. A relay reads a slot's waiting records in the order of id, and marks them when the broker has acknowledged them.
+CREATE TABLE inbox_outbox (
+    id              bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY, -- mark, replay, discard
+    stored_at       timestamptz NOT NULL DEFAULT now(),
+    finished_at     timestamptz,                     -- when it was acknowledged, poisoned or discarded
+    recorded_at     timestamptz,                     -- the record's own time, if the publisher gave one
+    kafka_offset    bigint,                          -- where the broker put it
+    kafka_partition integer,
+    slot            smallint    NOT NULL,            -- inbox_outbox_slot(record_key): records of one key are in one slot
+    status          smallint    NOT NULL DEFAULT 0,  -- 0 waiting, 2 sent, 3 poisoned, 4 discarded
+    replays         smallint    NOT NULL DEFAULT 0,  -- how often a person had it sent again
+    message_id      text COLLATE "C" NOT NULL,       -- its id (header ce_id), the same each time it is sent
+    source          text COLLATE "C" NOT NULL,       -- header ce_source
+    topic           text COLLATE "C" NOT NULL,
+    record_key      bytea,
+    headers         bytea,                           -- as they are sent; read with inbox_headers(headers)
+    payload         bytea,
+    reason          text,                            -- why it was poisoned or discarded
+    last_error      text,
+    -- The id while the record waits. A column of its own, so that no other index has the order in which a relay reads.
+    waiting         bigint      GENERATED ALWAYS AS (CASE WHEN status = 0 THEN id END) STORED
+) WITH (
+    -- Every record is inserted, updated once and deleted: vacuum by count, not by share.
+    autovacuum_vacuum_scale_factor = 0,  autovacuum_vacuum_threshold = 20000,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+-- What a relay reads: the waiting records of a slot, in order. Sent records are not in it.
+CREATE INDEX inbox_outbox_waiting ON inbox_outbox (slot, waiting) WHERE waiting IS NOT NULL;
+-- Purging sent and discarded records, the oldest first.
+CREATE INDEX inbox_outbox_finished ON inbox_outbox (finished_at) WHERE status IN (2, 4);
+-- Listing poisoned records, the oldest first. Almost always empty.
+CREATE INDEX inbox_outbox_poisoned ON inbox_outbox (finished_at, id) WHERE status = 3;
+
+-- The slots, and the relay that holds each of them. Whoever holds a slot sends its records; nobody else does.
+CREATE TABLE inbox_outbox_slots (
+    slot       smallint    PRIMARY KEY,
+    holder     integer,                              -- inbox_relay.id
+    held_until timestamptz
+) WITH (fillfactor = 10);
+INSERT INTO inbox_outbox_slots (slot) SELECT generate_series(0, 15);
+
+-- Processes that send records, each of them every few seconds. The row of a process that was asked to end is removed.
+CREATE TABLE inbox_relay (
+    id            integer     GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text        NOT NULL,              -- host and process id
+    started_at    timestamptz NOT NULL DEFAULT now(),
+    seen_at       timestamptz NOT NULL DEFAULT now(),
+    alive_until   timestamptz NOT NULL,
+    trouble_since timestamptz,
+    trouble       text                               -- what keeps it from sending: no broker, a topic that does not exist
+) WITH (fillfactor = 50);
+
+-- The slot of a record: the same for every record of a key, any slot for records without a key.
+CREATE FUNCTION inbox_outbox_slot(record_key bytea) RETURNS smallint
+LANGUAGE sql VOLATILE PARALLEL RESTRICTED
+RETURN CASE WHEN record_key IS NULL THEN floor(random() * 16) ELSE get_byte(sha256(record_key), 0) & 15 END::smallint;
+
+-- One header in the form in which headers are stored; nothing when the name is NULL.
+CREATE FUNCTION inbox_header(name text, value text) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN name IS NULL THEN ''::bytea
+            ELSE int4send(octet_length(convert_to(name, 'UTF8'))) || convert_to(name, 'UTF8')
+              || CASE WHEN value IS NULL THEN int4send(-1)
+                      ELSE int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8') END END;
+
+-- Stores a record that is sent to Kafka when the caller's transaction has committed. Returns its id in inbox_outbox.
+-- `headers` is a JSON object of texts. The record is sent with the CloudEvents headers ce_id (message_id, or a random UUID), ce_source (source, or
+-- wharf), ce_type (the topic, unless `headers` has one) and ce_specversion. `origin_id` and `origin_source` name the message that the record comes
+-- from: they are sent as wharf_origin_id and wharf_origin_source, and the message's traceparent and tracestate are copied.
+-- Records of one key are sent in the order of their ids: that is the order of commits for transactions of which each stores its record after the
+-- one before has committed, because they lock the same row first, say.
+CREATE FUNCTION inbox_publish(topic text, payload bytea, record_key bytea DEFAULT NULL, headers jsonb DEFAULT NULL, message_id text DEFAULT NULL,
+                              source text DEFAULT NULL, origin_id text DEFAULT NULL, origin_source text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    own_id text := coalesce(message_id, headers ->> 'ce_id', gen_random_uuid()::text);
+    own_source text := coalesce(source, headers ->> 'ce_source', 'wharf');
+    encoded bytea;
+    stored bigint;
+BEGIN
+    IF topic IS NULL OR topic !~ '^[A-Za-z0-9._-]{1,249}$' THEN
+        RAISE EXCEPTION 'a topic has 1 to 249 of A-Z a-z 0-9 . _ -';
+    END IF;
+    IF headers IS NOT NULL AND jsonb_typeof(headers) <> 'object' THEN
+        RAISE EXCEPTION 'headers are a JSON object, such as {"ce_type": "order.placed"}';
+    END IF;
+    -- A transaction number is drawn before the id is: so whoever sees a record can tell which transactions may still store one before it.
+    PERFORM pg_current_xact_id();
+    encoded := inbox_header('ce_specversion', '1.0') || inbox_header('ce_id', own_id) || inbox_header('ce_source', own_source)
+            || inbox_header('ce_type', coalesce(headers ->> 'ce_type', topic))
+            || inbox_header(CASE WHEN origin_id IS NOT NULL THEN 'wharf_origin_id' END, origin_id)
+            || inbox_header(CASE WHEN origin_source IS NOT NULL THEN 'wharf_origin_source' END, origin_source)
+            || coalesce((SELECT string_agg(inbox_header(h.name, inbox_text(h.value)), ''::bytea ORDER BY h.ordinal)
+                         FROM (SELECT DISTINCT ON (i.name) inbox_text(i.name) AS name, i.value, i.ordinal
+                               FROM (SELECT m.headers FROM inbox_message m
+                                     WHERE m.message_id = $7 AND ($8 IS NULL OR m.source = $8) LIMIT 1) origin
+                               CROSS JOIN LATERAL inbox_headers(origin.headers) i
+                               WHERE i.name IN ('traceparent', 'tracestate') AND NOT coalesce($4 ? inbox_text(i.name), false)
+                               ORDER BY i.name, i.ordinal) h), ''::bytea)
+            || coalesce((SELECT string_agg(inbox_header(e.key, e.value), ''::bytea) FROM jsonb_each_text($4) e
+                         WHERE e.key NOT IN ('ce_specversion', 'ce_id', 'ce_source', 'ce_type')), ''::bytea);
+    INSERT INTO inbox_outbox (slot, message_id, source, topic, record_key, headers, payload)
+    VALUES (inbox_outbox_slot($3), own_id, own_source, $1, $3, encoded, $2)
+    RETURNING id INTO stored;
+    RETURN stored;
+END $$;
+
+-- The outbox in words.
+CREATE VIEW inbox_outgoing AS
+SELECT o.id, o.topic,
+       CASE o.status WHEN 0 THEN 'waiting' WHEN 2 THEN 'sent' WHEN 3 THEN 'poisoned' WHEN 4 THEN 'discarded' END AS state,
+       o.reason, o.last_error, o.message_id, o.source, inbox_text(o.record_key) AS record_key, o.stored_at, o.finished_at, o.replays,
+       o.kafka_partition, o.kafka_offset, octet_length(o.payload) AS payload_bytes, o.slot, r.name AS relay,
+       inbox_text(o.payload) AS payload
+FROM inbox_outbox o
+LEFT JOIN inbox_outbox_slots s ON s.slot = o.slot AND s.held_until > now()
+LEFT JOIN inbox_relay r ON r.id = s.holder;
+
+-- Whether a filter means a record of the outbox, but for its id and state.
+CREATE FUNCTION inbox_is_outgoing_meant(filter jsonb, topic text, message_id text, reason text, error text, stored_at timestamptz) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN ($1 ->> 'topic' IS NULL OR $2 = $1 ->> 'topic')
+   AND ($1 ->> 'message_id' IS NULL OR $3 = $1 ->> 'message_id')
+   AND ($1 ->> 'reason' IS NULL OR $4 = $1 ->> 'reason')
+   AND ($1 ->> 'error' IS NULL OR position(lower($1 ->> 'error') IN lower($5)) > 0)
+   AND ($1 ->> 'older_than' IS NULL OR $6 < now() - ($1 ->> 'older_than')::interval)
+   AND ($1 ->> 'newer_than' IS NULL OR $6 >= now() - ($1 ->> 'newer_than')::interval);
+
+-- The records of the outbox that a filter means: {"id", "state" (waiting, sent, poisoned, discarded), "topic", "message_id", "reason", "error" (a part of
+-- it), "older_than", "newer_than" (intervals, of when they were stored), "all": true}. Without an id or a state, those that are poisoned, the oldest
+-- first. A replay takes only those that are not waiting, and to discard only those that are waiting or poisoned.
+CREATE FUNCTION inbox_outbox_matching(filter jsonb, row_limit integer DEFAULT 1000, action text DEFAULT 'show') RETURNS SETOF bigint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+DECLARE
+    wanted smallint[];
+BEGIN
+    PERFORM inbox_check_filter(filter, '{id, state, topic, message_id, reason, error, older_than, newer_than}');
+    wanted := CASE filter ->> 'state' WHEN 'waiting' THEN '{0}' WHEN 'sent' THEN '{2}' WHEN 'poisoned' THEN '{3}' WHEN 'discarded' THEN '{4}' END;
+    IF wanted IS NULL AND filter ? 'state' THEN
+        RAISE EXCEPTION 'a record of the outbox is not %', filter ->> 'state' USING HINT = 'It is waiting, sent, poisoned or discarded.';
+    END IF;
+    wanted := coalesce(wanted, CASE WHEN filter ? 'id' THEN '{0, 2, 3, 4}' ELSE '{3}' END::smallint[]);
+    wanted := ARRAY(SELECT w.status FROM unnest(wanted) AS w (status)
+                    WHERE CASE action WHEN 'replay' THEN w.status <> 0 WHEN 'discard' THEN w.status IN (0, 3) ELSE true END);
+    IF filter ? 'id' THEN
+        RETURN QUERY SELECT o.id FROM inbox_outbox o
+        WHERE o.id = (filter ->> 'id')::bigint AND o.status = ANY (wanted)
+          AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at);
+    ELSIF wanted = '{3}' THEN
+        RETURN QUERY SELECT o.id FROM inbox_outbox o
+        WHERE o.status = 3 AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
+        ORDER BY o.finished_at, o.id LIMIT row_limit;
+    ELSIF wanted = '{0}' THEN
+        RETURN QUERY SELECT o.id FROM inbox_outbox o
+        WHERE o.waiting IS NOT NULL AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
+        ORDER BY o.waiting LIMIT row_limit;
+    ELSE
+        RETURN QUERY SELECT o.id FROM inbox_outbox o
+        WHERE o.status = ANY (wanted) AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
+        ORDER BY o.id DESC LIMIT row_limit;
+    END IF;
+END $$;
+
+-- Sends records of the outbox again, with the same ids: those that are poisoned; by id or state also those that were sent or discarded. They come
+-- behind what was sent of their key since.
+CREATE FUNCTION inbox_outbox_replay(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    UPDATE inbox_outbox o
+    SET status = 0, finished_at = NULL, reason = NULL, kafka_partition = NULL, kafka_offset = NULL, replays = least(o.replays + 1, 32767)
+    WHERE o.id = ANY (ARRAY(SELECT inbox_outbox_matching(inbox_outbox_replay.filter, row_limit, 'replay'))) AND o.status IN (2, 3, 4);
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('replay outgoing', inbox_outbox_replay.filter, changed, inbox_outbox_replay.because, inbox_outbox_replay.actor);
+    RETURN changed;
+END $$;
+
+-- Gives up records of the outbox for good: those that are poisoned; by id or state also those that wait. A record that is on its way at
+-- this moment may be sent all the same.
+CREATE FUNCTION inbox_outbox_discard(filter jsonb, row_limit integer DEFAULT 1000, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    UPDATE inbox_outbox o SET status = 4, finished_at = now(), reason = coalesce(inbox_outbox_discard.because, 'by a person')
+    WHERE o.id = ANY (ARRAY(SELECT inbox_outbox_matching(inbox_outbox_discard.filter, row_limit, 'discard'))) AND o.status IN (0, 3);
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('discard outgoing', inbox_outbox_discard.filter, changed, inbox_outbox_discard.because, inbox_outbox_discard.actor);
+    RETURN changed;
+END $$;
+
+-- Dead letters, and calls for poisoned deliveries.
+
+-- The topics to which the poisoned deliveries of a handler are published, as the newest registration says.
+CREATE TABLE inbox_dead_letter (
+    handler_id smallint NOT NULL,
+    reason     text     NOT NULL,                    -- '': every reason without a row of its own
+    topic      text     NOT NULL,
+    PRIMARY KEY (handler_id, reason)
+);
+
+-- Calls of the function that a service has for poisoned deliveries. A row stays until the function has returned without an error.
+CREATE TABLE inbox_poison_call (
+    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    poisoned_at  timestamptz NOT NULL DEFAULT now(),
+    due_at       timestamptz NOT NULL DEFAULT now(), -- also the end of the lease of the process that calls
+    message_seq  bigint      NOT NULL,
+    attempts     integer     NOT NULL,
+    handler_id   smallint    NOT NULL,
+    calls        integer     NOT NULL DEFAULT 0,     -- how often the function was called
+    reason       text,
+    error        text
+) WITH (fillfactor = 50);
+-- The calls that are due, the longest due first.
+CREATE INDEX inbox_poison_call_due ON inbox_poison_call (due_at, id);
+
+-- Publishes a delivery that was poisoned, or is not any more, to the dead-letter topic of its handler, and asks for the call of the service's function.
+-- A trigger, so that no statement that poisons can forget it, and in its transaction.
+-- A dead letter has the record's key, payload (the one that the handler was given) and headers; its identity is its own, and where it comes from is in
+-- headers of ours. Replaying, discarding or returning a delivery is told by a record that has a short JSON text as its payload.
+CREATE FUNCTION inbox_bury() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off AS $$
+DECLARE
+    handler record;
+    letter_topic text;
+    message record;
+    event text := CASE WHEN NEW.status = 3 THEN 'poisoned' WHEN NEW.status = 4 THEN 'discarded'
+                       WHEN NEW.replays > OLD.replays THEN 'replayed' ELSE 'returned' END;
+    why text := CASE WHEN NEW.status = 3 THEN NEW.reason ELSE OLD.reason END;
+    id text := gen_random_uuid()::text;
+    own bytea;
+    kept bytea := ''::bytea;
+    content bytea;
+BEGIN
+    SELECT h.key, h.calls_on_poison INTO handler FROM inbox_handler h WHERE h.id = NEW.handler_id;
+    IF handler.calls_on_poison AND NEW.status = 3 THEN
+        INSERT INTO inbox_poison_call (message_seq, handler_id, attempts, reason, error)
+        VALUES (NEW.message_seq, NEW.handler_id, NEW.attempts, NEW.reason, NEW.last_error);
+    END IF;
+    SELECT d.topic INTO letter_topic FROM inbox_dead_letter d
+    WHERE d.handler_id = NEW.handler_id AND d.reason IN (why, '') ORDER BY d.reason = '' LIMIT 1;
+    IF letter_topic IS NULL THEN
+        RETURN NULL;
+    END IF;
+    SELECT m.* INTO message FROM inbox_message m WHERE m.seq = NEW.message_seq;
+    own := inbox_header('ce_specversion', '1.0') || inbox_header('ce_id', id) || inbox_header('ce_source', 'wharf')
+        || inbox_header('ce_type', 'wharf.delivery.' || event) || inbox_header('wharf_handler', handler.key)
+        || inbox_header(CASE WHEN why IS NOT NULL THEN 'wharf_reason' END, why)
+        || inbox_header('wharf_attempts', NEW.attempts::text) || inbox_header('wharf_replays', NEW.replays::text)
+        || inbox_header(CASE WHEN NEW.status = 3 AND NEW.last_error IS NOT NULL THEN 'wharf_error' END, NEW.last_error)
+        || inbox_header(CASE WHEN message.message_id IS NOT NULL THEN 'wharf_origin_id' END, message.message_id)
+        || inbox_header(CASE WHEN message.source IS NOT NULL THEN 'wharf_origin_source' END, message.source)
+        || inbox_header(CASE WHEN message.topic IS NOT NULL THEN 'wharf_origin_topic' END, message.topic)
+        || inbox_header(CASE WHEN message.kafka_partition IS NOT NULL THEN 'wharf_origin_partition' END, message.kafka_partition::text)
+        || inbox_header(CASE WHEN message.kafka_offset IS NOT NULL THEN 'wharf_origin_offset' END, message.kafka_offset::text);
+    IF event = 'poisoned' THEN
+        -- The identity of the record is not the letter's: two handlers may have poisoned it. What was a structured CloudEvent is not one here.
+        SELECT coalesce(string_agg(int4send(octet_length(n.name)) || n.name
+                                   || CASE WHEN h.value IS NULL THEN int4send(-1) ELSE int4send(octet_length(h.value)) || h.value END,
+                                   ''::bytea ORDER BY h.ordinal), ''::bytea) INTO kept
+        FROM inbox_headers(message.headers) h
+        CROSS JOIN LATERAL (SELECT CASE WHEN h.name = 'ce_type' THEN 'wharf_origin_type'::bytea
+                                        WHEN lower(inbox_text(h.name)) = 'content-type' AND lower(inbox_text(h.value)) LIKE '%application/cloudevents%'
+                                        THEN 'wharf_origin_content_type'::bytea ELSE h.name END AS name) n
+        WHERE h.name NOT IN ('ce_id', 'ce_source', 'ce_specversion') AND substring(h.name FOR 6) <> 'wharf_';
+        content := CASE WHEN NEW.is_corrected
+                        THEN (SELECT k.payload FROM inbox_correction k WHERE k.message_seq = NEW.message_seq AND k.handler_id = NEW.handler_id
+                              ORDER BY k.audit_id DESC LIMIT 1)
+                        ELSE message.payload END;
+    ELSE
+        content := convert_to(jsonb_build_object('event', event, 'message_id', message.message_id, 'source', message.source,
+                                                 'handler_key', handler.key, 'replays', NEW.replays)::text, 'UTF8');
+    END IF;
+    INSERT INTO inbox_outbox (slot, message_id, source, topic, record_key, headers, payload)
+    VALUES (inbox_outbox_slot(message.record_key), id, 'wharf', letter_topic, message.record_key, own || kept, content);
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER inbox_bury_poisoned AFTER UPDATE OF status ON inbox_delivery FOR EACH ROW
+WHEN ((OLD.status = 3) <> (NEW.status = 3))
+EXECUTE FUNCTION inbox_bury();
 
 -- Binds every function above to the schema of this inbox, so that none of them reads or changes the inbox of another schema, whatever the
 -- caller's search_path is. pg_temp is last, so that a caller's temporary table is never taken for one of ours. Functions with a body

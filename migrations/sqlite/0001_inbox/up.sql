@@ -25,7 +25,8 @@ CREATE TABLE inbox_handler (
     registered_at INTEGER NOT NULL,
     -- As the newest registration says.
     is_ordered      INTEGER NOT NULL DEFAULT 0,      -- deliveries of one key run one at a time, in accept order
-    passes_poisoned INTEGER NOT NULL DEFAULT 0       -- a poisoned delivery does not hold its key
+    passes_poisoned INTEGER NOT NULL DEFAULT 0,      -- a poisoned delivery does not hold its key
+    calls_on_poison INTEGER NOT NULL DEFAULT 0       -- a function of the service is called for each poisoned delivery
 );
 
 CREATE TABLE inbox_handler_key (
@@ -613,4 +614,112 @@ BEGIN
         updated_at = (SELECT at FROM inbox_now)
     WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = NEW.kafka_partition
       AND cluster_id = coalesce(NEW.cluster_id, cluster_id) AND next_offset < NEW.to_offset;
+END;
+
+-- The outbox: records that are sent to Kafka after the transaction that stored them has committed.
+
+-- One record to send. A relay reads a slot's waiting records in the order of id, and marks them when the broker has acknowledged them.
+CREATE TABLE inbox_outbox (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    stored_at       INTEGER NOT NULL,
+    finished_at     INTEGER,                         -- when it was acknowledged, poisoned or discarded
+    recorded_at     INTEGER,                         -- the record's own time, if the publisher gave one
+    kafka_offset    INTEGER,                         -- where the broker put it
+    kafka_partition INTEGER,
+    slot            INTEGER NOT NULL,                -- a hash of record_key: records of one key are in one slot
+    status          INTEGER NOT NULL DEFAULT 0,      -- 0 waiting, 2 sent, 3 poisoned, 4 discarded
+    replays         INTEGER NOT NULL DEFAULT 0,      -- how often a person had it sent again
+    message_id      TEXT    NOT NULL,                -- its id (header ce_id), the same each time it is sent
+    source          TEXT    NOT NULL,                -- header ce_source
+    topic           TEXT    NOT NULL,
+    record_key      BLOB,
+    headers         BLOB,                            -- as they are sent
+    payload         BLOB,
+    reason          TEXT,                            -- why it was poisoned or discarded
+    last_error      TEXT
+);
+-- What a relay reads: the waiting records of a slot, in order. Sent records are not in it.
+CREATE INDEX inbox_outbox_waiting ON inbox_outbox (slot, id) WHERE status = 0;
+-- Purging sent and discarded records, the oldest first.
+CREATE INDEX inbox_outbox_finished ON inbox_outbox (finished_at) WHERE status IN (2, 4);
+-- Listing poisoned records, the oldest first. Almost always empty.
+CREATE INDEX inbox_outbox_poisoned ON inbox_outbox (finished_at, id) WHERE status = 3;
+
+-- The slots, and the relay that holds each of them. Whoever holds a slot sends its records; nobody else does.
+CREATE TABLE inbox_outbox_slots (
+    slot       INTEGER PRIMARY KEY,
+    holder     INTEGER,                              -- inbox_relay.id
+    held_until INTEGER
+);
+INSERT INTO inbox_outbox_slots (slot)
+WITH RECURSIVE slots (slot) AS (SELECT 0 UNION ALL SELECT slot + 1 FROM slots WHERE slot < 15) SELECT slot FROM slots;
+
+-- Processes that send records, each of them every few seconds. The row of a process that was asked to end is removed.
+CREATE TABLE inbox_relay (
+    id            INTEGER PRIMARY KEY AUTOINCREMENT,
+    name          TEXT    NOT NULL,                  -- host and process id
+    started_at    INTEGER NOT NULL,
+    seen_at       INTEGER NOT NULL,
+    alive_until   INTEGER NOT NULL,
+    trouble_since INTEGER,
+    trouble       TEXT                               -- what keeps it from sending: no broker, a topic that does not exist
+);
+
+-- The outbox in words.
+CREATE VIEW inbox_outgoing AS
+SELECT o.id, o.topic, CASE o.status WHEN 0 THEN 'waiting' WHEN 2 THEN 'sent' WHEN 3 THEN 'poisoned' WHEN 4 THEN 'discarded' END AS state,
+       o.reason, o.last_error, o.message_id, o.source, o.record_key, strftime('%Y-%m-%d %H:%M:%f', o.stored_at / 1e6, 'unixepoch') AS stored_at,
+       strftime('%Y-%m-%d %H:%M:%f', o.finished_at / 1e6, 'unixepoch') AS finished_at, o.replays, o.kafka_partition, o.kafka_offset,
+       length(CAST(o.payload AS BLOB)) AS payload_bytes, o.slot, r.name AS relay, o.payload
+FROM inbox_outbox o
+LEFT JOIN inbox_outbox_slots s ON s.slot = o.slot AND s.held_until > (SELECT at FROM inbox_now)
+LEFT JOIN inbox_relay r ON r.id = s.holder;
+
+-- Sends a record that is not waiting again, with the same id:
+--     INSERT INTO inbox_outbox_replay (id, because) VALUES (17, 'the topic is there now');
+CREATE VIEW inbox_outbox_replay AS SELECT NULL AS id, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_outbox_replay_now INSTEAD OF INSERT ON inbox_outbox_replay
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'replay outgoing', json_object('id', NEW.id), count(*), NEW.because, NEW.actor
+    FROM inbox_outbox WHERE id = NEW.id AND status <> 0;
+    UPDATE inbox_outbox
+    SET status = 0, finished_at = NULL, reason = NULL, kafka_partition = NULL, kafka_offset = NULL, replays = replays + 1
+    WHERE id = NEW.id AND status <> 0;
+END;
+
+-- Gives up a record that is waiting or poisoned:
+--     INSERT INTO inbox_outbox_discard (id, because) VALUES (17, 'nobody needs it');
+CREATE VIEW inbox_outbox_discard AS SELECT NULL AS id, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_outbox_discard_now INSTEAD OF INSERT ON inbox_outbox_discard
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'discard outgoing', json_object('id', NEW.id), count(*), NEW.because, NEW.actor
+    FROM inbox_outbox WHERE id = NEW.id AND status IN (0, 3);
+    UPDATE inbox_outbox SET status = 4, finished_at = (SELECT at FROM inbox_now), reason = coalesce(NEW.because, 'by a person')
+    WHERE id = NEW.id AND status IN (0, 3);
+END;
+
+-- Calls of the function that a service has for poisoned deliveries. A row stays until the function has returned without an error.
+CREATE TABLE inbox_poison_call (
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
+    poisoned_at  INTEGER NOT NULL,
+    due_at       INTEGER NOT NULL,                   -- also the end of the lease of the process that calls
+    message_seq  INTEGER NOT NULL,
+    attempts     INTEGER NOT NULL,
+    handler_id   INTEGER NOT NULL,
+    calls        INTEGER NOT NULL DEFAULT 0,         -- how often the function was called
+    reason       TEXT,
+    error        TEXT
+);
+-- The calls that are due, the longest due first.
+CREATE INDEX inbox_poison_call_due ON inbox_poison_call (due_at, id);
+
+-- A trigger, so that no statement that poisons can forget it, and in its transaction.
+CREATE TRIGGER inbox_call_for_poisoned AFTER UPDATE OF status ON inbox_delivery
+WHEN NEW.status = 3 AND OLD.status <> 3
+ AND (SELECT calls_on_poison FROM inbox_handler WHERE id = NEW.handler_id)
+BEGIN
+    INSERT INTO inbox_poison_call (poisoned_at, due_at, message_seq, attempts, handler_id, reason, error)
+    VALUES ((SELECT at FROM inbox_now), (SELECT at FROM inbox_now), NEW.message_seq, NEW.attempts, NEW.handler_id, NEW.reason, NEW.last_error);
 END;

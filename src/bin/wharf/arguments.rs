@@ -10,6 +10,7 @@ use crate::dashboard::DashboardArguments;
 use crate::deliveries::DeliveriesCommand;
 use crate::handlers::HandlersCommand;
 use crate::ledger::LedgerCommand;
+use crate::outbox::OutboxCommand;
 use crate::poisoned::PoisonedCommand;
 use crate::quarantine::QuarantineCommand;
 
@@ -53,6 +54,9 @@ pub enum Command {
     /// Records that could not become messages
     #[command(subcommand)]
     Quarantine(QuarantineCommand),
+    /// Records that were published: what Kafka refused, what waits, what was sent
+    #[command(subcommand)]
+    Outbox(OutboxCommand),
     /// Handlers: pause, resume, give them old messages, check a new build
     #[command(subcommand)]
     Handlers(HandlersCommand),

@@ -55,13 +55,20 @@ pub struct QuarantineOptions {
 }
 
 #[derive(Debug, Args)]
-struct AgeOptions {
+pub struct AgeOptions {
     /// Longer ago than this, e.g. 3h or "2days 4h"
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     older_than: Option<Duration>,
     /// No longer ago than this
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     newer_than: Option<Duration>,
+}
+
+impl AgeOptions {
+    /// Older than the first, and no older than the second.
+    pub fn bounds(&self) -> (Option<Duration>, Option<Duration>) {
+        (self.older_than, self.newer_than)
+    }
 }
 
 impl DeliveryOptions {

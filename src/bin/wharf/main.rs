@@ -18,6 +18,7 @@ mod filter;
 mod handlers;
 mod ledger;
 mod migrate;
+mod outbox;
 mod output;
 mod poisoned;
 mod progress;
@@ -105,6 +106,7 @@ async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<
         Command::Poisoned(command) => poisoned::run(session, command).await,
         Command::Deliveries(command) => deliveries::run(session, command).await,
         Command::Quarantine(command) => quarantine::run(session, command).await,
+        Command::Outbox(command) => outbox::run(session, command).await,
         Command::Handlers(command) => handlers::run(session, command).await,
         Command::Ledger(command) => ledger::run(session, command).await,
         Command::Cleanup(arguments) => cleanup::run(session, &arguments).await,

@@ -4,8 +4,8 @@ use std::time::UNIX_EPOCH;
 
 use super::*;
 use crate::types::{
-    Connections, DeadClaims, GroupFacts, HeldKeys, IngestFacts, LongestRun, OldestTransaction, PartitionFacts,
-    ProcessorReport, TableFacts,
+    Connections, DeadClaims, GroupFacts, HeldKeys, IngestFacts, LongestRun, OldestTransaction, OutboxFacts,
+    PartitionFacts, ProcessorReport, RelayFacts, TableFacts,
 };
 
 const SCHEMA: SchemaVersion = SchemaVersion { found: Some(1), known: 1 };
@@ -64,6 +64,7 @@ fn facts() -> Facts {
         groups: Vec::new(),
         partitions: Vec::new(),
         ingests: Vec::new(),
+        outbox: OutboxFacts::default(),
         quarantined: 0,
         replay_asked_secs: None,
     }
@@ -231,4 +232,25 @@ fn a_diagnosis_that_was_written_as_json_is_read_back() {
     let diagnosis = Diagnosis { symptoms, handlers, processors, facts: Some(facts) };
     let text = serde_json::to_string(&diagnosis).unwrap();
     assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), diagnosis, "{text}");
+}
+
+#[test]
+fn records_that_are_not_sent_are_named_with_what_keeps_them() {
+    let codes = |outbox: OutboxFacts| -> Vec<String> {
+        let facts = Facts { outbox, ..facts() };
+        judge(SCHEMA, Some(&facts), &[], &[], now()).into_iter().map(|symptom| symptom.code.into_owned()).collect()
+    };
+    let waiting = || OutboxFacts { waiting: 3, oldest_secs: Some(400.0), ..OutboxFacts::default() };
+    let relay = |trouble: Option<&str>| RelayFacts {
+        name: "host/1".to_owned(),
+        slots: 16,
+        trouble: trouble.map(str::to_owned),
+        trouble_secs: Some(5.0),
+    };
+    assert!(codes(OutboxFacts::default()).is_empty());
+    assert_eq!(codes(OutboxFacts { poisoned: 1, ..OutboxFacts::default() }), ["outbox poisoned"]);
+    assert_eq!(codes(waiting()), ["no relay"]);
+    assert_eq!(codes(OutboxFacts { relays: vec![relay(Some("no broker answers"))], ..waiting() }), ["relay trouble"]);
+    assert_eq!(codes(OutboxFacts { relays: vec![relay(None)], ..waiting() }), ["outbox slow"]);
+    assert!(codes(OutboxFacts { relays: vec![relay(None)], oldest_secs: Some(1.0), ..waiting() }).is_empty());
 }

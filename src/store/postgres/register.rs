@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::{Trouble, database};
+use super::poison;
 use super::process::millis;
 use super::statement::{only_row, statements};
 use crate::store::aliases;
@@ -92,6 +93,7 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 let set = SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, all: &ids.all };
                 set.execute(conn).await?;
                 subscribe(&handler.wants, ids).execute(conn).await?;
+                poison::set(conn, handler, &ids.all).await?;
                 let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();
                 Part { own: &ids.all, others: &others }.execute(conn).await?;
                 if ids.all.len() > 1 {

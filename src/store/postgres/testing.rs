@@ -42,6 +42,12 @@ statements! {
         partition AS (UPDATE inbox_partition SET since = since - elapsed, seen_at = seen_at - elapsed FROM past),
         ingest AS (UPDATE inbox_ingest SET started_at = started_at - elapsed, seen_at = seen_at - elapsed,
                                            trouble_since = trouble_since - elapsed FROM past),
+        outbox AS (UPDATE inbox_outbox SET stored_at = stored_at - elapsed, finished_at = finished_at - elapsed,
+                                           recorded_at = recorded_at - elapsed FROM past),
+        slots AS (UPDATE inbox_outbox_slots SET held_until = held_until - elapsed FROM past),
+        relay AS (UPDATE inbox_relay SET started_at = started_at - elapsed, seen_at = seen_at - elapsed, alive_until = alive_until - elapsed,
+                                         trouble_since = trouble_since - elapsed FROM past),
+        poison_call AS (UPDATE inbox_poison_call SET poisoned_at = poisoned_at - elapsed, due_at = due_at - elapsed FROM past),
         attempt AS (UPDATE inbox_attempt SET failed_at = failed_at - elapsed FROM past),
         audit AS (UPDATE inbox_audit SET acted_at = acted_at - elapsed FROM past)
         UPDATE inbox_history SET finished_at = finished_at - elapsed FROM past") { by_ms: i64 }

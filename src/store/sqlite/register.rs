@@ -6,6 +6,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock;
 use super::errors::database;
+use super::poison;
 use super::statement::{only_row, statements};
 use crate::store::aliases;
 use crate::store::seam::{HandlerIds, WantedHandler};
@@ -73,6 +74,7 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
         for &handler_id in ids.all.iter() {
             SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, handler_id }.execute(conn)?;
         }
+        poison::set(conn, handler.calls_on_poison, &ids.all)?;
         // Two handlers of one program are two, whatever a later version made of them: it was rolled back.
         let rows = SameAs {}.load::<(i16, Option<i16>)>(conn)?;
         let stands_for =

@@ -4,17 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::ledger::{Ledger, LedgerEntry, LedgerMove, LedgerRow, Opening, Reader, Stopping};
-use crate::store::seam::{
-    AcceptBatch, Accepted, Answers, HandlerIds, NewDelivery, NewMessage, Seam, WantedHandler, Wants,
-};
+use crate::store::seam::{AcceptBatch, Accepted, Answers, HandlerIds, NewDelivery, NewMessage, Seam, WantedHandler};
 use crate::store::{Sqlite, Store};
 use crate::types::{Headers, Position, StoredMessage};
 
 async fn store() -> (Store<Sqlite>, HandlerIds) {
     let store = Store::<Sqlite>::in_memory().await.unwrap();
     store.migrate().await.unwrap();
-    let wanted =
-        WantedHandler { key: "stock".to_owned(), former_keys: Vec::new(), order: None, wants: Wants::default() };
+    let wanted = WantedHandler { key: "stock".to_owned(), ..WantedHandler::default() };
     let ids = store.backend.register(&[wanted]).await.unwrap().remove(0);
     (store, ids)
 }

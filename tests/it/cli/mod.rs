@@ -17,6 +17,8 @@ macro_rules! every_store {
         mod ledger;
         #[path = "../look.rs"]
         mod look;
+        #[path = "../outbox.rs"]
+        mod outbox;
         #[path = "../quarantine.rs"]
         mod quarantine;
     };

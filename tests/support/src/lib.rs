@@ -15,6 +15,7 @@ pub mod events;
 pub mod http;
 pub mod kafka;
 pub mod kafka_admin;
+pub mod kafka_reading;
 pub mod kafka_records;
 pub mod kafka_transactions;
 pub mod mock_kafka;

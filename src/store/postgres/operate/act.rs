@@ -24,6 +24,8 @@ acts_by_filter! {
     Discard("inbox_discard_matching")
     ReplayQuarantined("inbox_quarantine_replay")
     DiscardQuarantined("inbox_quarantine_discard")
+    ReplayOutgoing("inbox_outbox_replay")
+    DiscardOutgoing("inbox_outbox_discard")
 }
 
 statements! {
@@ -107,6 +109,10 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
         Act::Quarantined { verb, limit: rows, .. } => match verb {
             Verb::Replay => ReplayQuarantined { filter, limit: limit(rows), because, actor }.load(conn).await,
             Verb::Discard => DiscardQuarantined { filter, limit: limit(rows), because, actor }.load(conn).await,
+        },
+        Act::Outgoing { verb, limit: rows, .. } => match verb {
+            Verb::Replay => ReplayOutgoing { filter, limit: limit(rows), because, actor }.load(conn).await,
+            Verb::Discard => DiscardOutgoing { filter, limit: limit(rows), because, actor }.load(conn).await,
         },
         Act::Pause { ref handler_key } => Pause { handler_key, because, actor }.load(conn).await,
         Act::Resume { ref handler_key } => Resume { handler_key, because, actor }.load(conn).await,

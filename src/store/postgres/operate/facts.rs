@@ -82,6 +82,18 @@ statements! {
                     SELECT i.consumer_group, i.name, extract(epoch FROM now() - i.seen_at)::float8 AS seen_secs_ago, i.trouble,
                            extract(epoch FROM now() - i.trouble_since)::float8 AS trouble_secs
                     FROM inbox_ingest i ORDER BY 1, 2 LIMIT 1000) x),
+            'outbox', jsonb_build_object(
+                'waiting', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE waiting IS NOT NULL LIMIT 10000) o),
+                'oldest_secs', (
+                    SELECT extract(epoch FROM now() - min(o.stored_at))::float8 FROM inbox_outbox_slots s
+                    CROSS JOIN LATERAL (SELECT stored_at FROM inbox_outbox WHERE slot = s.slot AND waiting IS NOT NULL
+                                        ORDER BY waiting LIMIT 1) o),
+                'poisoned', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 ORDER BY finished_at, id LIMIT 10000) o),
+                'relays', (
+                    SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
+                        SELECT r.name, (SELECT count(*) FROM inbox_outbox_slots s WHERE s.holder = r.id AND s.held_until > now()) AS slots, r.trouble,
+                               extract(epoch FROM now() - r.trouble_since)::float8 AS trouble_secs
+                        FROM inbox_relay r WHERE r.alive_until > now() ORDER BY r.name LIMIT 1000) x)),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000) q),
             'replay_asked_secs', (SELECT extract(epoch FROM now() - min(replay_asked_at))::float8 FROM inbox_quarantine
                                   WHERE replay_asked_at IS NOT NULL))::text") -> String {}

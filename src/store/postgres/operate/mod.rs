@@ -5,6 +5,7 @@ mod backfill;
 mod facts;
 mod ledger;
 mod look;
+mod outbox;
 mod overview;
 mod records;
 
@@ -15,8 +16,8 @@ use super::{Postgres, act};
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
     AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey,
-    LedgerFilter, LedgerGap, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineGroup,
-    QuarantineSummary, Record, Result, State,
+    LedgerFilter, LedgerGap, LedgerStatus, OutboxDetails, OutboxFilter, OutboxSummary, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Postgres {
@@ -59,6 +60,14 @@ impl Operating for Postgres {
 
     async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
         act!(self, conn => records::quarantined(&mut conn, id))
+    }
+
+    async fn outgoing(&self, filter: &OutboxFilter, limit: u32) -> Result<Vec<OutboxSummary>> {
+        act!(self, conn => outbox::list(&mut conn, filter, limit))
+    }
+
+    async fn outgoing_record(&self, id: i64) -> Result<Option<OutboxDetails>> {
+        act!(self, conn => outbox::one(&mut conn, id))
     }
 
     async fn positions(&self, filter: &LedgerFilter, limit: u32) -> Result<Vec<LedgerStatus>> {

@@ -7,6 +7,7 @@ use super::super::errors::database;
 use super::super::statement::{Content, only_row, statements};
 use super::ledger;
 use super::look::{by_filter, by_quarantine_filter, is_meant};
+use super::outbox;
 use crate::store::identity_hash::IdentityHash;
 use crate::store::operating::{Act, Signed, Verb};
 use crate::types::{DeliveryFilter, QuarantineFilter, Result};
@@ -153,6 +154,7 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
             AskReplay::new(filter, limit, now).execute(conn)?
         }
         Act::Quarantined { verb: Verb::Discard, ref filter, limit } => Delete::new(filter, limit, now).execute(conn)?,
+        Act::Outgoing { verb, ref filter, limit } => outbox::act(conn, verb, filter, limit, now)?,
         // However many ids it has, it is one handler.
         Act::Pause { ref handler_key } => Pause { handler_key }.execute(conn)?.min(1),
         Act::Resume { ref handler_key } => Resume { handler_key }.execute(conn)?.min(1),

@@ -65,6 +65,16 @@ statements! {
                     SELECT i.consumer_group, i.name, ((SELECT at FROM inbox_now) - i.seen_at) / 1e6 AS seen_secs_ago, i.trouble,
                            ((SELECT at FROM inbox_now) - i.trouble_since) / 1e6 AS trouble_secs
                     FROM inbox_ingest i ORDER BY 1, 2 LIMIT 1000)),
+            'outbox', json_object(
+                'waiting', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 0 LIMIT 10000)),
+                'oldest_secs', (SELECT ((SELECT at FROM inbox_now) - min(stored_at)) / 1e6 FROM inbox_outbox WHERE status = 0),
+                'poisoned', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 LIMIT 10000)),
+                'relays', (
+                    SELECT json_group_array(json_object('name', name, 'slots', slots, 'trouble', trouble, 'trouble_secs', trouble_secs)) FROM (
+                        SELECT r.name, (SELECT count(*) FROM inbox_outbox_slots s
+                                        WHERE s.holder = r.id AND s.held_until > (SELECT at FROM inbox_now)) AS slots, r.trouble,
+                               ((SELECT at FROM inbox_now) - r.trouble_since) / 1e6 AS trouble_secs
+                        FROM inbox_relay r WHERE r.alive_until > (SELECT at FROM inbox_now) ORDER BY r.name LIMIT 1000))),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000)),
             'replay_asked_secs', (SELECT ((SELECT at FROM inbox_now) - min(replay_asked_at)) / 1e6 FROM inbox_quarantine
                                   WHERE replay_asked_at IS NOT NULL))") -> String {}

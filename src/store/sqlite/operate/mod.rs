@@ -5,6 +5,7 @@ mod backfill;
 mod facts;
 mod ledger;
 mod look;
+mod outbox;
 mod overview;
 mod parked;
 mod records;
@@ -17,8 +18,8 @@ use super::errors::database;
 use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
 use crate::types::{
     AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey,
-    LedgerFilter, LedgerGap, LedgerStatus, ProcessorStatus, QuarantineDetails, QuarantineFilter, QuarantineGroup,
-    QuarantineSummary, Record, Result, State,
+    LedgerFilter, LedgerGap, LedgerStatus, OutboxDetails, OutboxFilter, OutboxSummary, ProcessorStatus,
+    QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Record, Result, State,
 };
 
 impl Operating for Sqlite {
@@ -64,6 +65,15 @@ impl Operating for Sqlite {
 
     async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
         self.read(move |conn| records::quarantined(conn, id)).await
+    }
+
+    async fn outgoing(&self, filter: &OutboxFilter, limit: u32) -> Result<Vec<OutboxSummary>> {
+        let filter = filter.clone();
+        self.read(move |conn| outbox::list(conn, &filter, limit)).await
+    }
+
+    async fn outgoing_record(&self, id: i64) -> Result<Option<OutboxDetails>> {
+        self.read(move |conn| outbox::one(conn, id)).await
     }
 
     async fn positions(&self, filter: &LedgerFilter, limit: u32) -> Result<Vec<LedgerStatus>> {

@@ -9,7 +9,7 @@ use tokio::runtime::Builder;
 use crate::store::operating::{Act, Operating, Signed, Verb};
 use crate::store::seam::{
     AcceptBatch, Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, LookFrom, NewDelivery, NewMessage,
-    Order, Seam, Settlement, Settler, WantedHandler, Wants,
+    Order, Seam, Settlement, Settler, WantedHandler,
 };
 use crate::store::{Sqlite, Store};
 use crate::types::{DeliveryFilter, FailedBy, Headers, Outcome, PoisonReason, StoredMessage};
@@ -146,7 +146,7 @@ impl Bench {
         let store = Store::<Sqlite>::in_memory().await.unwrap();
         store.migrate().await.unwrap();
         let order = Some(Order { passes_poisoned });
-        let wanted = WantedHandler { key: "stock".to_owned(), former_keys: Vec::new(), order, wants: Wants::default() };
+        let wanted = WantedHandler { key: "stock".to_owned(), order, ..WantedHandler::default() };
         let ids = store.backend.register(&[wanted]).await.unwrap().remove(0);
         Self { store, ids, model: Model { passes: passes_poisoned, ..Model::default() } }
     }

@@ -1,0 +1,231 @@
+//! `outbox`: records that were published. Looked at, sent again, or given up.
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+use wharf::operate::{OutboxFilter, OutboxState, OutboxSummary};
+use wharf::store::Backend;
+
+use crate::exit::{Exit, Failure};
+use crate::filter::{self, AgeOptions};
+use crate::output::{Output, brief, cell, maybe, number, text, word};
+use crate::record::{self, PayloadOption};
+use crate::replay::Acting;
+use crate::session::Session;
+use crate::when;
+
+/// Records that are counted beyond a limit.
+const COUNT_MAX: u32 = 10_000;
+
+#[derive(Debug, Subcommand)]
+pub enum OutboxCommand {
+    /// Records that Kafka refused, or those in another state
+    List {
+        #[command(flatten)]
+        options: OutboxOptions,
+        /// At most so many
+        #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+    },
+    /// One record
+    Show {
+        /// Its number
+        id: i64,
+        #[command(flatten)]
+        payload: PayloadOption,
+    },
+    /// Send them again, with the same ids
+    Replay {
+        #[command(flatten)]
+        options: OutboxOptions,
+        #[command(flatten)]
+        acting: Acting,
+    },
+    /// Give them up: they are not sent
+    Discard {
+        #[command(flatten)]
+        options: OutboxOptions,
+        #[command(flatten)]
+        acting: Acting,
+    },
+}
+
+/// Which records of the outbox are meant: those that fit everything that is said; without --id or --state, those that are poisoned.
+#[derive(Debug, Args)]
+pub struct OutboxOptions {
+    /// The one with this number
+    #[arg(long, value_name = "NUMBER")]
+    id: Option<i64>,
+    /// In this state
+    #[arg(long, value_name = "STATE")]
+    state: Option<StateOption>,
+    /// Of this topic
+    #[arg(long, value_name = "TOPIC")]
+    topic: Option<String>,
+    /// With this id
+    #[arg(long, value_name = "ID")]
+    message: Option<String>,
+    /// Given up for this reason, e.g. "too large"
+    #[arg(long, value_name = "REASON")]
+    reason: Option<String>,
+    /// With this text in the last error
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+    #[command(flatten)]
+    age: AgeOptions,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum StateOption {
+    Waiting,
+    Sent,
+    Poisoned,
+    Discarded,
+}
+
+impl OutboxOptions {
+    fn filter(&self) -> OutboxFilter {
+        let mut filter = OutboxFilter::default();
+        filter.id = self.id;
+        filter.state = self.state.map(|state| match state {
+            StateOption::Waiting => OutboxState::Waiting,
+            StateOption::Sent => OutboxState::Sent,
+            StateOption::Poisoned => OutboxState::Poisoned,
+            StateOption::Discarded => OutboxState::Discarded,
+        });
+        filter.topic.clone_from(&self.topic);
+        filter.message_id.clone_from(&self.message);
+        filter.reason.clone_from(&self.reason);
+        filter.error.clone_from(&self.error);
+        (filter.older_than, filter.newer_than) = self.age.bounds();
+        filter
+    }
+}
+
+pub async fn run<B: Backend>(session: &Session<B>, command: OutboxCommand) -> Result<Exit, Failure> {
+    match command {
+        OutboxCommand::List { options, limit } => list(session, &options.filter(), limit).await,
+        OutboxCommand::Show { id, payload } => show(session, id, payload).await,
+        OutboxCommand::Replay { options, acting } => act(session, options.filter(), &acting, "replay").await,
+        OutboxCommand::Discard { options, acting } => act(session, options.filter(), &acting, "discard").await,
+    }
+}
+
+async fn list<B: Backend>(session: &Session<B>, filter: &OutboxFilter, limit: u32) -> Result<Exit, Failure> {
+    let mut found = session.operator().outbox(filter, limit.saturating_add(1)).await?;
+    let is_all = found.len() <= limit as usize;
+    found.truncate(limit as usize);
+    match (session.output.is_json, found.is_empty()) {
+        (true, _) => session.output.document(&found)?,
+        (false, true) => session.output.line("none")?,
+        (false, false) => table(session.output, &found)?,
+    }
+    if !is_all && !session.output.is_json {
+        session.output.line(format!("there are more than these {limit}: raise --limit, or say which"))?;
+    }
+    Ok(Exit::Well)
+}
+
+fn table(output: Output, found: &[OutboxSummary]) -> std::io::Result<()> {
+    let columns = [
+        number("ID"),
+        text("TOPIC"),
+        word("STATE"),
+        text("MESSAGE"),
+        text("REASON"),
+        text("ERROR"),
+        number("BYTES"),
+        word("AGE"),
+    ];
+    let row = |one: &OutboxSummary| {
+        vec![
+            cell(one.id),
+            cell(&one.topic),
+            cell(one.state.as_str()),
+            brief(Some(&one.message_id), 40),
+            maybe(one.reason.as_deref()),
+            brief(one.last_error.as_deref(), 100),
+            maybe(one.payload_bytes),
+            cell(when::age(one.stored_at)),
+        ]
+    };
+    output.table(&columns, found.iter().map(row).collect())
+}
+
+async fn show<B: Backend>(session: &Session<B>, id: i64, payload: PayloadOption) -> Result<Exit, Failure> {
+    let Some(details) = session.operator().outbox_record(id).await? else {
+        return Err(Failure::problem(format!("there is no record {id} in the outbox")));
+    };
+    let (output, summary) = (session.output, &details.summary);
+    if output.is_json {
+        let record = record::document(&details.record, payload);
+        output.document(&json!({ "outbox": summary, "record": record }))?;
+        return Ok(Exit::Well);
+    }
+    let mut fields = vec![
+        ("id", cell(summary.id)),
+        ("state", cell(summary.state.as_str())),
+        ("reason", maybe(summary.reason.as_deref())),
+        ("last error", maybe(summary.last_error.as_deref())),
+        ("stored", cell(when::at(summary.stored_at))),
+        ("finished", maybe(summary.finished_at.map(when::at))),
+        ("replays", cell(summary.replays)),
+    ];
+    fields.extend(record::fields(&details.record, payload));
+    output.fields(fields)?;
+    record::payload(&details.record, payload, output)?;
+    Ok(Exit::Well)
+}
+
+/// First what is meant, then a question, then the act.
+async fn act<B: Backend>(
+    session: &Session<B>,
+    mut filter: OutboxFilter,
+    acting: &Acting,
+    verb: &str,
+) -> Result<Exit, Failure> {
+    filter.all = acting.is_all;
+    filter::refuse_empty(&filter)?;
+    acting.confirming.check()?;
+    let mut meant = session.operator().outbox(&filter, acting.limit.max(COUNT_MAX)).await?;
+    meant.retain(|record| match verb {
+        "replay" => record.state != OutboxState::Waiting,
+        _ => matches!(record.state, OutboxState::Waiting | OutboxState::Poisoned),
+    });
+    let beyond = meant.len().saturating_sub(acting.limit as usize);
+    meant.truncate(acting.limit as usize);
+    let (output, count, is_dry_run) = (session.output, meant.len(), acting.confirming.is_dry_run);
+    if is_dry_run || count == 0 {
+        match (output.is_json, count) {
+            (true, _) => output.document(&json!({
+                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": beyond, "records": meant,
+            }))?,
+            (false, 0) => output.line(format!("there is nothing to {verb}"))?,
+            (false, _) => {
+                table(output, &meant)?;
+                output.line(format!("would {verb} {count}; {beyond} more remain"))?;
+            }
+        }
+        return Ok(Exit::Well);
+    }
+    if !output.is_json {
+        table(output, &meant[..count.min(10)])?;
+    }
+    acting.confirming.ask(&format!("{verb} {count} records?"))?;
+    let operator = session.acting(acting.confirming.because.as_ref());
+    let changed = match verb {
+        "replay" => operator.replay_outbox(&filter, acting.limit).await?,
+        _ => operator.discard_outbox(&filter, acting.limit).await?,
+    };
+    match output.is_json {
+        true => {
+            output.document(&json!({ "action": verb, "dry_run": false, "affected": changed, "remaining": beyond }))?;
+        }
+        false => {
+            output.line(format!("{verb}: {changed} records"))?;
+            if beyond > 0 {
+                output.line(format!("{beyond} more remain"))?;
+            }
+        }
+    }
+    Ok(if beyond > 0 { Exit::Partly } else { Exit::Well })
+}

@@ -1,0 +1,63 @@
+//! What the outbox asks of PostgreSQL: each method is an act of `outbox.rs` or `poison.rs` on a connection of the pool.
+
+use std::time::Duration;
+
+use diesel_async::AsyncPgConnection;
+
+use super::{Postgres, act, outbox, poison};
+use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Outbound, PoisonCall, Refused};
+use crate::types::Result;
+
+impl Outbound for Postgres {
+    async fn publish(conn: &mut AsyncPgConnection, records: Vec<NewOutgoing>) -> Result<Vec<i64>> {
+        outbox::publish(conn, records).await
+    }
+
+    async fn enroll_relay(&self, name: &str, lease: Duration) -> Result<i32> {
+        act!(self, conn => outbox::enroll(&mut conn, name, lease))
+    }
+
+    async fn hold_slots(&self, hold: &Hold) -> Result<Held> {
+        // A connection that does not answer is closed early enough to try a fresh one before the lease ends.
+        let patience = self.patience.min(hold.lease / 4);
+        act!(self, &self.pool, within patience, conn => outbox::hold(&mut conn, hold))
+    }
+
+    async fn release_slots(&self, relay: i32, slots: &[i16]) -> Result<()> {
+        act!(self, conn => outbox::release(&mut conn, relay, slots))
+    }
+
+    async fn withdraw_relay(&self, relay: i32) -> Result<()> {
+        act!(self, conn => outbox::withdraw(&mut conn, relay))
+    }
+
+    async fn look_outgoing(&self, look: &Look) -> Result<Looked> {
+        act!(self, conn => outbox::look(&mut conn, look))
+    }
+
+    async fn mark_sent(&self, marking: &Marking) -> Result<u64> {
+        act!(self, conn => outbox::mark_sent(&mut conn, marking))
+    }
+
+    async fn poison_outgoing(&self, relay: i32, refused: &[Refused]) -> Result<u64> {
+        act!(self, conn => outbox::poison(&mut conn, relay, refused))
+    }
+
+    const HAS_DEAD_LETTERS: bool = true;
+
+    async fn claim_poison_calls(&self, lease: Duration, limit: u32) -> Result<Vec<PoisonCall>> {
+        act!(self, conn => poison::claim(&mut conn, lease, limit))
+    }
+
+    async fn end_poison_call(&self, id: i64) -> Result<()> {
+        act!(self, conn => poison::end(&mut conn, id))
+    }
+
+    async fn delay_poison_call(&self, id: i64, after: Duration) -> Result<()> {
+        act!(self, conn => poison::delay(&mut conn, id, after))
+    }
+
+    async fn purge_sent(&self, older_than: Duration, rows: u32) -> Result<u64> {
+        act!(self, conn => outbox::purge(&mut conn, older_than, rows))
+    }
+}

@@ -1,0 +1,256 @@
+//! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when they are acknowledged.
+//!
+//! A look costs its batch: one walk of the index of waiting records for each slot. What a relay writes is fenced by the slot's row, which
+//! it locks, so that no other relay can take the slot meanwhile.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use diesel::pg::data_types::PgTimestamp;
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
+
+use super::errors::database;
+use super::process::millis;
+use super::statement::{only_row, rows, statements};
+use super::time::to_postgres;
+use crate::store::counts::limit;
+use crate::store::outbound::{Held, Hold, Horizon, Look, Looked, Marking, NewOutgoing, Refused};
+use crate::store::rows::DatabaseStamp;
+use crate::types::{Headers, Outgoing, Result};
+
+rows! {
+    OutgoingRow {
+        id: i64, slot: i16, topic: String, recorded_at: Option<PgTimestamp>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>,
+        payload: Option<Vec<u8>>, oldest_open: i64, next: i64,
+    }
+
+    HeldRow { slot: i16, share: i32 }
+}
+
+/// The slots among those named that the relay holds. Their rows stay locked until the statement has committed.
+macro_rules! held_slots {
+    () => {
+        "
+        held AS MATERIALIZED (
+            SELECT s.slot FROM inbox_outbox_slots s
+            WHERE s.slot = ANY (:slots) AND CASE WHEN s.holder = :relay AND s.held_until > now() THEN true ELSE false END
+            FOR NO KEY UPDATE)"
+    };
+}
+
+/// Which of these records it is: those that wait in a slot that is held.
+macro_rules! waiting_in_held {
+    () => {
+        "
+        o.id = m.id AND CASE WHEN o.status = 0 THEN true ELSE false END AND o.slot = ANY (ARRAY(SELECT slot FROM held))
+          AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL"
+    };
+}
+
+statements! {
+    /// A transaction number is drawn before the ids are, as in inbox_publish.
+    Publish<'a>("
+        INSERT INTO inbox_outbox (slot, message_id, source, topic, recorded_at, record_key, headers, payload)
+        SELECT inbox_outbox_slot(n.record_key), n.message_id, n.source, n.topic, n.recorded_at, n.record_key, n.headers, n.payload
+        FROM (SELECT pg_current_xact_id() AS number OFFSET 0) drawn
+        CROSS JOIN unnest(:message_ids, :sources, :topics, :recorded_at, :record_keys, :headers, :payloads) WITH ORDINALITY
+                   AS n (message_id, source, topic, recorded_at, record_key, headers, payload, place)
+        ORDER BY n.place
+        RETURNING id")
+    -> i64 {
+        message_ids: Vec<&'a str>, sources: Vec<&'a str>, topics: Vec<&'a str>, recorded_at: Vec<Option<PgTimestamp>>,
+        record_keys: Vec<Option<&'a [u8]>>, headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>,
+    }
+
+    /// Also takes out relays that have not been seen for a day.
+    EnrollRelay<'a>("
+        WITH gone AS (DELETE FROM inbox_relay WHERE alive_until < now() - interval '1 day')
+        INSERT INTO inbox_relay (name, alive_until) VALUES (:name, now() + :lease_ms * interval '1 millisecond') RETURNING id")
+    -> i32 { name: &'a str, lease_ms: i64 }
+
+    /// Written again when it is gone: a database that failed over may have lost it.
+    KeepRelay<'a>("
+        INSERT INTO inbox_relay (id, name, alive_until, trouble, trouble_since) OVERRIDING SYSTEM VALUE
+        VALUES (:relay, :name, now() + :lease_ms * interval '1 millisecond', :trouble, CASE WHEN :trouble IS NOT NULL THEN now() END)
+        ON CONFLICT (id) DO UPDATE
+        SET seen_at = now(), alive_until = excluded.alive_until, trouble = excluded.trouble,
+            trouble_since = CASE WHEN excluded.trouble IS NULL THEN NULL ELSE coalesce(inbox_relay.trouble_since, now()) END")
+    { relay: i32, name: &'a str, lease_ms: i64, trouble: Option<&'a str> }
+
+    /// Renews the slots that the relay holds and takes free ones up to its share. Nobody waits for the lock of a free slot.
+    HoldSlots("
+        WITH share AS MATERIALIZED (
+            SELECT ceil((SELECT count(*) FROM inbox_outbox_slots)::numeric / greatest(count(*), 1))::integer AS slots
+            FROM inbox_relay r WHERE r.alive_until > now()),
+        mine AS MATERIALIZED (
+            SELECT s.slot FROM inbox_outbox_slots s WHERE s.holder = :relay AND s.held_until > now() FOR NO KEY UPDATE),
+        free AS MATERIALIZED (
+            SELECT s.slot FROM inbox_outbox_slots s WHERE s.holder IS NULL OR s.held_until <= now()
+            ORDER BY s.slot
+            LIMIT greatest((SELECT slots FROM share) - (SELECT count(*) FROM mine), 0)
+            FOR NO KEY UPDATE SKIP LOCKED)
+        UPDATE inbox_outbox_slots s SET holder = :relay, held_until = now() + :lease_ms * interval '1 millisecond'
+        WHERE s.slot IN (SELECT slot FROM mine UNION ALL SELECT slot FROM free)
+        RETURNING s.slot, (SELECT slots FROM share)") -> HeldRow { relay: i32, lease_ms: i64 }
+
+    ReleaseSlots<'a>("
+        UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay AND slot = ANY (:slots)")
+    { relay: i32, slots: &'a [i16] }
+
+    WithdrawRelay("
+        WITH released AS (UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay)
+        DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
+
+    /// Of each slot the first records, in order. What is read is limited in rows and bytes; where that cuts, it leaves the first records
+    /// of every slot. Only the records that are within the limits are read whole.
+    LookOutgoing<'a>("
+        WITH looked AS MATERIALIZED (
+            SELECT f.*, sum(f.bytes) OVER (ORDER BY f.place, f.id ROWS UNBOUNDED PRECEDING) - f.bytes AS bytes_before
+            FROM (SELECT a.place, w.id, w.bytes
+                  FROM (SELECT g.* FROM unnest(:slots, :floors) WITH ORDINALITY AS g (slot, floor, place)
+                        WHERE (SELECT CASE WHEN s.holder = :relay AND s.held_until > now() THEN true ELSE false END
+                               FROM inbox_outbox_slots s WHERE s.slot = g.slot) OFFSET 0) a
+                  CROSS JOIN LATERAL (
+                      SELECT o.waiting AS id, coalesce(octet_length(o.payload), 0)::bigint + coalesce(octet_length(o.headers), 0) AS bytes
+                      FROM inbox_outbox o
+                      WHERE o.slot = a.slot AND o.waiting IS NOT NULL AND o.waiting >= a.floor AND o.topic <> ALL (:held_topics)
+                      ORDER BY o.waiting LIMIT :rows) w
+                  LIMIT :rows) f)
+        SELECT r.id, r.slot, r.topic, r.recorded_at, r.record_key, r.headers, r.payload,
+               pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+        FROM looked l CROSS JOIN LATERAL (SELECT * FROM inbox_outbox o WHERE o.id = l.id LIMIT 1) r
+        WHERE l.bytes_before < :bytes
+        ORDER BY l.place, l.id")
+    -> OutgoingRow { slots: Vec<i16>, floors: Vec<i64>, relay: i32, held_topics: &'a [String], rows: i32, bytes: i64 }
+
+    MarkSent<'a>(concat!("
+        WITH", held_slots!(), "
+        UPDATE inbox_outbox o
+        SET status = 2, finished_at = now(), kafka_partition = m.kafka_partition, kafka_offset = m.kafka_offset, reason = NULL, last_error = NULL
+        FROM (SELECT unnest(:ids) AS id, unnest(:partitions) AS kafka_partition, unnest(:offsets) AS kafka_offset) m
+        WHERE", waiting_in_held!()))
+    { slots: &'a [i16], relay: i32, ids: Vec<i64>, partitions: Vec<i32>, offsets: Vec<i64> }
+
+    DeleteSent<'a>(concat!("
+        WITH", held_slots!(), "
+        DELETE FROM inbox_outbox o USING (SELECT unnest(:ids) AS id) m
+        WHERE", waiting_in_held!()))
+    { slots: &'a [i16], relay: i32, ids: Vec<i64> }
+
+    PoisonOutgoing<'a>(concat!("
+        WITH", held_slots!(), "
+        UPDATE inbox_outbox o SET status = 3, finished_at = now(), reason = m.reason, last_error = m.error
+        FROM (SELECT unnest(:ids) AS id, unnest(:reasons) AS reason, unnest(:errors) AS error) m
+        WHERE", waiting_in_held!()))
+    { slots: &'a [i16], relay: i32, ids: Vec<i64>, reasons: Vec<&'a str>, errors: Vec<&'a str> }
+
+    /// Several relays may purge at once: each takes what the others do not have.
+    PurgeSent("
+        DELETE FROM inbox_outbox o
+        WHERE o.ctid = ANY (ARRAY(
+            SELECT s.ctid FROM inbox_outbox s
+            WHERE s.status IN (2, 4) AND s.finished_at < now() - :older_ms * interval '1 millisecond'
+            ORDER BY s.finished_at LIMIT :rows
+            FOR UPDATE SKIP LOCKED))") { older_ms: i64, rows: i32 }
+}
+
+pub(super) async fn publish(conn: &mut AsyncPgConnection, records: Vec<NewOutgoing>) -> Result<Vec<i64>> {
+    let publish = Publish {
+        message_ids: records.iter().map(|record| record.message_id.as_str()).collect(),
+        sources: records.iter().map(|record| record.source.as_str()).collect(),
+        topics: records.iter().map(|record| &*record.topic).collect(),
+        recorded_at: records.iter().map(|record| record.recorded_at.map(to_postgres)).collect(),
+        record_keys: records.iter().map(|record| record.key.as_deref()).collect(),
+        headers: records.iter().map(|record| record.headers.encoded()).collect(),
+        payloads: records.iter().map(|record| record.payload.as_deref()).collect(),
+    };
+    publish.load(conn).await.map_err(database("cannot store records in the outbox"))
+}
+
+pub(super) async fn enroll(conn: &mut AsyncPgConnection, name: &str, lease: Duration) -> Result<i32> {
+    let enroll = EnrollRelay { name, lease_ms: millis(lease) };
+    enroll.load(conn).await.and_then(only_row).map_err(database("cannot enroll the relay"))
+}
+
+pub(super) async fn hold(conn: &mut AsyncPgConnection, hold: &Hold) -> Result<Held> {
+    let cannot = || database("cannot hold slots of the outbox");
+    let (relay, lease_ms, sent_at) = (hold.relay, millis(hold.lease), Instant::now());
+    let keep = KeepRelay { relay, name: &hold.name, lease_ms, trouble: hold.trouble.as_deref() };
+    keep.execute(conn).await.map_err(cannot())?;
+    let rows = HoldSlots { relay, lease_ms }.load::<HeldRow>(conn).await.map_err(cannot())?;
+    let share = rows.as_slice().first().map_or(0, |row| usize::try_from(row.share).unwrap_or(0));
+    Ok(Held { sent_at, slots: rows.into_iter().map(|row| row.slot).collect(), share })
+}
+
+pub(super) async fn release(conn: &mut AsyncPgConnection, relay: i32, slots: &[i16]) -> Result<()> {
+    let released = ReleaseSlots { relay, slots }.execute(conn).await;
+    released.map(drop).map_err(database("cannot give up slots of the outbox"))
+}
+
+pub(super) async fn withdraw(conn: &mut AsyncPgConnection, relay: i32) -> Result<()> {
+    WithdrawRelay { relay }.execute(conn).await.map(drop).map_err(database("cannot withdraw the relay"))
+}
+
+pub(super) async fn look(conn: &mut AsyncPgConnection, look: &Look) -> Result<Looked> {
+    let (slots, floors) = look.slots.iter().copied().unzip();
+    let bytes = i64::try_from(look.bytes).unwrap_or(i64::MAX);
+    let looking = LookOutgoing {
+        slots,
+        floors,
+        relay: look.relay,
+        held_topics: &look.held_topics,
+        rows: limit(look.rows),
+        bytes,
+    };
+    let rows = looking.load::<OutgoingRow>(conn).await.map_err(database("cannot read the outbox"))?;
+    let horizon = rows.as_slice().first().map(|row| Horizon { oldest_open: row.oldest_open, next: row.next });
+    // Most records of a look are of a few topics: they share the text.
+    let mut topic: Arc<str> = "".into();
+    let outgoing = |row: OutgoingRow| {
+        if *row.topic != *topic {
+            topic = row.topic.into();
+        }
+        Outgoing {
+            id: row.id,
+            slot: row.slot,
+            topic: Arc::clone(&topic),
+            recorded_at: row.recorded_at.map(DatabaseStamp::to_time),
+            key: row.key.map(Bytes::from),
+            headers: row.headers.and_then(Headers::decode).unwrap_or_default(),
+            payload: row.payload.map(Bytes::from),
+        }
+    };
+    Ok(Looked { rows: rows.into_iter().map(outgoing).collect(), horizon })
+}
+
+pub(super) async fn mark_sent(conn: &mut AsyncPgConnection, marking: &Marking) -> Result<u64> {
+    let Marking { relay, slots, sent, keeps } = marking;
+    let ids: Vec<i64> = sent.iter().map(|sent| sent.id).collect();
+    let marked = if *keeps {
+        let partitions = sent.iter().map(|sent| sent.partition).collect();
+        let offsets = sent.iter().map(|sent| sent.offset).collect();
+        MarkSent { slots, relay: *relay, ids, partitions, offsets }.execute(conn).await
+    } else {
+        DeleteSent { slots, relay: *relay, ids }.execute(conn).await
+    };
+    marked.map(|marked| marked as u64).map_err(database(format!("cannot mark {} records as sent", sent.len())))
+}
+
+pub(super) async fn poison(conn: &mut AsyncPgConnection, relay: i32, refused: &[Refused]) -> Result<u64> {
+    let slots: Vec<i16> = refused.iter().map(|refused| refused.slot).collect();
+    let poison = PoisonOutgoing {
+        slots: &slots,
+        relay,
+        ids: refused.iter().map(|refused| refused.id).collect(),
+        reasons: refused.iter().map(|refused| refused.reason).collect(),
+        errors: refused.iter().map(|refused| refused.error.as_str()).collect(),
+    };
+    let poisoned = poison.execute(conn).await.map_err(database("cannot poison records of the outbox"))?;
+    Ok(poisoned as u64)
+}
+
+pub(super) async fn purge(conn: &mut AsyncPgConnection, older_than: Duration, rows: u32) -> Result<u64> {
+    let purged = PurgeSent { older_ms: millis(older_than), rows: limit(rows) }.execute(conn).await;
+    purged.map(|purged| purged as u64).map_err(database("cannot purge records that were sent"))
+}

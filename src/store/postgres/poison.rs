@@ -1,0 +1,88 @@
+//! Calls for poisoned deliveries, and the topics of dead letters. The trigger `inbox_bury` writes what is read here.
+
+use std::time::Duration;
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
+
+use super::errors::database;
+use super::process::millis;
+use super::statement::{rows, statements};
+use crate::store::counts::limit;
+use crate::store::outbound::PoisonCall;
+use crate::store::rows::DatabaseStamp;
+use crate::store::seam::WantedHandler;
+use crate::types::Result;
+
+rows! {
+    CallRow {
+        id: i64, calls: i32, poisoned_at: PgTimestamp, attempts: i32, reason: Option<String>, error: Option<String>, handler_key: Option<String>,
+        message_id: Option<String>, source: Option<String>, topic: Option<String>,
+    }
+}
+
+statements! {
+    ClaimCalls("
+        WITH claimed AS (
+            UPDATE inbox_poison_call c SET due_at = now() + :lease_ms * interval '1 millisecond', calls = c.calls + 1
+            WHERE c.id = ANY (ARRAY(
+                SELECT d.id FROM inbox_poison_call d WHERE d.due_at <= now() ORDER BY d.due_at, d.id LIMIT :limit FOR UPDATE SKIP LOCKED))
+            RETURNING c.*)
+        SELECT c.id, c.calls, c.poisoned_at, c.attempts, c.reason, c.error, current.key, m.message_id, m.source, m.topic
+        FROM claimed c
+        LEFT JOIN inbox_handler own ON own.id = c.handler_id
+        LEFT JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id)
+        LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true
+        ORDER BY c.id") -> CallRow { lease_ms: i64, limit: i32 }
+
+    EndCall("DELETE FROM inbox_poison_call WHERE id = :id") { id: i64 }
+
+    DelayCall("UPDATE inbox_poison_call SET due_at = now() + :after_ms * interval '1 millisecond' WHERE id = :id") { after_ms: i64, id: i64 }
+
+    /// Under every id: deliveries that are stored under an older one are this handler's too.
+    SetDeadLetters<'a>("
+        WITH gone AS (DELETE FROM inbox_dead_letter WHERE handler_id = ANY (:all) AND reason <> ALL (:reasons))
+        INSERT INTO inbox_dead_letter AS d (handler_id, reason, topic)
+        SELECT h.id, r.reason, r.topic FROM unnest(:all) AS h (id) CROSS JOIN unnest(:reasons, :topics) AS r (reason, topic)
+        ON CONFLICT (handler_id, reason) DO UPDATE SET topic = excluded.topic WHERE d.topic <> excluded.topic")
+    { all: &'a [i16], reasons: Vec<&'a str>, topics: Vec<&'a str> }
+
+    SetCalls<'a>("
+        UPDATE inbox_handler SET calls_on_poison = :calls WHERE id = ANY (:all) AND calls_on_poison <> :calls")
+    { calls: bool, all: &'a [i16] }
+}
+
+pub(super) async fn set(conn: &mut AsyncPgConnection, handler: &WantedHandler, all: &[i16]) -> diesel::QueryResult<()> {
+    let reasons = handler.dead_letters.iter().map(|(reason, _)| reason.as_str()).collect();
+    let topics = handler.dead_letters.iter().map(|(_, topic)| topic.as_str()).collect();
+    SetDeadLetters { all, reasons, topics }.execute(conn).await?;
+    SetCalls { calls: handler.calls_on_poison, all }.execute(conn).await?;
+    Ok(())
+}
+
+pub(super) async fn claim(conn: &mut AsyncPgConnection, lease: Duration, rows: u32) -> Result<Vec<PoisonCall>> {
+    let claiming = ClaimCalls { lease_ms: millis(lease), limit: limit(rows) };
+    let claimed = claiming.load::<CallRow>(conn).await.map_err(database("cannot look for poisoned deliveries"))?;
+    let call = |row: CallRow| PoisonCall {
+        id: row.id,
+        calls: row.calls,
+        poisoned_at: row.poisoned_at.to_time(),
+        attempts: row.attempts,
+        reason: row.reason.unwrap_or_default(),
+        error: row.error,
+        handler_key: row.handler_key.unwrap_or_default(),
+        message_id: row.message_id,
+        source: row.source,
+        topic: row.topic,
+    };
+    Ok(claimed.into_iter().map(call).collect())
+}
+
+pub(super) async fn end(conn: &mut AsyncPgConnection, id: i64) -> Result<()> {
+    EndCall { id }.execute(conn).await.map(drop).map_err(database("cannot end the call for a poisoned delivery"))
+}
+
+pub(super) async fn delay(conn: &mut AsyncPgConnection, id: i64, after: Duration) -> Result<()> {
+    let delayed = DelayCall { after_ms: millis(after), id }.execute(conn).await;
+    delayed.map(drop).map_err(database("cannot delay the call for a poisoned delivery"))
+}

@@ -1,0 +1,244 @@
+//! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when they are acknowledged.
+//!
+//! As in PostgreSQL, with one writer: what is read is everything that will ever be before it, so a look needs no floor.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
+use sha2::{Digest, Sha256};
+
+use super::clock::{self, micros};
+use super::errors::database;
+use super::statement::{Content, only_row, rows, statements};
+use crate::store::counts::limit;
+use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Refused, SLOTS};
+use crate::store::rows::DatabaseStamp;
+use crate::types::{Headers, Outgoing, Result};
+
+/// How long a relay that is not seen any more stays on the list.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);
+
+rows! {
+    OutgoingRow {
+        id: i64, slot: i16, topic: String, recorded_at: Option<i64>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>,
+        payload: Option<Vec<u8>>,
+    }
+}
+
+/// The record waits, in a slot that the relay holds.
+macro_rules! waiting_in_held {
+    () => {
+        " WHERE id = :id AND status = 0
+            AND slot IN (SELECT s.slot FROM inbox_outbox_slots s WHERE s.holder = :relay AND s.held_until > :now)"
+    };
+}
+
+statements! {
+    Publish<'a>("
+        INSERT INTO inbox_outbox (slot, stored_at, message_id, source, topic, recorded_at, record_key, headers, payload)
+        VALUES (:slot, :now, :message_id, :source, :topic, :recorded_at, :record_key, :headers, :payload)
+        RETURNING id") -> i64 {
+        slot: i16, now: i64, message_id: &'a str, source: &'a str, topic: &'a str, recorded_at: Option<i64>, record_key: Content<'a>,
+        headers: Option<&'a [u8]>, payload: Content<'a>,
+    }
+
+    ForgetRelays("DELETE FROM inbox_relay WHERE alive_until < :before") { before: i64 }
+
+    EnrollRelay<'a>("
+        INSERT INTO inbox_relay (name, started_at, seen_at, alive_until) VALUES (:name, :now, :now, :alive_until) RETURNING id")
+    -> i32 { name: &'a str, now: i64, alive_until: i64 }
+
+    /// Written again when it is gone: the file may have been put back to an older state.
+    KeepRelay<'a>("
+        INSERT INTO inbox_relay (id, name, started_at, seen_at, alive_until, trouble, trouble_since)
+        VALUES (:relay, :name, :now, :now, :alive_until, :trouble, CASE WHEN :trouble IS NOT NULL THEN :now END)
+        ON CONFLICT (id) DO UPDATE
+        SET seen_at = excluded.seen_at, alive_until = excluded.alive_until, trouble = excluded.trouble,
+            trouble_since = CASE WHEN excluded.trouble IS NULL THEN NULL ELSE coalesce(trouble_since, excluded.seen_at) END")
+    { relay: i32, name: &'a str, now: i64, alive_until: i64, trouble: Option<&'a str> }
+
+    LiveRelays("SELECT count(*) FROM inbox_relay WHERE alive_until > :now") -> i64 { now: i64 }
+
+    Mine("SELECT slot FROM inbox_outbox_slots WHERE holder = :relay AND held_until > :now ORDER BY slot") -> i16 { relay: i32, now: i64 }
+
+    Free("SELECT slot FROM inbox_outbox_slots WHERE holder IS NULL OR held_until <= :now ORDER BY slot LIMIT :limit")
+    -> i16 { now: i64, limit: i32 }
+
+    Take("UPDATE inbox_outbox_slots SET holder = :relay, held_until = :until WHERE slot = :slot") { relay: i32, until: i64, slot: i16 }
+
+    Release("UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay AND slot = :slot")
+    { relay: i32, slot: i16 }
+
+    WithdrawRelay("DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
+
+    LookAtSlot("
+        SELECT id, slot, topic, recorded_at, record_key, headers, payload FROM inbox_outbox INDEXED BY inbox_outbox_waiting
+        WHERE slot = :slot AND status = 0 AND id > :after ORDER BY id LIMIT :limit")
+    -> OutgoingRow { slot: i16, after: i64, limit: i32 }
+
+    MarkSent(concat!("
+        UPDATE inbox_outbox
+        SET status = 2, finished_at = :now, kafka_partition = :partition, kafka_offset = :offset, reason = NULL, last_error = NULL",
+        waiting_in_held!()))
+    { now: i64, partition: i32, offset: i64, id: i64, relay: i32 }
+
+    DeleteSent(concat!("DELETE FROM inbox_outbox", waiting_in_held!())) { id: i64, relay: i32, now: i64 }
+
+    PoisonOutgoing<'a>(concat!("
+        UPDATE inbox_outbox SET status = 3, finished_at = :now, reason = :reason, last_error = :error", waiting_in_held!()))
+    { now: i64, reason: &'a str, error: &'a str, id: i64, relay: i32 }
+
+    PurgeSent("
+        DELETE FROM inbox_outbox
+        WHERE id IN (SELECT id FROM inbox_outbox INDEXED BY inbox_outbox_finished
+                     WHERE status IN (2, 4) AND finished_at < :before ORDER BY finished_at LIMIT :limit)")
+    { before: i64, limit: i32 }
+}
+
+/// The same as the SQL function of PostgreSQL.
+fn slot(key: Option<&[u8]>) -> i16 {
+    let number = key.map_or_else(rand::random, |key| Sha256::digest(key)[0]);
+    i16::from(number) % SLOTS
+}
+
+pub(super) fn publish(conn: &mut SqliteConnection, records: &[NewOutgoing]) -> QueryResult<Vec<i64>> {
+    let now = clock::now(conn)?;
+    let publish = |record: &NewOutgoing| {
+        let publish = Publish {
+            slot: slot(record.key.as_deref()),
+            now,
+            message_id: &record.message_id,
+            source: &record.source,
+            topic: &record.topic,
+            recorded_at: record.recorded_at.map(clock::to_stamp),
+            record_key: record.key.as_deref().into(),
+            headers: record.headers.encoded(),
+            payload: record.payload.as_deref().into(),
+        };
+        publish.load(conn).and_then(only_row)
+    };
+    records.iter().map(publish).collect()
+}
+
+/// Also takes out relays that have not been seen for a day.
+pub(super) fn enroll(conn: &mut SqliteConnection, name: &str, lease: Duration) -> Result<i32> {
+    let enroll = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        ForgetRelays { before: now - micros(FORGOTTEN_AFTER) }.execute(conn)?;
+        EnrollRelay { name, now, alive_until: now + micros(lease) }.load(conn).and_then(only_row)
+    };
+    enroll(conn).map_err(database("cannot enroll the relay"))
+}
+
+pub(super) fn hold(conn: &mut SqliteConnection, sent_at: Instant, hold: &Hold) -> Result<Held> {
+    let hold = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        let (relay, until) = (hold.relay, now + micros(hold.lease));
+        KeepRelay { relay, name: &hold.name, now, alive_until: until, trouble: hold.trouble.as_deref() }
+            .execute(conn)?;
+        let relays = LiveRelays { now }.load::<i64>(conn).and_then(only_row)?.max(1);
+        let share = i64::from(SLOTS).unsigned_abs().div_ceil(relays.unsigned_abs());
+        let mut slots = Mine { relay, now }.load::<i16>(conn)?;
+        let wanted = i32::try_from(share).unwrap_or(i32::MAX) - i32::try_from(slots.len()).unwrap_or(i32::MAX);
+        slots.extend(Free { now, limit: wanted.max(0) }.load::<i16>(conn)?);
+        for &slot in &slots {
+            Take { relay, until, slot }.execute(conn)?;
+        }
+        QueryResult::Ok(Held { sent_at, slots, share: usize::try_from(share).unwrap_or(usize::MAX) })
+    };
+    hold(conn).map_err(database("cannot hold slots of the outbox"))
+}
+
+pub(super) fn release(conn: &mut SqliteConnection, relay: i32, slots: &[i16]) -> Result<()> {
+    let released = slots.iter().try_for_each(|&slot| Release { relay, slot }.execute(conn).map(drop));
+    released.map_err(database("cannot give up slots of the outbox"))
+}
+
+pub(super) fn withdraw(conn: &mut SqliteConnection, relay: i32) -> Result<()> {
+    release(conn, relay, &(0..SLOTS).collect::<Vec<i16>>())?;
+    WithdrawRelay { relay }.execute(conn).map(drop).map_err(database("cannot withdraw the relay"))
+}
+
+pub(super) fn look(conn: &mut SqliteConnection, look: &Look) -> Result<Looked> {
+    looked(conn, look).map_err(database("cannot read the outbox"))
+}
+
+fn looked(conn: &mut SqliteConnection, look: &Look) -> QueryResult<Looked> {
+    let now = clock::now(conn)?;
+    let mine = Mine { relay: look.relay, now }.load::<i16>(conn)?;
+    let rows_max = usize::try_from(look.rows).unwrap_or(usize::MAX);
+    let (mut rows, mut bytes): (Vec<Outgoing>, u64) = (Vec::new(), 0);
+    for &(slot, _) in look.slots.iter().filter(|(slot, _)| mine.contains(slot)) {
+        let mut after = i64::MIN;
+        'slot: loop {
+            let found = LookAtSlot { slot, after, limit: limit(look.rows) }.load::<OutgoingRow>(conn)?;
+            let is_last = found.len() < rows_max;
+            for row in found {
+                after = row.id;
+                if look.held_topics.contains(&row.topic) {
+                    continue;
+                }
+                if rows.len() >= rows_max || bytes >= look.bytes {
+                    break 'slot;
+                }
+                let size = row.payload.as_ref().map_or(0, Vec::len) + row.headers.as_ref().map_or(0, Vec::len);
+                bytes += size as u64;
+                rows.push(outgoing(row));
+            }
+            if is_last {
+                break;
+            }
+        }
+    }
+    Ok(Looked { rows, horizon: None })
+}
+
+fn outgoing(row: OutgoingRow) -> Outgoing {
+    Outgoing {
+        id: row.id,
+        slot: row.slot,
+        topic: row.topic.into(),
+        recorded_at: row.recorded_at.map(DatabaseStamp::to_time),
+        key: row.key.map(Bytes::from),
+        headers: row.headers.and_then(Headers::decode).unwrap_or_default(),
+        payload: row.payload.map(Bytes::from),
+    }
+}
+
+pub(super) fn mark_sent(conn: &mut SqliteConnection, marking: &Marking) -> Result<u64> {
+    let Marking { relay, sent, keeps, .. } = marking;
+    let mark = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        let mut marked = 0;
+        for sent in sent {
+            let (id, relay) = (sent.id, *relay);
+            marked += match keeps {
+                true => MarkSent { now, partition: sent.partition, offset: sent.offset, id, relay }.execute(conn)?,
+                false => DeleteSent { id, relay, now }.execute(conn)?,
+            };
+        }
+        QueryResult::Ok(marked as u64)
+    };
+    mark(conn).map_err(database(format!("cannot mark {} records as sent", sent.len())))
+}
+
+pub(super) fn poison(conn: &mut SqliteConnection, relay: i32, refused: &[Refused]) -> Result<u64> {
+    let poison = |conn: &mut SqliteConnection| {
+        let now = clock::now(conn)?;
+        let mut poisoned = 0;
+        for Refused { id, reason, error, .. } in refused {
+            poisoned += PoisonOutgoing { now, reason, error, id: *id, relay }.execute(conn)?;
+        }
+        QueryResult::Ok(poisoned as u64)
+    };
+    poison(conn).map_err(database("cannot poison records of the outbox"))
+}
+
+pub(super) fn purge(conn: &mut SqliteConnection, older_than: Duration, rows: u32) -> Result<u64> {
+    let purge = |conn: &mut SqliteConnection| {
+        let before = clock::now(conn)? - micros(older_than);
+        PurgeSent { before, limit: limit(rows) }.execute(conn)
+    };
+    purge(conn).map(|purged| purged as u64).map_err(database("cannot purge records that were sent"))
+}
