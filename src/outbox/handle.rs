@@ -99,10 +99,6 @@ pub(super) async fn stopped(stopping: &watch::Receiver<bool>) {
 /// Deletes what was sent long enough ago, in steps.
 async fn purge_loop<B: Backend>(store: Store<B>, keep: Duration, stopping: watch::Receiver<bool>) {
     loop {
-        tokio::select! {
-            () = sleep(jittered(PURGE_EVERY)) => {}
-            () = stopped(&stopping) => return,
-        }
         while !*stopping.borrow() {
             match store.backend.purge_sent(keep, PURGE_ROWS).await {
                 Ok(purged) if purged < u64::from(PURGE_ROWS) => break,
@@ -112,6 +108,10 @@ async fn purge_loop<B: Backend>(store: Store<B>, keep: Duration, stopping: watch
                     break;
                 }
             }
+        }
+        tokio::select! {
+            () = sleep(jittered(PURGE_EVERY)) => {}
+            () = stopped(&stopping) => return,
         }
     }
 }

@@ -181,7 +181,7 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Work<B, W, M> {
     /// Waits for the answers to a batch, and keeps the slots meanwhile.
     async fn answers(&mut self, wire: &mut W, rows: &[Outgoing], slots: &[i16]) -> Result<Vec<Fate>, Cut> {
         let mut sending = pin!(wire.send(rows));
-        let stopping = self.stopping.clone();
+        let (stopping, lapses) = (self.stopping.clone(), self.tenure.lapses());
         let mut too_late = pin!(async {
             stopped(&stopping).await;
             sleep(LAST_BATCH).await;
@@ -196,7 +196,7 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Work<B, W, M> {
                     if let Err(error) = self.tenure.hold(&self.store).await {
                         events::store_trouble("hold slots of the outbox", &error);
                     }
-                    if !self.tenure.holds(slots) {
+                    if !self.tenure.holds(slots) || self.tenure.lapses() != lapses {
                         return Err(Cut::SlotsLost);
                     }
                 }
@@ -237,7 +237,10 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Work<B, W, M> {
         }
         match trouble {
             None => {
-                self.trouble.clear();
+                // Records of a topic that cannot be sent to still wait.
+                if self.topics.is_empty() {
+                    self.trouble.clear();
+                }
                 self.backoff.reset();
             }
             Some(error) => {

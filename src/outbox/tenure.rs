@@ -22,12 +22,25 @@ pub(super) struct Tenure {
     renew_at: Instant,
     /// The slot that is looked at first; another one each time.
     first: usize,
+    /// How often the lease was over: what was begun before is not finished.
+    lapses: u64,
 }
 
 impl Tenure {
     pub(super) fn new(relay: i32, name: Arc<str>, lease: Duration, trouble: Trouble) -> Self {
         let now = Instant::now();
-        Self { relay, name, lease, trouble, slots: Vec::new(), share: 0, until: now, renew_at: now, first: 0 }
+        Self {
+            relay,
+            name,
+            lease,
+            trouble,
+            slots: Vec::new(),
+            share: 0,
+            until: now,
+            renew_at: now,
+            first: 0,
+            lapses: 0,
+        }
     }
 
     pub(super) fn relay(&self) -> i32 {
@@ -49,6 +62,11 @@ impl Tenure {
 
     pub(super) fn holds(&self, slots: &[i16]) -> bool {
         Instant::now() < self.until && slots.iter().all(|slot| self.slots.contains(slot))
+    }
+
+    /// Changes when slots were lost, also if they were taken again since.
+    pub(super) fn lapses(&self) -> u64 {
+        self.lapses
     }
 
     /// The slots in the order in which they are looked at next.
@@ -102,6 +120,7 @@ impl Tenure {
     pub(super) fn lose(&mut self) {
         if !self.slots.is_empty() {
             events::outbox::slots_lost(self.slots.len());
+            self.lapses += 1;
         }
         self.slots.clear();
     }

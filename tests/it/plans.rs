@@ -6,6 +6,7 @@
 mod big;
 mod drive;
 mod explained;
+mod outbox;
 
 use std::time::Duration;
 

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 /// The tables that grow without end.
-const TABLES: [&str; 5] = ["inbox_delivery", "inbox_message", "inbox_quarantine", "inbox_identity", "inbox_attempt"];
+const TABLES: [&str; 6] =
+    ["inbox_delivery", "inbox_message", "inbox_quarantine", "inbox_identity", "inbox_attempt", "inbox_outbox"];
 
 /// Rows that one scan of a statement may look at: what is asked for, and what is running or not settled yet. Much less than a table.
 const ROWS_MAX: f64 = 20_000.0;

@@ -1,0 +1,117 @@
+//! The statements of the outbox cost their batch, whatever was sent before and whatever the planner believes of it.
+
+use std::time::Duration;
+
+use wharf::kafka::Relay;
+
+use super::big::Big;
+use super::explained::Plan;
+use support::mock_kafka::MockKafka;
+use support::postgres::connect;
+
+/// A piece of each statement that no other has.
+const STATEMENTS: [(&str, &str); 4] = [
+    ("look", "looked AS MATERIALIZED"),
+    ("mark", "AS kafka_partition, unnest($"),
+    ("purge", "WHERE s.status IN (2, 4) AND s.finished_at < now()"),
+    ("hold slots", "WITH share AS MATERIALIZED"),
+];
+
+const RECORDS: &str = "
+    INSERT INTO inbox_outbox (slot, message_id, source, topic, record_key, payload)
+    SELECT inbox_outbox_slot(k.key), 'record-' || n, 'test', 'orders', k.key, repeat('x', 100)::bytea
+    FROM generate_series(1, {}) n CROSS JOIN LATERAL (SELECT convert_to('key-' || n % 500, 'UTF8') AS key) k";
+
+/// All of them were sent: most two days ago, some of them longer.
+const SENT: &str = "UPDATE inbox_outbox SET status = 2, finished_at = now() - CASE WHEN id <= 2500 THEN interval '5 days' ELSE interval '2 days' END";
+
+/// When the planner looks at the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Learns {
+    /// While it is empty.
+    Before,
+    /// While everything in it waits.
+    WhileAllWait,
+    /// When everything in it was sent.
+    After,
+}
+
+fn records(count: usize) -> String {
+    RECORDS.replace("{}", &count.to_string())
+}
+
+async fn relay_reads_by_index(name: &str, learns: Learns, plan_cache_mode: &str) {
+    let big = Big::almost_empty(name).await;
+    big.execute(&format!("ALTER DATABASE {name} SET plan_cache_mode = {plan_cache_mode}")).await;
+    // Statistics are what the test says.
+    big.execute("ALTER TABLE inbox_outbox SET (autovacuum_enabled = off)").await;
+    big.execute(&records(100_000)).await;
+    if learns == Learns::WhileAllWait {
+        big.execute("ANALYZE inbox_outbox").await;
+    }
+    big.execute(SENT).await;
+    if learns == Learns::After {
+        big.execute("ANALYZE inbox_outbox").await;
+    }
+    big.execute(&records(3_000)).await;
+    let mock = MockKafka::start(1);
+    mock.create_topic("orders", 4);
+    let from = big.log_length();
+    let store = big.store().await;
+    let relay =
+        Relay::new(mock.brokers()).batch_rows(500).keep_sent(Duration::from_secs(4 * 86_400)).start(&store).unwrap();
+    big.until("SELECT count(*) = 0 FROM inbox_outbox WHERE waiting IS NOT NULL").await;
+    big.until("SELECT count(*) = 0 FROM inbox_outbox WHERE finished_at < now() - interval '4 days'").await;
+    relay.shutdown(Duration::from_secs(5)).await;
+
+    let plans = big.plans(from);
+    for (what, piece) in STATEMENTS {
+        assert!(plans.iter().any(|plan| plan.sql.contains(piece)), "{what} was never executed");
+    }
+    let offences: Vec<String> = plans.iter().flat_map(Plan::offences).collect();
+    assert!(
+        offences.is_empty(),
+        "{learns:?} {plan_cache_mode}: {} of {}\n{}",
+        offences.len(),
+        plans.len(),
+        offences[0]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_of_the_relay_reads_what_was_sent_by_custom_plans() {
+    relay_reads_by_index("outbox_before_custom", Learns::Before, "force_custom_plan").await;
+    relay_reads_by_index("outbox_wait_custom", Learns::WhileAllWait, "force_custom_plan").await;
+    relay_reads_by_index("outbox_after_custom", Learns::After, "force_custom_plan").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_of_the_relay_reads_what_was_sent_by_generic_plans() {
+    relay_reads_by_index("outbox_before_generic", Learns::Before, "force_generic_plan").await;
+    relay_reads_by_index("outbox_wait_generic", Learns::WhileAllWait, "force_generic_plan").await;
+    relay_reads_by_index("outbox_after_generic", Learns::After, "force_generic_plan").await;
+}
+
+// A snapshot that is held anywhere keeps the index entries of what was sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_does_not_walk_over_what_was_sent_before_while_vacuum_can_remove_nothing() {
+    let big = Big::almost_empty("outbox_pinned").await;
+    big.execute(&records(20_000)).await;
+    big.execute("ANALYZE inbox_outbox").await;
+    let pin = connect(&big.cluster.url(&big.name)).await;
+    pin.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM inbox_outbox").await.unwrap();
+    let mock = MockKafka::start(1);
+    mock.create_topic("orders", 4);
+    let from = big.log_length();
+    let store = big.store().await;
+    let relay = Relay::new(mock.brokers()).batch_rows(500).start(&store).unwrap();
+    big.until("SELECT count(*) = 0 FROM inbox_outbox WHERE waiting IS NOT NULL").await;
+    relay.shutdown(Duration::from_secs(5)).await;
+
+    let is_look = |plan: &Plan| plan.sql.contains(STATEMENTS[0].1) && plan.rows() > 499.0;
+    let mut pages: Vec<u64> = big.plans(from).iter().filter(|plan| is_look(plan)).map(Plan::pages).collect();
+    let late = pages.split_off(pages.len() * 3 / 4);
+    let cheapest = late.iter().min().copied().unwrap_or(u64::MAX);
+    // 500 rows, a few pages each; those that were sent before are 15,000.
+    assert!(cheapest < 6_000, "{late:?} pages at the end, {pages:?} before");
+}
