@@ -17,6 +17,7 @@ mod connection_shares;
 mod connections;
 mod counts;
 mod crash;
+mod credentials;
 mod dashboard;
 mod database_trouble;
 mod databases;

@@ -1,12 +1,10 @@
-//! Connections: the URL, TLS, the pool.
+//! Connections: options, opening, the pool.
 //!
-//! The URL is libpq's, with `sslmode` meaning what it means there: `require` encrypts, `verify-ca` and `verify-full` also check
-//! the certificate and the host. Nothing here puts a password into an error or a `Debug`. Settings travel in the start-up packet,
+//! Passwords and client certificates that come from outside of the URL are asked for each connection. Nothing here puts a password into an error or a `Debug`. Settings travel in the start-up packet,
 //! never as session state; a pooler that refuses them gets a plain connection. Behind a pooler the settings of the role apply, so
 //! connecting verifies those that the engine rests on.
 
 use std::error::Error as StdError;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use deadpool::Runtime;
@@ -17,12 +15,13 @@ use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfi
 use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
-use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::errors::database;
+use super::password::{Password, places};
 use super::statement::{only_row, rows, statements};
-use super::tls::{self, Verification};
+use super::tls::{self, Trust};
+use super::url;
 use crate::types::{Error, Kind, Result, setters};
 
 /// Engine settings that are not session state. JIT would compile a claim for longer than it runs; the isolation level is the one
@@ -72,13 +71,19 @@ pub struct PostgresOptions {
     /// How long any statement may run, transactional handlers' included; through a pooler, set it on the role instead.
     /// Default: 60 s.
     pub statement_timeout: Duration,
+    pub(super) password: Option<Password>,
 }
 
 setters!(PostgresOptions { pool_size: usize, connect_timeout: Duration, statement_timeout: Duration });
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { pool_size: 10, connect_timeout: Duration::from_secs(10), statement_timeout: Duration::from_secs(60) }
+        Self {
+            pool_size: 10,
+            connect_timeout: Duration::from_secs(10),
+            statement_timeout: Duration::from_secs(60),
+            password: None,
+        }
     }
 }
 
@@ -87,6 +92,9 @@ impl Default for PostgresOptions {
 pub(super) struct Connector {
     config: tokio_postgres::Config,
     tls: MakeRustlsConnect,
+    /// Set where TLS has a client certificate, which is read anew for each connection.
+    trust: Option<Trust>,
+    password: Option<Password>,
     /// Start-up settings, left out after a pooler has refused them.
     settings: String,
     open_timeout: Duration,
@@ -94,14 +102,16 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(url: &str, options: &PostgresOptions) -> Result<Self> {
-        let (url, ssl) = split_ssl_parameters(url)?;
+        let (url, parameters) = url::split(url)?;
         let mut config: tokio_postgres::Config = url.parse().map_err(|_| {
             // The parser's own error can quote parts of the URL, and with them the password.
             Error::configuration(
                 "cannot read the database URL, it is written like postgres://user:password@host:5432/database",
             )
         })?;
-        config.connect_timeout(options.connect_timeout);
+        // A host that does not answer leaves time for the others.
+        let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).max(1);
+        config.connect_timeout(options.connect_timeout / hosts);
         // A dead peer without a FIN is noticed in seconds, not in the two hours of the defaults.
         config.tcp_user_timeout(Duration::from_secs(30));
         config.keepalives_idle(Duration::from_secs(10));
@@ -110,12 +120,14 @@ impl Connector {
         if config.get_application_name().is_none() {
             config.application_name("wharf");
         }
-        if let Some(mode) = ssl.mode {
+        if let Some(mode) = parameters.mode {
             config.ssl_mode(mode);
         }
-        let tls = MakeRustlsConnect::new(tls::client_config(&ssl.verification)?);
+        let tls = MakeRustlsConnect::new(tls::client_config(&parameters.trust)?);
+        let trust = Some(parameters.trust).filter(|trust| trust.client.is_some());
+        let password = options.password.clone().or(parameters.passfile.map(Password::Passfile));
         let settings = format!("{STARTUP_SETTINGS} -c statement_timeout={}", options.statement_timeout.as_millis());
-        Ok(Self { config, tls, settings, open_timeout: options.connect_timeout })
+        Ok(Self { config, tls, trust, password, settings, open_timeout: options.connect_timeout })
     }
 
     /// One more start-up setting.
@@ -127,32 +139,41 @@ impl Connector {
 
     /// Who is connected to, without any secret.
     pub(super) fn target(&self) -> String {
-        let host = match self.config.get_hosts().first() {
-            Some(Host::Tcp(host)) => host.clone(),
-            Some(Host::Unix(path)) => path.display().to_string(),
-            None => "localhost".to_owned(),
-        };
-        let port = self.config.get_ports().first().copied().unwrap_or(5432);
+        let places: Vec<String> = places(&self.config).map(|(host, port)| format!("{host}:{port}")).collect();
         let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or("postgres");
-        format!("{database} at {host}:{port}")
+        format!("{database} at {}", places.join(","))
     }
 
     /// For cancelling a statement, which is a connection of its own.
     pub(super) fn tls(&self) -> MakeRustlsConnect {
-        self.tls.clone()
+        self.fresh_tls().unwrap_or_else(|_| self.tls.clone())
+    }
+
+    /// With the client certificate of now.
+    fn fresh_tls(&self) -> Result<MakeRustlsConnect> {
+        match &self.trust {
+            None => Ok(self.tls.clone()),
+            Some(trust) => tls::client_config(trust).map(MakeRustlsConnect::new),
+        }
     }
 
     /// Opens a connection. Must be called on the store's reactor, because the driver task is spawned where this runs.
     async fn open(&self) -> ConnectionResult<AsyncPgConnection> {
-        let mut config = self.config.clone();
+        let bad = ConnectionError::BadConnection;
+        let mut plain = self.config.clone();
+        if let Some(password) = &self.password {
+            plain.password(password.get(&self.config).await.map_err(bad)?);
+        }
+        let tls = self.fresh_tls().map_err(|error| bad(format!("{error:#}")))?;
+        let mut config = plain.clone();
         // The user's options come last: search_path and whatever they override.
         let options = [self.settings.as_str(), self.config.get_options().unwrap_or("")].join(" ");
         config.options(options.trim());
-        let connected = match config.connect(self.tls.clone()).await {
-            Err(error) if is_refused_setting(&error) => self.config.connect(self.tls.clone()).await,
+        let connected = match config.connect(tls.clone()).await {
+            Err(error) if is_refused_setting(&error) => plain.connect(tls).await,
             connected => connected,
         };
-        let (client, connection) = connected.map_err(|error| ConnectionError::BadConnection(describe(&error)))?;
+        let (client, connection) = connected.map_err(|error| bad(describe(&error)))?;
         AsyncPgConnection::try_from_client_and_connection(client, connection).await
     }
 
@@ -171,7 +192,11 @@ impl Connector {
                 opened.unwrap_or_else(|_| Err(ConnectionError::BadConnection("the server does not answer".to_owned())))
             });
             async move {
-                opening.await.unwrap_or_else(|_| Err(ConnectionError::BadConnection("the store was closed".to_owned())))
+                let ended = |error: tokio::task::JoinError| match error.is_panic() {
+                    true => "the function that gives the password panicked",
+                    false => "the store was closed",
+                };
+                opening.await.unwrap_or_else(|error| Err(ConnectionError::BadConnection(ended(error).to_owned())))
             }
             .boxed()
         });
@@ -232,53 +257,6 @@ pub(super) async fn is_alive(conn: &mut AsyncPgConnection) -> bool {
     }
 }
 
-/// What the URL says about TLS.
-struct SslParameters {
-    mode: Option<SslMode>,
-    verification: Verification,
-}
-
-/// Takes `sslmode` and `sslrootcert` out of the URL: the driver knows neither `verify-ca` nor `verify-full`.
-fn split_ssl_parameters(url: &str) -> Result<(String, SslParameters)> {
-    let mut mode = None;
-    let mut root = None;
-    let (base, query) = url.split_once('?').unwrap_or((url, ""));
-    let kept: Vec<&str> = query
-        .split('&')
-        .filter(|pair| match pair.split_once('=') {
-            Some(("sslmode", value)) => {
-                mode = Some(value.to_owned());
-                false
-            }
-            Some(("sslrootcert", value)) => {
-                root = Some(PathBuf::from(value.replace("%2F", "/").replace("%2f", "/")));
-                false
-            }
-            Some(_) | None => !pair.is_empty(),
-        })
-        .collect();
-    let verification = match (mode.as_deref(), root) {
-        (Some("verify-full"), root) => Verification::Full { root },
-        (Some("verify-ca"), root) => Verification::Chain { root },
-        // As in libpq: with a root certificate at hand, `require` checks against it.
-        (Some("require"), Some(root)) => Verification::Chain { root: Some(root) },
-        (Some("require" | "prefer" | "disable") | None, _) => Verification::None,
-        (Some(other), _) => {
-            return Err(Error::configuration(format!(
-                "cannot use sslmode={other}: it is disable, prefer, require, verify-ca or verify-full"
-            )));
-        }
-    };
-    let mode = match mode.as_deref() {
-        None => None,
-        Some("disable") => Some(SslMode::Disable),
-        Some("prefer") => Some(SslMode::Prefer),
-        Some(_) => Some(SslMode::Require),
-    };
-    let url = if kept.is_empty() { base.to_owned() } else { format!("{base}?{}", kept.join("&")) };
-    Ok((url, SslParameters { mode, verification: verification.clone() }))
-}
-
 /// A pooler that does not forward start-up settings says so with a protocol violation.
 fn is_refused_setting(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| *code == tokio_postgres::error::SqlState::PROTOCOL_VIOLATION)
@@ -295,22 +273,6 @@ fn describe(error: &tokio_postgres::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ssl_parameters_are_taken_out_and_the_rest_is_kept() {
-        let (url, ssl) =
-            split_ssl_parameters("postgres://u:p@h/d?sslmode=verify-full&application_name=x&sslrootcert=%2Fca.pem")
-                .unwrap();
-        assert_eq!(url, "postgres://u:p@h/d?application_name=x");
-        assert_eq!(ssl.mode, Some(SslMode::Require));
-        assert_eq!(ssl.verification, Verification::Full { root: Some("/ca.pem".into()) });
-    }
-
-    #[test]
-    fn an_unknown_sslmode_is_refused_not_ignored() {
-        let Err(error) = split_ssl_parameters("postgres://h/d?sslmode=verify_full") else { panic!("accepted") };
-        assert!(error.to_string().contains("verify_full"));
-    }
 
     #[test]
     fn no_error_and_no_target_shows_the_password() {

@@ -45,8 +45,11 @@ impl From<DieselError> for Trouble {
 pub(super) fn kind(error: &DieselError) -> Kind {
     match error {
         DieselError::DatabaseError(kind, information) => match kind {
-            DatabaseErrorKind::UnableToSendCommand | DatabaseErrorKind::ClosedConnection => Kind::Connection,
-            DatabaseErrorKind::SerializationFailure | DatabaseErrorKind::ReadOnlyTransaction => Kind::Passing,
+            // A server that only reads is the wrong one, or has become it: another connection may reach the right one.
+            DatabaseErrorKind::UnableToSendCommand
+            | DatabaseErrorKind::ClosedConnection
+            | DatabaseErrorKind::ReadOnlyTransaction => Kind::Connection,
+            DatabaseErrorKind::SerializationFailure => Kind::Passing,
             DatabaseErrorKind::CheckViolation
             | DatabaseErrorKind::NotNullViolation
             | DatabaseErrorKind::ForeignKeyViolation

@@ -14,6 +14,7 @@ mod operate;
 mod ordered;
 mod outbound;
 mod outbox;
+mod password;
 mod poison;
 mod process;
 mod purge;
@@ -26,6 +27,7 @@ mod time;
 mod tls;
 mod transact;
 mod upkeep;
+mod url;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -68,7 +70,9 @@ pub struct Postgres {
 }
 
 impl Store<Postgres> {
-    /// Connects with the default options. The URL is libpq's: `postgres://user:password@host:5432/database?sslmode=verify-full`.
+    /// Connects with the default options. The URL is libpq's: `postgres://user:password@host:5432/database?sslmode=verify-full`. It may
+    /// name several hosts (`host1,host2`, with `target_session_attrs=read-write`: the one that can be written to), a client certificate (`sslcert`, `sslkey`), and a
+    /// password file (`passfile`). What comes from a file is read anew for each connection.
     ///
     /// # Errors
     /// When the URL cannot be used or the database does not answer.
@@ -130,6 +134,11 @@ macro_rules! act {
         let mut $conn = got.unwrap_or_else(|_| Err($self.no_answer($patience)))?;
         let acted = tokio::time::timeout_at(deadline, $act).await;
         match acted {
+            // What is lost is not used again; neither is a session with a server that is not the primary any more.
+            Ok(Err(error)) if error.is_connection() => {
+                drop(diesel_async::pooled_connection::deadpool::Object::take($conn));
+                Err(error)
+            }
             Ok(result) => result,
             Err(_) => {
                 drop(diesel_async::pooled_connection::deadpool::Object::take($conn));
@@ -184,7 +193,7 @@ impl Seam for Postgres {
             let schema = register::schema(&mut conn).await?;
             // It is the same each time.
             self.schema.get_or_init(|| schema);
-            Ok(ids)
+            Result::<_, Error>::Ok(ids)
         })
     }
 

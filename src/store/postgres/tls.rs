@@ -10,7 +10,7 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
 };
@@ -25,7 +25,22 @@ pub(super) enum Verification {
     Full { root: Option<PathBuf> },
 }
 
-pub(super) fn client_config(verification: &Verification) -> Result<ClientConfig> {
+/// Who is believed, and what is shown to a server that asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Trust {
+    pub(super) verification: Verification,
+    pub(super) client: Option<ClientFiles>,
+}
+
+/// A client's certificate with its chain, and its key, as PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ClientFiles {
+    pub(super) certificate: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+pub(super) fn client_config(trust: &Trust) -> Result<ClientConfig> {
+    let Trust { verification, client } = trust;
     let provider = Arc::new(ring::default_provider());
     let cannot = |error: TlsError| Error::configuration("cannot set up TLS").with_source(error);
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -41,7 +56,34 @@ pub(super) fn client_config(verification: &Verification) -> Result<ClientConfig>
         }
         Verification::None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider))),
     };
-    Ok(config.with_no_client_auth())
+    match client {
+        None => Ok(config.with_no_client_auth()),
+        Some(files) => {
+            let (certificates, key) = client_certificate(files)?;
+            let unusable = |error: TlsError| {
+                let files = (files.certificate.display(), files.key.display());
+                Error::configuration(format!(
+                    "cannot use the client certificate of {} with the key of {}",
+                    files.0, files.1
+                ))
+                .with_source(error)
+            };
+            config.with_client_auth_cert(certificates, key).map_err(unusable)
+        }
+    }
+}
+
+fn client_certificate(files: &ClientFiles) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let cannot = |what: &str, file: &PathBuf| {
+        let context = format!("cannot read {what} from {}", file.display());
+        move |error: rustls::pki_types::pem::Error| Error::configuration(context).with_source(error)
+    };
+    let ClientFiles { certificate, key } = files;
+    let certificates =
+        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
+    let certificates = certificates.map_err(cannot("a client certificate", certificate))?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(cannot("the key of a client certificate", key))?;
+    Ok((certificates, key))
 }
 
 fn roots(file: Option<&PathBuf>) -> Result<RootCertStore> {

@@ -134,12 +134,21 @@ impl Cluster {
     /// Another server that has what this one has now and nothing that comes later: what a standby without a connection
     /// is when it is promoted.
     pub async fn fall_behind(&self) -> Cluster {
+        self.copy(&[]).await
+    }
+
+    /// A standby that follows this server and can be read, until it is promoted by `SELECT pg_promote()`.
+    pub async fn standby(&self) -> Cluster {
+        self.copy(&["--write-recovery-conf"]).await
+    }
+
+    async fn copy(&self, more: &'static [&'static str]) -> Cluster {
         let port = self.port().to_string();
         let copy = move || {
             let folder = ServiceFolder::create("pg");
             let mut backup = service_tool(&program("pg_basebackup"), folder.path());
             backup.args(["--host", "127.0.0.1", "--port", &port, "--username", SUPERUSER]);
-            backup.args(["--checkpoint", "fast", "--wal-method", "stream", "--no-sync"]);
+            backup.args(["--checkpoint", "fast", "--wal-method", "stream", "--no-sync"]).args(more);
             backup.arg("--pgdata").arg(folder.path().join("data"));
             run_to_end(backup);
             Cluster::start_in(folder, &ClusterOptions::default())
@@ -257,7 +266,7 @@ impl Inner {
             return false;
         };
         let lines: Vec<&str> = content.lines().map(str::trim).collect();
-        lines.first() == Some(&child.id().to_string().as_str()) && lines.get(7) == Some(&"ready")
+        lines.first() == Some(&child.id().to_string().as_str()) && matches!(lines.get(7), Some(&"ready" | &"standby"))
     }
 
     fn stop(&self, signal: Signal) {
