@@ -73,6 +73,7 @@ impl<B: Backend> Running<B> {
 
     #[cfg(feature = "kafka")]
     pub(super) fn with_relay(mut self, relay: RunningRelay) -> Self {
+        self.monitor.parts.push(Arc::new(relay.health()));
         self.relay = Some(relay);
         self
     }

@@ -19,23 +19,24 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use super::outage::{Outage, Say};
 use super::rebalance::without_values;
 use super::settings;
-use crate::outbox::{Fate, Trouble, Wire};
+use crate::outbox::{Fate, Wire, WireTrouble};
+use crate::store::outbound::Outgoing;
 use crate::telemetry::events;
-use crate::types::{Headers, Outgoing, Result};
+use crate::types::{Headers, Result};
 
 /// How long a broker may take to say which topics there are.
 const METADATA_WAIT: Duration = Duration::from_secs(5);
 
 pub(super) struct Producing {
-    producer: Option<Arc<ThreadedProducer<Context>>>,
+    producer: Option<Arc<ThreadedProducer<ProducerCallbacks>>>,
     /// Topics that the brokers have.
     known: HashSet<Arc<str>>,
     is_usable: bool,
 }
 
 impl Producing {
-    pub(super) fn new(config: &ClientConfig, trouble: Trouble) -> Result<Self> {
-        let context = Context { trouble, outage: Outage::default() };
+    pub(super) fn new(config: &ClientConfig, trouble: WireTrouble) -> Result<Self> {
+        let context = ProducerCallbacks { trouble, outage: Outage::default() };
         let producer = config.create_with_context(context).map_err(settings::cannot_produce)?;
         Ok(Self { producer: Some(Arc::new(producer)), known: HashSet::new(), is_usable: true })
     }
@@ -130,7 +131,7 @@ impl Drop for Producing {
         let Some(producer) = self.producer.take() else { return };
         producer.purge(PurgeConfig::default().queue().inflight());
         // Its end may wait for brokers: on a thread of its own. If there is none, here.
-        let (give, given) = std_mpsc::channel::<Arc<ThreadedProducer<Context>>>();
+        let (give, given) = std_mpsc::channel::<Arc<ThreadedProducer<ProducerCallbacks>>>();
         let ending = thread::Builder::new().name("wharf-producer-end".to_owned());
         if ending.spawn(move || drop(given.recv())).is_ok() {
             drop(give.send(producer));
@@ -155,7 +156,7 @@ fn owned(headers: &Headers) -> OwnedHeaders {
 }
 
 /// What is wrong with a topic; nothing when records can be sent to it.
-fn state(producer: &ThreadedProducer<Context>, topic: &str) -> Option<Fate> {
+fn state(producer: &ThreadedProducer<ProducerCallbacks>, topic: &str) -> Option<Fate> {
     let metadata = match producer.client().fetch_metadata(Some(topic), METADATA_WAIT) {
         Ok(metadata) => metadata,
         Err(error) => return Some(fate(&error, IsItsOwn::No)),
@@ -206,12 +207,12 @@ struct Told {
     fate: Fate,
 }
 
-pub(super) struct Context {
-    trouble: Trouble,
+pub(super) struct ProducerCallbacks {
+    trouble: WireTrouble,
     outage: Outage,
 }
 
-impl Context {
+impl ProducerCallbacks {
     /// A broker has acknowledged something.
     fn heard(&self) {
         if self.outage.is_on() {
@@ -220,7 +221,7 @@ impl Context {
     }
 }
 
-impl ClientContext for Context {
+impl ClientContext for ProducerCallbacks {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
         let level = if self.outage.is_on() { RDKafkaLogLevel::Debug } else { level };
         events::outbox::log(level as i32, without_values(line));
@@ -238,7 +239,7 @@ impl ClientContext for Context {
     }
 }
 
-impl ProducerContext for Context {
+impl ProducerContext for ProducerCallbacks {
     type DeliveryOpaque = Box<Ticket>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::produce::Producing;
 use super::settings;
-use crate::outbox::{RelayHandle, RelaySettings, Trouble};
+use crate::outbox::{RelayHandle, RelaySettings, WireTrouble};
 use crate::store::{Backend, Store};
-use crate::types::{DURATION_MAX, Error, Result};
+use crate::types::{DURATION_MAX, Error, HealthReason, Result};
 
 /// How long the last batch may take when the grace is shorter.
 const END_WAIT_MIN: Duration = Duration::from_secs(1);
@@ -130,7 +130,7 @@ impl Relay {
         let Some(config) = config.filter(|_| problems.is_empty()) else {
             return Err(Error::configuration(format!("cannot start the relay: {}", problems.join("; "))));
         };
-        let trouble = Trouble::default();
+        let trouble = WireTrouble::default();
         // Made once here, so that a setting that librdkafka does not know is an error now.
         drop(Producing::new(&config, trouble.clone())?);
         let of_wire = trouble.clone();
@@ -183,6 +183,10 @@ impl RunningRelay {
     /// another relay can go on at once.
     pub async fn shutdown(self, grace: Duration) {
         self.end(Instant::now() + grace.min(DURATION_MAX).max(END_WAIT_MIN)).await;
+    }
+
+    pub(crate) fn health(&self) -> impl Fn() -> Vec<HealthReason> + Send + Sync + 'static {
+        self.0.health()
     }
 
     pub(crate) async fn end(self, deadline: Instant) {

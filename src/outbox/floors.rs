@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::store::outbound::Horizon;
-use crate::types::Outgoing;
+use crate::store::outbound::Outgoing;
 
 /// How often looks begin at the beginning.
 const DROP_EVERY: Duration = Duration::from_secs(10);

@@ -8,10 +8,10 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
 use super::relay::relay_loop;
-use super::wire::{Trouble, Wire};
+use super::wire::{Wire, WireTrouble};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
-use crate::types::{Error, Result, jittered, panic_text};
+use crate::types::{Error, HealthReason, Result, jittered, panic_text};
 
 /// Between two purges of records that were sent.
 const PURGE_EVERY: Duration = Duration::from_secs(10);
@@ -35,6 +35,9 @@ pub(crate) struct RelayHandle {
     /// What it ended of, if anything; `None` once it was heard.
     ended: Option<oneshot::Receiver<Option<Error>>>,
     failure: Option<Error>,
+    /// What keeps it from sending, and what it has ended of: for whoever asks how it is.
+    trouble: WireTrouble,
+    failed: WireTrouble,
 }
 
 impl RelayHandle {
@@ -42,11 +45,13 @@ impl RelayHandle {
     pub(crate) fn start<B: Backend, W: Wire>(
         store: &Store<B>,
         settings: RelaySettings,
-        trouble: Trouble,
+        trouble: WireTrouble,
         make: impl Fn() -> Result<W> + Send + Sync + 'static,
     ) -> Self {
         let (stop, stopping) = watch::channel(false);
         let (end, ended) = oneshot::channel();
+        let (failed, of_handle) = (WireTrouble::default(), trouble.clone());
+        let noting = failed.clone();
         let purging = purge_loop(store.clone(), settings.keep_sent, stopping.clone());
         let relaying = relay_loop(store.clone(), settings, trouble, make, stopping);
         let reactor = store.backend.reactor();
@@ -55,12 +60,23 @@ impl RelayHandle {
             let failure = AssertUnwindSafe(both).catch_unwind().await.err().map(|panic| {
                 let error = Error::bug(format!("the relay of the outbox panicked: {}", panic_text(panic)));
                 events::outbox::relay_failed(&error);
+                noting.note(format!("{error:#}"));
                 error
             });
             drop(end.send(failure));
         };
         drop(reactor.spawn(work));
-        Self { stop, ended: Some(ended), failure: None }
+        Self { stop, ended: Some(ended), failure: None, trouble: of_handle, failed }
+    }
+
+    /// What is not as it should be, whenever it is asked.
+    pub(crate) fn health(&self) -> impl Fn() -> Vec<HealthReason> + Send + Sync + 'static {
+        let (trouble, failed) = (self.trouble.clone(), self.failed.clone());
+        move || {
+            let failed = failed.get().map(|error| HealthReason::Failed { error });
+            let trouble = trouble.get().map(|error| HealthReason::KafkaTrouble { error });
+            failed.into_iter().chain(trouble).collect()
+        }
     }
 
     /// Ends it: the batch that is on its way is waited for and marked, not beyond the deadline.

@@ -6,10 +6,10 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::topics::{Topics, Unknown};
+use super::topics::{HeldTopics, Unknown};
 use super::wire::Fate;
-use crate::store::outbound::{Refused, Sent};
-use crate::types::{Outgoing, sanitize};
+use crate::store::outbound::{Outgoing, Refused, Sent};
+use crate::types::sanitize;
 
 /// Characters of an error that are kept with a record.
 const ERROR_CHARS_MAX: usize = 500;
@@ -50,7 +50,7 @@ pub(super) struct Verdict {
     pub(super) are_topics_changed: bool,
 }
 
-pub(super) fn judge(rows: &[Outgoing], fates: Vec<Fate>, topics: &mut Topics, now: Instant) -> Verdict {
+pub(super) fn judge(rows: &[Outgoing], fates: Vec<Fate>, topics: &mut HeldTopics, now: Instant) -> Verdict {
     let mut verdict = Verdict::default();
     let is_alone = rows.len() == 1;
     for (row, fate) in rows.iter().zip(fates) {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_record_is_poisoned_only_when_it_was_refused_alone() {
-        let mut topics = Topics::new(Duration::from_secs(60));
+        let mut topics = HeldTopics::new(Duration::from_secs(60));
         let rows = [row(1, 0), row(2, 0)];
         let acknowledged = Fate::Acknowledged { partition: 3, offset: 4 };
         let together = judge(&rows, vec![refused(), acknowledged], &mut topics, Instant::now());
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn nothing_is_poisoned_for_trouble_that_passes() {
-        let mut topics = Topics::new(Duration::from_secs(60));
+        let mut topics = HeldTopics::new(Duration::from_secs(60));
         let error = || "no".to_owned();
         let fates = vec![
             Fate::Unknown { error: error() },

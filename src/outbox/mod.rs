@@ -27,4 +27,4 @@ mod wire;
 pub(crate) use handle::{RelayHandle, RelaySettings};
 pub use publish::Outbox;
 #[cfg(feature = "kafka")]
-pub(crate) use wire::{Fate, Trouble, Wire};
+pub(crate) use wire::{Fate, Wire, WireTrouble};

@@ -19,12 +19,12 @@ use super::floors::Floors;
 use super::handle::{RelaySettings, stopped};
 use super::judge::{Verdict, choose, judge};
 use super::tenure::Tenure;
-use super::topics::Topics;
-use super::wire::{Fate, Trouble, Wire};
-use crate::store::outbound::{Look, Marking};
+use super::topics::HeldTopics;
+use super::wire::{Fate, Wire, WireTrouble};
+use crate::store::outbound::{Look, Marking, Outgoing};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
-use crate::types::{Backoff, Error, Outgoing, Result, jittered, process_name};
+use crate::types::{Backoff, Error, Result, jittered, process_name};
 
 /// The first pause when nothing waits; doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
@@ -37,7 +37,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(5);
 pub(super) async fn relay_loop<B: Backend, W: Wire>(
     store: Store<B>,
     settings: RelaySettings,
-    trouble: Trouble,
+    trouble: WireTrouble,
     make: impl Fn() -> Result<W> + Send + Sync,
     stopping: watch::Receiver<bool>,
 ) {
@@ -56,10 +56,10 @@ pub(super) async fn relay_loop<B: Backend, W: Wire>(
         relay = enrolled => relay,
         () = stopped(&stopping) => return,
     };
-    let mut work = Work {
+    let mut work = Relaying {
         tenure: Tenure::new(relay, Arc::clone(&name), settings.lease, trouble.clone()),
         floors: Floors::new(Instant::now()),
-        topics: Topics::new(settings.unknown_topic_grace),
+        topics: HeldTopics::new(settings.unknown_topic_grace),
         suspects: HashSet::new(),
         wire: None,
         pause: PAUSE_MIN,
@@ -77,17 +77,17 @@ pub(super) async fn relay_loop<B: Backend, W: Wire>(
     let _ = timeout(LAST_WORDS, work.store.backend.withdraw_relay(relay)).await;
 }
 
-struct Work<B: Backend, W, M> {
+struct Relaying<B: Backend, W, M> {
     store: Store<B>,
     settings: RelaySettings,
     tenure: Tenure,
     floors: Floors,
-    topics: Topics,
+    topics: HeldTopics,
     /// Records that were refused together with others: each of them is sent alone.
     suspects: HashSet<i64>,
     wire: Option<W>,
     make: M,
-    trouble: Trouble,
+    trouble: WireTrouble,
     /// How long to wait when nothing is found.
     pause: Duration,
     backoff: Backoff,
@@ -101,7 +101,7 @@ enum Cut {
     Stopping,
 }
 
-impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Work<B, W, M> {
+impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> {
     fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }

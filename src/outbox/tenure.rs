@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::wire::Trouble;
+use super::wire::WireTrouble;
 use crate::store::outbound::{Held, Hold};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
@@ -14,7 +14,7 @@ pub(super) struct Tenure {
     relay: i32,
     name: Arc<str>,
     lease: Duration,
-    trouble: Trouble,
+    trouble: WireTrouble,
     slots: Vec<i16>,
     share: usize,
     /// By this process's own clock, counted from before the statement was sent.
@@ -27,7 +27,7 @@ pub(super) struct Tenure {
 }
 
 impl Tenure {
-    pub(super) fn new(relay: i32, name: Arc<str>, lease: Duration, trouble: Trouble) -> Self {
+    pub(super) fn new(relay: i32, name: Arc<str>, lease: Duration, trouble: WireTrouble) -> Self {
         let now = Instant::now();
         Self {
             relay,

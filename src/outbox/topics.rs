@@ -1,4 +1,4 @@
-//! Topics whose records are left alone for a while, because they do not exist or cannot be written to. Pure: the time is an argument.
+//! HeldTopics whose records are left alone for a while, because they do not exist or cannot be written to. Pure: the time is an argument.
 //!
 //! Records of other topics go on. A topic is tried again every few seconds. When it has been unknown for longer than the grace, its records are
 //! poisoned; a topic that may not be written to is tried for ever.
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const TRY_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct Topics {
+pub(super) struct HeldTopics {
     held: HashMap<Arc<str>, HeldTopic>,
     grace: Duration,
 }
@@ -30,7 +30,7 @@ pub(super) enum Unknown {
     GivenUp,
 }
 
-impl Topics {
+impl HeldTopics {
     pub(super) fn new(grace: Duration) -> Self {
         Self { held: HashMap::new(), grace }
     }
@@ -39,7 +39,7 @@ impl Topics {
         self.held.is_empty()
     }
 
-    /// Topics that are not tried now.
+    /// HeldTopics that are not tried now.
     pub(super) fn held(&self, now: Instant) -> Vec<String> {
         self.held.iter().filter(|(_, topic)| topic.try_at > now).map(|(name, _)| name.to_string()).collect()
     }
@@ -78,7 +78,7 @@ mod tests {
     fn an_unknown_topic_waits_is_tried_again_and_is_given_up_after_the_grace() {
         let start = Instant::now();
         let after = |secs| start + Duration::from_secs(secs);
-        let mut topics = Topics::new(Duration::from_secs(60));
+        let mut topics = HeldTopics::new(Duration::from_secs(60));
         let topic: Arc<str> = "t".into();
         assert_eq!(topics.is_unknown(&topic, start), Unknown::Waits);
         assert_eq!(topics.held(after(1)), ["t"]);
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_topic_that_may_not_be_written_to_is_tried_for_ever() {
         let start = Instant::now();
-        let mut topics = Topics::new(Duration::ZERO);
+        let mut topics = HeldTopics::new(Duration::ZERO);
         let topic: Arc<str> = "t".into();
         topics.is_denied(&topic, start);
         assert_eq!(topics.held(start), ["t"]);

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::types::Outgoing;
+use crate::store::outbound::Outgoing;
 
 /// Sends records. When it is dropped, nothing more of what it was given leaves.
 pub(crate) trait Wire: Send + 'static {
@@ -47,9 +47,9 @@ pub(crate) enum Fate {
 
 /// What keeps a wire from sending, as it says itself. Shared with the relay, which shows it to people.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Trouble(Arc<Mutex<Option<String>>>);
+pub(crate) struct WireTrouble(Arc<Mutex<Option<String>>>);
 
-impl Trouble {
+impl WireTrouble {
     pub(crate) fn note(&self, trouble: String) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
     }

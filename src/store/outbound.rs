@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 
 use super::seam::Seam;
-use crate::types::{Headers, Outgoing, Result};
+use crate::types::{Headers, Result};
 
 /// How many slots the keys are spread over. The schema has as many rows in `inbox_outbox_slots`.
 #[cfg(feature = "sqlite")]
@@ -73,6 +73,19 @@ pub struct NewOutgoing {
     pub payload: Option<Bytes>,
 }
 
+/// A record of the outbox that is to be sent.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    /// Its row. Records of one slot are sent in this order.
+    pub id: i64,
+    pub slot: i16,
+    pub topic: Arc<str>,
+    pub recorded_at: Option<SystemTime>,
+    pub key: Option<Bytes>,
+    pub headers: Headers,
+    pub payload: Option<Bytes>,
+}
+
 /// What a relay says of itself each time it holds its slots.
 #[derive(Debug, Clone)]
 pub struct Hold {
@@ -106,7 +119,7 @@ pub struct Look {
 
 #[derive(Debug, Clone, Default)]
 pub struct Looked {
-    pub(crate) rows: Vec<Outgoing>,
+    pub rows: Vec<Outgoing>,
     pub horizon: Option<Horizon>,
 }
 

@@ -57,7 +57,7 @@ pub struct OutboxOptions {
     id: Option<i64>,
     /// In this state
     #[arg(long, value_name = "STATE")]
-    state: Option<StateOption>,
+    state: Option<OutboxStateOption>,
     /// Of this topic
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
@@ -75,7 +75,7 @@ pub struct OutboxOptions {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum StateOption {
+enum OutboxStateOption {
     Waiting,
     Sent,
     Poisoned,
@@ -87,10 +87,10 @@ impl OutboxOptions {
         let mut filter = OutboxFilter::default();
         filter.id = self.id;
         filter.state = self.state.map(|state| match state {
-            StateOption::Waiting => OutboxState::Waiting,
-            StateOption::Sent => OutboxState::Sent,
-            StateOption::Poisoned => OutboxState::Poisoned,
-            StateOption::Discarded => OutboxState::Discarded,
+            OutboxStateOption::Waiting => OutboxState::Waiting,
+            OutboxStateOption::Sent => OutboxState::Sent,
+            OutboxStateOption::Poisoned => OutboxState::Poisoned,
+            OutboxStateOption::Discarded => OutboxState::Discarded,
         });
         filter.topic.clone_from(&self.topic);
         filter.message_id.clone_from(&self.message);

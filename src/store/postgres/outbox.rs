@@ -15,9 +15,9 @@ use super::process::millis;
 use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::counts::limit;
-use crate::store::outbound::{Held, Hold, Horizon, Look, Looked, Marking, NewOutgoing, Refused};
+use crate::store::outbound::{Held, Hold, Horizon, Look, Looked, Marking, NewOutgoing, Outgoing, Refused};
 use crate::store::rows::DatabaseStamp;
-use crate::types::{Headers, Outgoing, Result};
+use crate::types::{Headers, Result};
 
 rows! {
     OutgoingRow {

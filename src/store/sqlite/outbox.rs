@@ -12,9 +12,9 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{Content, only_row, rows, statements};
 use crate::store::counts::limit;
-use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Refused, SLOTS};
+use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Outgoing, Refused, SLOTS};
 use crate::store::rows::DatabaseStamp;
-use crate::types::{Headers, Outgoing, Result};
+use crate::types::{Headers, Result};
 
 /// How long a relay that is not seen any more stays on the list.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);

@@ -11,6 +11,14 @@ async fn on_topic(post: &Post, count: i64) {
     }
 }
 
+/// Ends marks that wait in the database: the server would finish them although nobody listens any more.
+async fn marks_are_gone(post: &Post) {
+    let marks = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf' AND query LIKE '%UPDATE inbox_outbox o%'
+                 AND state = 'active'";
+    let ended = format!("SELECT (count(pg_terminate_backend(pid)) = 0)::int::bigint {marks}");
+    post.scene.until(&ended).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_killed_between_send_and_mark_is_followed_by_one_that_sends_the_same_record_again() {
     let post = Post::new(1).await;
@@ -21,6 +29,7 @@ async fn a_relay_killed_between_send_and_mark_is_followed_by_one_that_sends_the_
     let child = sender::spawn(&post);
     on_topic(&post, 1).await;
     child.kill9().await;
+    marks_are_gone(&post).await;
     holder.batch_execute("COMMIT").await.unwrap();
     let relay = post.start();
     post.publish("k", &["b"]).await;
@@ -41,10 +50,8 @@ async fn a_relay_that_sleeps_past_its_lease_marks_nothing_when_it_wakes_up() {
     let child = sender::spawn(&post);
     on_topic(&post, 1).await;
     child.stop();
-    // Its statement that waits is gone with its session, as after a network that was cut.
-    let gone = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                WHERE datname = current_database() AND application_name = 'wharf' AND query LIKE '%UPDATE inbox_outbox o%'";
-    post.scene.database.query_one_i64(gone).await;
+    // As after a network that was cut.
+    marks_are_gone(&post).await;
     let slept = "SELECT (bool_and(held_until <= now()))::int::bigint FROM inbox_outbox_slots WHERE holder IS NOT NULL";
     post.scene.until(slept).await;
     let relay = post.start();
