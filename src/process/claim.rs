@@ -14,6 +14,7 @@ use super::gate::{Brought, Purpose, Starting};
 use super::lane::Lane;
 use super::looks::{Look, Looks};
 use super::run::Run;
+use super::setbacks::Setbacks;
 use super::slots::{Need, Place};
 use super::solo;
 use crate::store::Backend;
@@ -40,6 +41,8 @@ pub(super) struct Claimer<B: Backend> {
     is_backlog: bool,
     /// Counts claims, to share slots fairly between the ids of one handler.
     round: usize,
+    /// Handlers whose claims failed while others' did not.
+    setbacks: Setbacks,
 }
 
 /// One claim of a round.
@@ -61,6 +64,8 @@ struct Sorted<B: Backend> {
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) claimed: usize,
+    /// Why some of the handlers could not be asked for. It is reported already, and they are left out for a while.
+    pub(super) setback: Option<Error>,
     next: NextRound,
 }
 
@@ -115,7 +120,8 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
         let (floors, looks) = (HashMap::new(), Looks::default());
-        Self { engine, floors, looks, spared_until: None, is_backlog: false, round: 0 }
+        let setbacks = Setbacks::new(engine.limits.backoff_max);
+        Self { engine, floors, looks, spared_until: None, is_backlog: false, round: 0, setbacks }
     }
 
     /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
@@ -138,7 +144,7 @@ impl<B: Backend> Claimer<B> {
         let limits = &engine.limits;
         let first = self.part(&starting, look, |lane| lane.need(limits) != Need::None);
         if first.room.is_empty() {
-            return Ok(Round { claimed: 0, next: NextRound::WhenNeeded });
+            return Ok(Round { claimed: 0, setback: None, next: NextRound::WhenNeeded });
         }
         let mut parts = vec![first];
         while self.is_backlog && parts.len() < CLAIMS_MAX {
@@ -156,7 +162,9 @@ impl<B: Backend> Claimer<B> {
         let claim_rows = self.engine.limits.claim_batch_rows;
         // Another lane first each time: the first one has the first choice of the connections.
         let (later, first) = self.engine.lanes.split_at(self.round % self.engine.lanes.len());
-        let lanes = first.iter().chain(later).filter(|lane| is_meant(lane));
+        let now = Instant::now();
+        let is_pausing = |lane: &Lane<B>| lane.ids.all.iter().any(|&id| self.setbacks.is_pausing(id, now));
+        let lanes = first.iter().chain(later).filter(|lane| is_meant(lane) && !is_pausing(lane));
         let room: Vec<_> = lanes.filter_map(|lane| starting.places(lane, claim_rows).ok()).collect();
         let asks = room.iter().flat_map(|places| self.asks(places, look)).collect();
         // Only for what is asked: counting on without a claim would leave out the same id again and again.
@@ -173,20 +181,22 @@ impl<B: Backend> Claimer<B> {
             engine.store.backend.claim(&request).await
         });
         let answers = join_all(statements).await;
-        let answered = parts.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
-        answered.flat_map(|(part, _)| &part.room).for_each(|places| places.lane.set_careful(false));
+        for (part, answer) in parts.iter().zip(&answers) {
+            self.note_answer(part, answer, look, asked_at);
+        }
         // How much less was found than asked for, by handler id.
         let mut missing: HashMap<i16, i32> = HashMap::new();
         let lanes_asked = parts.first().map_or(0, |part| part.room.len());
         let mut lease_starts = Instant::now();
-        let (mut claimed, mut brought, mut suspects, mut trouble) = (0, Vec::new(), Vec::new(), None);
+        let (mut claimed, mut brought, mut suspects) = (0, Vec::new(), Vec::new());
+        let (mut trouble, mut setback) = (None, None);
         for (part, answer) in parts.into_iter().zip(answers) {
             for ask in &part.asks {
                 *missing.entry(ask.handler_id).or_default() += ask.limit;
             }
             match answer {
-                Ok(Claims { sent_at, deliveries }) => {
-                    self.looks.answered(look, sent_at.elapsed(), Instant::now());
+                Ok(Claims { sent_at, deliveries, failed }) => {
+                    setback = failed.into_iter().next().map(|asks| asks.error).or(setback);
                     for delivery in &deliveries {
                         *missing.entry(delivery.claim.handler_id).or_default() -= 1;
                     }
@@ -198,13 +208,7 @@ impl<B: Backend> Claimer<B> {
                     suspects.append(&mut sorted.suspects);
                     trouble = sorted.trouble.or(trouble);
                 }
-                Err(error) => {
-                    // Without a connection nothing is learnt about how deep a look may be.
-                    if error.kind() != Kind::Connection {
-                        self.looks.refused(look, asked_at.elapsed(), Instant::now());
-                    }
-                    trouble = Some(error);
-                }
+                Err(error) => trouble = Some(error),
             }
         }
         let left = starting.bring_in(brought, lease_starts);
@@ -216,7 +220,29 @@ impl<B: Backend> Claimer<B> {
         if let Some(error) = trouble {
             return Err(error);
         }
-        Ok(Round { claimed, next: self.next(look, lanes_asked) })
+        Ok(Round { claimed, setback, next: self.next(look, lanes_asked) })
+    }
+
+    /// Learns from an answer how deep a look may be, and which handlers cannot be asked for.
+    fn note_answer(&mut self, part: &Part<B>, answer: &Result<Claims>, look: Look, asked_at: Instant) {
+        let now = Instant::now();
+        let failed = answer.as_ref().map_or(&[][..], |claims| &claims.failed);
+        let errors = failed.iter().map(|asks| &asks.error).chain(answer.as_ref().err());
+        match (errors.map(Error::kind).find(|kind| *kind != Kind::Connection), answer) {
+            (Some(_), _) => self.looks.refused(look, asked_at.elapsed(), now),
+            (None, Ok(claims)) => self.looks.answered(look, claims.sent_at.elapsed(), now),
+            // Without a connection nothing is learnt about how deep a look may be.
+            (None, Err(_)) => return,
+        }
+        if answer.is_err() {
+            return;
+        }
+        let is_failed = |handler_id: &i16| failed.iter().any(|asks| asks.handler_ids.contains(handler_id));
+        for places in part.room.iter().filter(|places| !places.lane.ids.all.iter().any(is_failed)) {
+            places.lane.set_careful(false);
+            self.setbacks.answered(&places.lane.ids.all);
+        }
+        failed.iter().for_each(|asks| self.setbacks.failed(asks, now));
     }
 
     /// When another round makes sense.
@@ -301,8 +327,8 @@ impl<B: Backend> Claimer<B> {
     /// How long to wait for news before the next look.
     fn patience(&self) -> Duration {
         let poll = jittered(self.engine.limits.poll);
-        let owed_in = self.looks.owed_at().map(|at| at.saturating_duration_since(Instant::now()));
-        owed_in.map_or(poll, |owed_in| owed_in.min(poll))
+        let awaited = self.looks.owed_at().into_iter().chain(self.setbacks.next_at());
+        awaited.map(|at| at.saturating_duration_since(Instant::now())).fold(poll, Duration::min)
     }
 
     fn scope(&mut self) -> ClaimScope {

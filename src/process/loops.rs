@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::alarm::alarm_loop;
-use super::claim::{Claimer, claim_loop};
+use super::claim::{Claimer, Round, claim_loop};
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
@@ -167,9 +167,12 @@ impl<B: Backend> Loops<B> {
         let (mut total, mut empty) = (0, 0);
         while empty < turns && self.engine.is_running() {
             claimer.look_anew();
-            let claimed = claimer.round().await?.claimed;
+            let Round { claimed, setback, .. } = claimer.round().await?;
             self.engine.in_flight.empty().await;
             self.slots_free().await;
+            if let Some(error) = setback {
+                return Err(error);
+            }
             total += claimed;
             match (claimed, extent) {
                 (0, _) => empty += 1,

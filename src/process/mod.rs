@@ -25,6 +25,7 @@ mod pulse;
 mod renew;
 mod retain;
 mod run;
+mod setbacks;
 mod settle;
 mod slots;
 mod solo;

@@ -18,7 +18,7 @@ use super::operating::SchemaVersion;
 use super::transaction::{ReadBack, Transaction};
 use super::version::{self, Migration, SchemaRow};
 pub use super::wanted::{HandlerIds, Order, OrderedBy, WantedHandler, Wants};
-use crate::types::{Outcome, Record, Result, StoredMessage};
+use crate::types::{Error, Outcome, Record, Result, StoredMessage};
 
 /// As many as a message has handlers: mostly a few, which need no memory of their own.
 pub type Few<T> = SmallVec<[T; 4]>;
@@ -259,6 +259,15 @@ pub struct Claims {
     /// As in [`Answers`].
     pub sent_at: Instant,
     pub deliveries: Vec<Claimed>,
+    /// What could not be asked, while something else could: a claim can be several statements.
+    pub failed: Vec<FailedAsks>,
+}
+
+/// Handlers that a claim could not ask for, and why.
+#[derive(Debug)]
+pub struct FailedAsks {
+    pub handler_ids: Vec<i16>,
+    pub error: Error,
 }
 
 #[derive(Debug, Clone)]

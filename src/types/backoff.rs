@@ -22,9 +22,14 @@ impl Backoff {
     /// Pauses for somewhere between half and all of the current step, so that processes that lost the database together do not
     /// come back together.
     pub(crate) async fn pause(&mut self) {
+        tokio::time::sleep(self.next()).await;
+    }
+
+    /// How long the next pause is to be, for callers who do something else meanwhile.
+    pub(crate) fn next(&mut self) -> Duration {
         let pause = jittered(self.next);
         self.next = (self.next * 2).min(self.max);
-        tokio::time::sleep(pause).await;
+        pause
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod accept;
 mod accept_in;
+mod claim;
 mod connect;
 mod errors;
 mod ingest;
@@ -219,7 +220,7 @@ impl Seam for Postgres {
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Claims> {
-        act!(self, conn => process::claim(&mut conn, request))
+        act!(self, conn => claim::claim(&mut conn, request))
     }
 
     async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {

@@ -10,18 +10,17 @@
 
 use std::collections::HashSet;
 
-use diesel::pg::data_types::PgTimestamp;
-use diesel_async::{AsyncPgConnection, RunQueryDsl};
-
-use super::process::{bottom, claimed_rows, millis};
-use super::statement::statements;
-use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{Ask, ClaimRequest, Claimed, NewDelivery};
+use super::claim::{claim_statements, claimed_rows};
+use crate::store::seam::NewDelivery;
 
 /// Members of a key that one claim looks at. Where there are more, replays of a thousand at once, say, they are held first.
-const MEMBERS_MAX: i64 = 1_000;
+macro_rules! members_max {
+    () => {
+        "1000"
+    };
+}
 
-statements! {
+claim_statements! {
     /// The first part is that of `Claim`: one index probe per handler, in the index's order. Then one probe per key and id.
     ClaimOrdered(concat!("
         WITH candidate AS MATERIALIZED (
@@ -49,7 +48,7 @@ statements! {
                 FROM (SELECT 1 FROM inbox_delivery d
                       WHERE d.handler_id = same.id AND d.order_hash = k.order_hash AND d.due_at < 'infinity'
                         AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
-                      ORDER BY d.due_at, d.message_seq LIMIT :members_max) m) seen),
+                      ORDER BY d.due_at, d.message_seq LIMIT ", members_max!(), ") m) seen),
         member AS MATERIALIZED (
             SELECT k.root, k.order_hash, k.members, m.*
             FROM order_key k
@@ -62,7 +61,7 @@ statements! {
                 FROM inbox_delivery d
                 WHERE d.handler_id = k.handler_id AND d.order_hash = k.order_hash AND d.due_at < 'infinity'
                   AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
-                ORDER BY d.due_at, d.message_seq LIMIT :members_max
+                ORDER BY d.due_at, d.message_seq LIMIT ", members_max!(), "
                 FOR NO KEY UPDATE SKIP LOCKED) m),
         ranked AS MATERIALIZED (
             SELECT m.*, count(*) OVER (PARTITION BY m.root, m.order_hash) AS locked,
@@ -81,34 +80,8 @@ statements! {
                 SELECT c.tid FROM candidate c WHERE c.order_hash IS NULL
                 UNION ALL
                 SELECT r.tid FROM ranked r
-                WHERE r.place = 1 AND r.status = 0 AND r.is_due AND r.is_free AND r.locked = r.members AND r.members < :members_max))
+                WHERE r.place = 1 AND r.status = 0 AND r.is_due AND r.is_free AND r.locked = r.members AND r.members < ", members_max!(), "))
 ", claimed_rows!()))
-    -> ClaimRow<PgTimestamp> {
-        lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
-        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, members_max: i64, with_ages: bool,
-    }
-}
-
-pub(super) async fn claim(
-    conn: &mut AsyncPgConnection,
-    request: &ClaimRequest,
-    asks: &[&Ask],
-) -> diesel::QueryResult<Vec<Claimed>> {
-    let (floors, depths_ms) = asks.iter().map(|ask| bottom(ask)).unzip();
-    let rows = ClaimOrdered {
-        lease_ms: millis(request.lease),
-        processor: request.processor,
-        handler_ids: asks.iter().map(|ask| ask.handler_id).collect(),
-        limits: asks.iter().map(|ask| ask.limit).collect(),
-        floors,
-        depths_ms,
-        with_suspects: request.scope.has_suspects(),
-        solo_from: request.solo_from,
-        solo_from_troubles: request.solo_from_troubles,
-        members_max: MEMBERS_MAX,
-        with_ages: request.with_ages,
-    };
-    Ok(claims(rows.load::<ClaimRow<PgTimestamp>>(conn).await?))
 }
 
 /// Which deliveries of a batch follow another of their order in it, and the orders that there are.

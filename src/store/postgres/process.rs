@@ -1,23 +1,18 @@
-//! Claim, settle, renew: the statements of the processor, each bounded by its batch and fenced by the attempt.
+//! Settle, renew, give back: what the processor writes of its claims, each statement bounded by its batch and fenced by the attempt.
 //!
-//! A claim costs what its batch costs, whatever lies beside it. A settlement without the current attempt changes nothing. The fence also
+//! A settlement without the current attempt changes nothing. The fence also
 //! names the processor: a replica that is promoted without the last claims gives their attempts to others. No
 //! statement here waits for a row that somebody else has locked for longer than two seconds.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
-use super::ordered;
 use super::statement::{only_row, rows, statements};
 use crate::store::counts::count;
-use crate::store::rows::{ClaimRow, claims};
-use crate::store::seam::{
-    Ask, ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Lost, Renewal, Settlement, Settler, Stamp,
-};
+use crate::store::seam::{ClaimId, Lost, Renewal, Settlement, Settler};
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
@@ -27,57 +22,7 @@ rows! {
     LostRow { claim: ClaimId, is_done: bool }
 }
 
-/// What every claim returns, behind an UPDATE that is called `claimed`. A corrected payload is read only where there is one.
-macro_rules! claimed_rows {
-    () => {
-        "
-            RETURNING t.message_seq, t.handler_id, t.attempts, t.errors, t.crashes, t.troubles, t.due_at, t.is_corrected, t.replays)
-        SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.troubles,
-               CASE WHEN :with_ages AND c.replays = 0 THEN (extract(epoch FROM now() - m.received_at) * 1000)::bigint END, c.due_at,
-               m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
-               CASE WHEN c.is_corrected THEN (SELECT k.payload FROM inbox_correction k
-                                              WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
-                                              ORDER BY k.audit_id DESC LIMIT 1)
-                    ELSE m.payload END, c.is_corrected
-        FROM claimed c
-        LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true"
-    };
-}
-pub(super) use claimed_rows;
-
 statements! {
-    /// One index probe per handler, in the index's order, then an update by ctid: neither can become a scan or a join, whatever
-    /// the planner believes; OFFSET 0 keeps `bottom` a value, which the index is probed with. A lock that ran out without being given back means that its process died, which is counted here, unless
-    /// the process is known to be alive: then it is only late. Counters saturate; a row whose attempt cannot grow any more could not be
-    /// fenced and is left alone.
-    Claim(concat!("
-        WITH claimed AS (
-            UPDATE inbox_delivery t
-            SET locked_until = now() + :lease_ms * interval '1 millisecond', locked_by = :processor, attempts = t.attempts + 1,
-                crashes = t.crashes + CASE WHEN t.locked_until IS NULL OR t.crashes = 2147483647 OR t.locked_by = :processor THEN 0
-                                           WHEN (SELECT p.alive_until > now() FROM inbox_processor p WHERE p.id = t.locked_by)
-                                           THEN 0 ELSE 1 END
-            WHERE t.ctid = ANY (ARRAY(
-                SELECT due.tid
-                FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom
-                      FROM unnest(:handler_ids, :limits, :floors, :depths_ms) AS a (handler_id, wanted, floor, depth_ms)
-                      WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id) OFFSET 0) ask
-                CROSS JOIN LATERAL (
-                    SELECT d.ctid AS tid FROM inbox_delivery d
-                    WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
-                      AND d.due_at >= ask.bottom AND d.due_at <= now()
-                      AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
-                               ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
-                      AND d.attempts < 2147483647
-                    ORDER BY d.due_at, d.message_seq
-                    LIMIT ask.wanted
-                    FOR NO KEY UPDATE SKIP LOCKED) due))
-", claimed_rows!()))
-    -> ClaimRow<PgTimestamp> {
-        lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>, floors: Vec<Option<PgTimestamp>>,
-        depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32, solo_from_troubles: i32, with_ages: bool,
-    }
-
     /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner
     /// cannot reason about it: right after an ANALYZE that saw no locked row it would expect none, and begin with a scan for them.
     SettleDone("
@@ -178,56 +123,6 @@ statements! {
                    THEN true ELSE false END
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL")
     { message_seqs: Vec<i64>, handler_ids: Vec<i16>, processor: i32 }
-}
-
-pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) -> Result<Claims> {
-    let sent_at = Instant::now();
-    let cannot = || database("cannot claim deliveries");
-    let (ordered, asks): (Vec<&Ask>, Vec<&Ask>) =
-        request.asks.iter().partition(|ask| request.ordered_ids.contains(&ask.handler_id));
-    let mut deliveries = Vec::new();
-    if !asks.is_empty() {
-        deliveries = claim_unordered(conn, request, &asks).await.map_err(cannot())?;
-    }
-    if !ordered.is_empty() {
-        match ordered::claim(conn, request, &ordered).await {
-            Ok(claimed) => deliveries.extend(claimed),
-            // What was claimed before must run; the next claim meets the error again.
-            Err(error) if deliveries.is_empty() => return Err(cannot()(error)),
-            Err(_) => {}
-        }
-    }
-    Ok(Claims { sent_at, deliveries })
-}
-
-async fn claim_unordered(
-    conn: &mut AsyncPgConnection,
-    request: &ClaimRequest,
-    asks: &[&Ask],
-) -> diesel::QueryResult<Vec<Claimed>> {
-    let (floors, depths_ms) = asks.iter().map(|ask| bottom(ask)).unzip();
-    let rows = Claim {
-        lease_ms: millis(request.lease),
-        processor: request.processor,
-        handler_ids: asks.iter().map(|ask| ask.handler_id).collect(),
-        limits: asks.iter().map(|ask| ask.limit).collect(),
-        floors,
-        depths_ms,
-        with_suspects: request.scope.has_suspects(),
-        solo_from: request.solo_from,
-        solo_from_troubles: request.solo_from_troubles,
-        with_ages: request.with_ages,
-    };
-    Ok(claims(rows.load::<ClaimRow<PgTimestamp>>(conn).await?))
-}
-
-/// Where a look begins: a moment, and so many milliseconds before it.
-pub(super) fn bottom(ask: &Ask) -> (Option<PgTimestamp>, i64) {
-    match ask.from {
-        // PostgreSQL's `-infinity`.
-        LookFrom::Beginning => (Some(PgTimestamp(i64::MIN)), 0),
-        LookFrom::Below { floor, depth } => (floor.map(|Stamp(micros)| PgTimestamp(micros)), millis(depth)),
-    }
 }
 
 pub(super) async fn settle(conn: &mut AsyncPgConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {

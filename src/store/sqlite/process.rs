@@ -140,7 +140,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
         }
         deliveries.extend(due);
     }
-    Ok(Claims { sent_at, deliveries })
+    Ok(Claims { sent_at, deliveries, failed: Vec::new() })
 }
 
 pub(super) fn settle(conn: &mut SqliteConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Client;
-use wharf::{Inbox, Receipt, Record};
+use wharf::order::OrderKey;
+use wharf::{Failure, Inbox, Receipt, Record};
 
 use super::effect;
 use super::refused::{ACCEPTED, stock_inbox};
@@ -234,4 +235,52 @@ async fn sessions_that_are_ended_again_and_again_cost_no_record() {
 
     assert_eq!(within(call).await.unwrap().unwrap(), ACCEPTED);
     assert_eq!(scene.count("inbox_quarantine").await, 0);
+}
+
+// The claims of the two kinds of handlers are two statements. Here the one for ordered handlers fails each time, and the other always claims something.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_fails_for_ordered_handlers_only_is_reported_and_holds_up_no_other_handler() {
+    let scene = Scene::new().await;
+    let refusal = "CREATE FUNCTION refuse_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+                   BEGIN RAISE EXCEPTION 'no claim of an ordered delivery'; END $$;
+                   CREATE TRIGGER refuse_claim BEFORE UPDATE ON inbox_delivery FOR EACH ROW
+                   WHEN (NEW.order_hash IS NOT NULL AND NEW.locked_until IS NOT NULL) EXECUTE FUNCTION refuse_claim()";
+    scene.database.execute(refusal).await;
+    let (busy, ordered) = (Runs::new(), Runs::new());
+    let always_due = busy.answering("stock", |_| Err(Failure::snooze(Duration::ZERO)));
+    let in_order = ordered.handler("mail").ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().subscribe("orders", always_due).subscribe("returns", in_order).build().unwrap();
+    let events = Events::capture();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("busy")).await.unwrap();
+    inbox.accept(Record::new("returns").with_id("in order").with_key("k")).await.unwrap();
+
+    let is_refused = |error: &str| error.contains("no claim of an ordered delivery");
+    events
+        .wait_for_count(3, |event| event.message == "store trouble" && event.field("error").is_some_and(is_refused))
+        .await;
+    let ran_before = busy.count();
+    busy.reached(ran_before + 10).await;
+    assert_eq!(ordered.count(), 0);
+    scene.database.execute("DROP TRIGGER refuse_claim ON inbox_delivery").await;
+
+    ordered.reached(1).await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// Whoever drains wants everything that is due, and is told that some of it could not be claimed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_returns_the_error_of_a_claim_that_fails_for_ordered_handlers_only() {
+    let scene = Scene::new().await;
+    let (plain, ordered) = (Runs::new(), Runs::new());
+    let in_order = ordered.handler("mail").ordered_by(OrderKey::record_key());
+    let inbox =
+        scene.inbox().subscribe("orders", plain.handler("stock")).subscribe("orders", in_order).build().unwrap();
+    inbox.accept(record("a").with_key("k")).await.unwrap();
+    scene.database.execute("ALTER TABLE inbox_delivery ADD CHECK (order_hash IS NULL OR locked_until IS NULL)").await;
+
+    let error = inbox.drain().await.unwrap_err();
+
+    assert!(error.to_string().contains("cannot claim deliveries"), "{error:#}");
+    assert_eq!((plain.count(), ordered.count()), (1, 0));
 }
