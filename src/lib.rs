@@ -128,6 +128,11 @@ pub mod batch {
     pub use crate::handler::{Answers, BatchHandler, TxBatchHandler, batch_handler, tx_batch_handler};
 }
 
+/// Flow: how fast and when the deliveries of a handler may start. See [`Registration::breaker`].
+pub mod flow {
+    pub use crate::handler::Breaker;
+}
+
 /// Order: what the deliveries of a handler are ordered by. See [`Registration::ordered_by`].
 pub mod order {
     pub use crate::handler::{OnPoison, OrderKey};

@@ -1,9 +1,10 @@
-//! A handler's answer when it is not done: retry, retry at a time of its own, poison, snooze or discard.
+//! A handler's answer when it is not done: retry, retry at a time of its own, unavailable, poison, snooze or discard.
 //!
 //! Any error becomes "retry" through `?`. The others are asked for by name. A failure is data, it never stops the engine.
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 /// Why a handler did not finish, and what should become of the delivery.
@@ -29,6 +30,8 @@ use std::time::Duration;
 pub struct Failure {
     pub(crate) wish: Wish,
     pub(crate) error: String,
+    /// A connection was refused or lost, as the error or one of its causes says.
+    is_connection: bool,
 }
 
 /// What the handler wants to become of the delivery.
@@ -38,6 +41,8 @@ pub(crate) enum Wish {
     Retry,
     /// Counted as a failure, but at a time the handler named.
     RetryAfter(Duration),
+    /// What the handler depends on is away. Without a breaker as [`Wish::Retry`].
+    Unavailable,
     /// Later, nothing counted.
     Snooze(Duration),
     /// No retry can help.
@@ -59,6 +64,24 @@ impl Failure {
         Self::with(Wish::RetryAfter(delay), &*error.into())
     }
 
+    /// What the handler depends on is away: no delivery can succeed now, and this one is not to blame. With a
+    /// [`breaker`](crate::Registration::breaker) it consumes no retry, and several in a row open the breaker. Without one, as
+    /// [`Failure::retry`].
+    ///
+    /// ```
+    /// use wharf::Failure;
+    /// fn answer(status: u16) -> Result<(), Failure> {
+    ///     match status {
+    ///         200..=299 => Ok(()),
+    ///         502..=504 => Err(Failure::unavailable(format!("the mail service answers {status}"))),
+    ///         _ => Err(Failure::retry(format!("status {status}"))),
+    ///     }
+    /// }
+    /// ```
+    pub fn unavailable(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::with(Wish::Unavailable, &*error.into())
+    }
+
     /// No retry can help: the delivery is poisoned now and kept for a person.
     pub fn poison(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::with(Wish::Poison, &*error.into())
@@ -66,20 +89,29 @@ impl Failure {
 
     /// Not now: run again after `delay`, without spending a retry.
     pub fn snooze(delay: Duration) -> Self {
-        Self { wish: Wish::Snooze(delay), error: String::new() }
+        Self { wish: Wish::Snooze(delay), error: String::new(), is_connection: false }
     }
 
     /// Nothing needs to be done with this message; the reason is kept with the delivery, which is then finished.
     pub fn discard(reason: impl Into<String>) -> Self {
-        Self { wish: Wish::Discard, error: reason.into() }
+        Self { wish: Wish::Discard, error: reason.into(), is_connection: false }
     }
 
     pub(crate) fn undecodable(error: String) -> Self {
-        Self { wish: Wish::Undecodable, error }
+        Self { wish: Wish::Undecodable, error, is_connection: false }
     }
 
-    fn with(wish: Wish, error: &dyn StdError) -> Self {
-        Self { wish, error: chain(error) }
+    fn with(wish: Wish, error: &(dyn StdError + 'static)) -> Self {
+        Self { wish, error: chain(error), is_connection: is_connection(error) }
+    }
+
+    /// Whether it says that what the handler depends on is away.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        match self.wish {
+            Wish::Unavailable => true,
+            Wish::Retry | Wish::RetryAfter(_) => self.is_connection,
+            Wish::Snooze(_) | Wish::Poison | Wish::Undecodable | Wish::Discard => false,
+        }
     }
 }
 
@@ -118,6 +150,24 @@ fn chain(error: &dyn StdError) -> String {
     text
 }
 
+/// Whether the error or one of its causes is a connection that was refused or lost.
+fn is_connection(error: &(dyn StdError + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
+        matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused
+                | ErrorKind::ConnectionReset
+                | ErrorKind::ConnectionAborted
+                | ErrorKind::HostUnreachable
+                | ErrorKind::NetworkUnreachable
+                | ErrorKind::NotConnected
+                | ErrorKind::BrokenPipe
+                | ErrorKind::TimedOut
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,5 +199,22 @@ mod tests {
             Ok(())
         });
         assert_eq!(hopeless, (Wish::Poison, "hopeless".to_owned()));
+    }
+
+    #[test]
+    fn a_lost_connection_is_found_among_the_causes_and_says_that_something_is_away() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot send the mail")]
+        struct Send(#[source] io::Error);
+        let lost = |kind: ErrorKind| Failure::from(Send(kind.into())).is_unavailable();
+        assert!(lost(ErrorKind::ConnectionRefused) && lost(ErrorKind::TimedOut));
+        assert!(!lost(ErrorKind::NotFound));
+        let refused = || io::Error::from(ErrorKind::ConnectionRefused);
+        assert!(Failure::from(refused()).is_unavailable());
+        assert!(Failure::from(anyhow::Error::new(refused()).context("said first")).is_unavailable());
+        assert!(Failure::retry_after(Duration::ZERO, refused()).is_unavailable());
+        assert!(Failure::unavailable("away").is_unavailable() && !Failure::retry("no").is_unavailable());
+        // The handler has said what is to become of the delivery.
+        assert!(!Failure::poison(refused()).is_unavailable());
     }
 }

@@ -6,9 +6,11 @@
 mod answers;
 mod batch;
 mod batch_layer;
+mod breaker;
 mod delay;
 mod erased;
 mod failure;
+mod flow;
 mod functions;
 mod key;
 mod layer;
@@ -22,6 +24,7 @@ mod topics;
 
 pub use answers::Answers;
 pub use batch::{BatchHandler, TxBatchHandler};
+pub use breaker::Breaker;
 pub use erased::{Handler, TxHandler};
 pub use failure::Failure;
 pub use functions::{batch_handler, handler, tx_batch_handler, tx_handler, with_state};

@@ -12,6 +12,7 @@ use super::batch::BatchSize;
 use super::delay::Delay;
 use super::erased::Body;
 use super::failure::Failure;
+use super::flow::Flow;
 use super::key::HandlerKey;
 use super::layer::{Attempt, LayerFn, Next};
 use super::order::OrderKey;
@@ -43,6 +44,7 @@ pub struct Registration<B: Backend> {
     pub(crate) settles_itself: bool,
     /// By reason; an empty one is every other reason.
     pub(crate) dead_letters: Vec<(String, String)>,
+    pub(crate) flow: Flow,
 }
 
 impl<B: Backend> Registration<B> {
@@ -63,6 +65,7 @@ impl<B: Backend> Registration<B> {
             order: None,
             settles_itself: false,
             dead_letters: Vec::new(),
+            flow: Flow::default(),
         }
     }
 
@@ -299,6 +302,7 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("batch", &self.batch)
             .field("order", &self.order)
             .field("settles_itself", &self.settles_itself)
+            .field("flow", &self.flow)
             .finish_non_exhaustive()
     }
 }

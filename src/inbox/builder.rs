@@ -260,6 +260,7 @@ fn registration_problems<B: Backend>(registration: &Registration<B>) -> Vec<Stri
     problems.extend(dead_letter_problems(registration));
     problems.extend(timing_problems(registration));
     problems.extend(order_problems(registration));
+    problems.extend(registration.flow_problems());
     problems
 }
 

@@ -201,6 +201,10 @@ impl Symptoms {
             );
             self.problem("poisoned", what, format!("wharf poisoned list --handler {key}"));
         }
+        let is_broken = handler.breaker_opened_at.is_some();
+        if is_broken {
+            self.of_open_breaker(handler, now);
+        }
         if handler.paused_at.is_some() {
             let what = format!("{key} is paused{}; waiting: {}", since(handler.paused_at, now), deliveries(open));
             self.problem("paused", what, format!("wharf handlers resume {key}"));
@@ -215,7 +219,7 @@ impl Symptoms {
                 deliveries(open)
             );
             self.problem("unknown key", what, advice);
-        } else if handler.due == 0 && handler.running == 0 && handler.later > 0 {
+        } else if !is_broken && handler.due == 0 && handler.running == 0 && handler.later > 0 {
             let until = handler.next_due_at.map_or_else(String::new, |next| format!(" until {}", at(next)));
             let what = format!("nothing of {key} is due{until}: {} with retries or snoozes", deliveries(handler.later));
             self.warning(
@@ -223,12 +227,24 @@ impl Symptoms {
                 what,
                 format!("wharf deliveries list --handler {key} --state pending tells the errors"),
             );
-        } else if handler.oldest_due_secs.is_some_and(|due| due > DUE_SECS_MAX) {
+        } else if !is_broken && handler.oldest_due_secs.is_some_and(|due| due > DUE_SECS_MAX) {
             let age = secs(handler.oldest_due_secs.unwrap_or_default());
             let what =
                 format!("{} of {key} due, the oldest for {age}; running: {}", deliveries(handler.due), handler.running);
             self.warning("slow", what, "raise the handler's concurrency or add processes");
         }
+    }
+
+    fn of_open_breaker(&mut self, handler: &HandlerStatus, now: SystemTime) {
+        let key = &handler.handler_key;
+        let what = format!(
+            "the breaker of {key} is open{}: {}; waiting: {}",
+            since(handler.breaker_opened_at, now),
+            handler.breaker_error.as_deref().unwrap_or("unavailable"),
+            deliveries(handler.due + handler.later + handler.held)
+        );
+        let advice = format!("one delivery at a time probes; once it is back: wharf handlers close-breaker {key}");
+        self.problem("breaker open", what, advice);
     }
 
     fn of_processor(&mut self, processor: &ProcessorStatus, facts: Option<&Facts>) {

@@ -6,6 +6,7 @@
 mod backfill;
 mod canary;
 mod doctor;
+mod flow;
 mod ledger;
 mod operator;
 mod outbox;

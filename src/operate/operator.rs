@@ -218,25 +218,6 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::Release { filter, attempt: run.attempts }).await? > 0)
     }
 
-    /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
-    /// Returns whether it was not paused before.
-    ///
-    /// # Errors
-    /// When there is no such handler, or the database does not answer.
-    pub async fn pause(&self, handler_key: &str) -> Result<bool> {
-        self.check_key(Some(handler_key)).await?;
-        Ok(self.act(Act::Pause { handler_key: handler_key.to_owned() }).await? > 0)
-    }
-
-    /// The handler's deliveries are claimed again. Returns whether it was paused before.
-    ///
-    /// # Errors
-    /// As [`Operator::pause`].
-    pub async fn resume(&self, handler_key: &str) -> Result<bool> {
-        self.check_key(Some(handler_key)).await?;
-        Ok(self.act(Act::Resume { handler_key: handler_key.to_owned() }).await? > 0)
-    }
-
     /// Quarantined records, the oldest first.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ impl<B: Backend> Engine<B> {
         match Starting::of_waiting(self).not_now(lane) {
             // Outcomes that are not written yet are no reason to let go of what was begun.
             None | Some(NotNow::Unsettled | NotNow::Full) => {}
-            Some(NotNow::Stopping | NotNow::Solo | NotNow::Paused) => {
+            Some(NotNow::Stopping | NotNow::Solo | NotNow::Paused | NotNow::Open) => {
                 parts.drain(..).flatten().for_each(Run::give_back);
                 return None;
             }

@@ -2,7 +2,7 @@
 //!
 //! A call is made when it is full, or when the wait of its first delivery is over; then it takes a slot, like a run of any other handler. Free
 //! slots count as room for whole batches (`slots.rs`), so a batch fills although nothing is known of the handler's pace, within the bounds of
-//! what may be claimed ahead. A delivery that was part of a crash, or that the store made fail, is a batch of its own and waits for nobody.
+//! what may be claimed ahead. A delivery that was part of a crash, that the store made fail, or that probes, is a batch of its own and waits for nobody.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -69,7 +69,7 @@ impl Form {
 impl<B: Backend> Run<B> {
     /// Whether it may be called together with others: what it does to the process or to the store must not be counted for them.
     pub(super) fn joins_others(&self) -> bool {
-        self.claimed.crashes == 0 && self.claimed.troubles == 0
+        self.claimed.crashes == 0 && self.claimed.troubles == 0 && self.probe.is_none()
     }
 }
 

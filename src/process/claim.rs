@@ -138,6 +138,7 @@ impl<B: Backend> Claimer<B> {
 
     /// Claims once for all handlers that need more, and starts what came back.
     pub(super) async fn round(&mut self) -> Result<Round> {
+        self.engine.attend_breakers().await;
         let starting = self.engine.begin(Purpose::Claim).await;
         let look = self.looks.next(Instant::now());
         let engine = Arc::clone(&self.engine);
@@ -316,6 +317,7 @@ impl<B: Backend> Claimer<B> {
             .map(|(handler_id, limit)| Ask {
                 handler_id,
                 limit: i32::try_from(limit).unwrap_or(i32::MAX),
+                is_probe: places.probe.is_some(),
                 from: match (look.depth(), self.floors.get(&handler_id).copied()) {
                     (None, _) => LookFrom::Beginning,
                     (Some(depth), floor) => LookFrom::Below { floor, depth },
@@ -327,7 +329,8 @@ impl<B: Backend> Claimer<B> {
     /// How long to wait for news before the next look.
     fn patience(&self) -> Duration {
         let poll = jittered(self.engine.limits.poll);
-        let awaited = self.looks.owed_at().into_iter().chain(self.setbacks.next_at());
+        let probes = self.engine.lanes.iter().filter_map(|lane| lane.breaker.ask_at());
+        let awaited = self.looks.owed_at().into_iter().chain(self.setbacks.next_at()).chain(probes);
         awaited.map(|at| at.saturating_duration_since(Instant::now())).fold(poll, Duration::min)
     }
 

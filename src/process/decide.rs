@@ -5,6 +5,7 @@
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use super::breaker::{Away, Blame};
 use super::lane::Redact;
 use crate::handler::{Failure, RetryPolicy, Wish};
 use crate::types::{FailedBy, Outcome, PoisonReason, sanitize};
@@ -18,6 +19,19 @@ pub(crate) enum Answer {
     Stopped(StopReason),
     /// The store failed under the handler, or before the handler could be asked.
     StoreFailed(StoreFailure),
+}
+
+impl Answer {
+    /// What went wrong, in words; nothing where the handler is done or was stopped.
+    pub(super) fn error(&self) -> String {
+        match self {
+            Self::Finished(Err(failure)) => failure.error.clone(),
+            Self::TimedOut(after) => timed_out(*after),
+            Self::Panicked(message) => format!("panicked: {message}"),
+            Self::StoreFailed(failure) => failure.error.clone(),
+            Self::Finished(Ok(())) | Self::Stopped(_) => String::new(),
+        }
+    }
 }
 
 /// How the store failed.
@@ -59,6 +73,11 @@ pub(crate) struct Circumstances<'a> {
 }
 
 impl Circumstances<'_> {
+    /// How often in a row what the handler depends on has made the delivery fail before this attempt.
+    pub(crate) fn outages(&self) -> u32 {
+        self.troubles.min(0).unsigned_abs()
+    }
+
     /// An error's text as it is kept and logged.
     pub(crate) fn clean(&self, text: &str) -> String {
         clean(self.redact, text, self.error_chars_max)
@@ -87,8 +106,9 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
     };
     Some(match answer {
         Answer::Finished(Ok(())) => Outcome::Done,
-        Answer::Finished(Err(Failure { wish, error })) => match wish {
+        Answer::Finished(Err(Failure { wish, error, .. })) => match wish {
             Wish::Retry => failed(&error, None, FailedBy::Error),
+            Wish::Unavailable => failed(&error, None, FailedBy::Unavailable),
             Wish::RetryAfter(after) => failed(&error, Some(after), FailedBy::Error),
             Wish::Snooze(after) => Outcome::Snoozed { after },
             Wish::Poison => poisoned(PoisonReason::Permanent, &error, true),
@@ -96,13 +116,40 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
             Wish::Discard => Outcome::Discarded { reason: clean(&error) },
         },
         Answer::Panicked(message) => failed(&format!("panicked: {message}"), None, FailedBy::Panic),
-        Answer::TimedOut(after) => {
-            failed(&format!("timed out after {}", humantime::format_duration(after)), None, FailedBy::Timeout)
-        }
+        Answer::TimedOut(after) => failed(&timed_out(after), None, FailedBy::Timeout),
         Answer::Stopped(StopReason::LeaseEnding | StopReason::Shutdown) => Outcome::Released,
         Answer::StoreFailed(failure) => troubled(&failure, circumstances),
         Answer::Stopped(StopReason::ClaimLost) => return None,
     })
+}
+
+fn timed_out(after: Duration) -> String {
+    format!("timed out after {}", humantime::format_duration(after))
+}
+
+/// What the handler depends on is away, as its breaker has judged the answer. No retry is consumed. A delivery that fails like this while others
+/// succeed is given up in the end.
+pub(crate) fn unavailable(away: Away, circumstances: &Circumstances<'_>) -> Outcome {
+    let Away { by, error, blame } = away;
+    let outages = circumstances.outages();
+    let (after, outages) = match blame {
+        Blame::Nobody { again_in } => (again_in, None),
+        Blame::Unknown => (trouble_pause(outages), None),
+        Blame::Delivery { outages_max } => {
+            let outages = outages.saturating_add(1);
+            if outages >= circumstances.trouble_limit.saturating_add(outages_max) {
+                let reason = PoisonReason::Unavailable;
+                return Outcome::Poisoned { reason, error: Some(error), charged: false };
+            }
+            (trouble_pause(outages), Some(i32::try_from(outages).unwrap_or(i32::MAX)))
+        }
+    };
+    Outcome::Unavailable { after, outages, error, by }
+}
+
+/// How long a delivery waits after so many troubles in a row.
+fn trouble_pause(troubles: u32) -> Duration {
+    (TROUBLE_PAUSE * (1 << troubles.saturating_sub(1).min(16))).min(TROUBLE_PAUSE_MAX)
 }
 
 /// No retry is consumed. What is counted ends in poison, so that nothing is tried for ever.
@@ -112,9 +159,7 @@ fn troubled(failure: &StoreFailure, circumstances: &Circumstances<'_>) -> Outcom
     if failure.is_counted && troubles.unsigned_abs() >= circumstances.trouble_limit {
         return Outcome::Poisoned { reason: PoisonReason::StoreTrouble, error: Some(error), charged: false };
     }
-    let doublings = troubles.unsigned_abs().saturating_sub(1).min(16);
-    let after = (TROUBLE_PAUSE * (1 << doublings)).min(TROUBLE_PAUSE_MAX);
-    Outcome::Troubled { after, troubles, error }
+    Outcome::Troubled { after: trouble_pause(troubles.unsigned_abs()), troubles, error }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedRwLockReadGuard, RwLock, RwLockWriteGuard};
 
+use super::breaker::Probe;
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
@@ -62,6 +63,8 @@ pub(super) enum NotNow {
     Unsettled,
     /// A person has paused the handler.
     Paused,
+    /// The handler's breaker is open.
+    Open,
     /// All slots of the handler are taken, or all connections that it may hold.
     Full,
 }
@@ -164,10 +167,16 @@ impl<B: Backend> Starting<B> {
 
     /// Places of a handler, at most `max` and at least one, or why there are none.
     pub(super) fn places(&self, lane: &Arc<Lane<B>>, max: usize) -> Result<Place<B>, NotNow> {
-        match self.not_now(lane) {
-            Some(not_now) => Err(not_now),
-            None => Place::take(lane, max, &self.engine.limits).ok_or(NotNow::Full),
-        }
+        let probe = match self.not_now(lane) {
+            None => None,
+            Some(NotNow::Open) if self.purpose == Purpose::Claim => {
+                Some(lane.breaker.take_probe().ok_or(NotNow::Open)?)
+            }
+            Some(not_now) => return Err(not_now),
+        };
+        let max = if probe.is_some() { 1 } else { max };
+        let place = Place::take(lane, max, &self.engine.limits).ok_or(NotNow::Full)?;
+        Ok(place.with(probe))
     }
 
     /// A free slot of a handler, or why there is none.
@@ -178,7 +187,7 @@ impl<B: Backend> Starting<B> {
         }
     }
 
-    /// Why the handler can start nothing now. Rate limits and breakers belong here.
+    /// Why the handler can start nothing now. For a suspect an open breaker is no reason: whoever runs it has the right to probe.
     pub(super) fn not_now(&self, lane: &Lane<B>) -> Option<NotNow> {
         let engine = &self.engine;
         if !engine.is_running() {
@@ -189,6 +198,9 @@ impl<B: Backend> Starting<B> {
         }
         if engine.in_flight.unsettled() >= self.unsettled_max(lane) {
             return Some(NotNow::Unsettled);
+        }
+        if self.purpose != Purpose::Solo && lane.breaker.is_open() {
+            return Some(NotNow::Open);
         }
         let is_paused = self.purpose == Purpose::HandOver && lane.is_paused();
         is_paused.then_some(NotNow::Paused)
@@ -218,12 +230,13 @@ impl<B: Backend> Starting<B> {
         let leashes = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
         let waits_since = Instant::now();
         let mut by_lane: Vec<OfLane<B>> = Vec::new();
-        for (Brought { claimed, place }, leash) in brought.into_iter().zip(leashes) {
+        for (Brought { claimed, mut place }, leash) in brought.into_iter().zip(leashes) {
             place.lane.pace.weighed(claimed.message.as_ref().map_or(0, |message| message.size_bytes()));
             let lane = Arc::clone(&place.lane);
             // Made before the task: a runtime that has ended drops the task without ever looking at it.
             let held = Held::new(Arc::clone(engine), claimed.claim);
-            let run = Run { held, claimed, place: Some(place), leash, waits_since };
+            let probe = place.probe.take();
+            let run = Run { held, claimed, place: Some(place), probe, leash, waits_since };
             match by_lane.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, runs)) => runs.push(run),
                 None => by_lane.push((lane, vec![run])),
@@ -240,7 +253,7 @@ impl<B: Backend> Starting<B> {
     }
 
     /// Runs a delivery at once, beside what waits.
-    pub(super) fn run_alone(self, claimed: Claimed, slot: Slot<B>, lease_starts: Instant) {
+    pub(super) fn run_alone(self, claimed: Claimed, slot: Slot<B>, probe: Option<Probe>, lease_starts: Instant) {
         let engine = &self.engine;
         let claims = [(&claimed, slot.lane.timeout)].into_iter();
         let leashes = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
@@ -250,7 +263,7 @@ impl<B: Backend> Starting<B> {
         }
         let held = Held::new(Arc::clone(engine), claimed.claim);
         let runner = leashes.into_iter().next().map(|leash| {
-            let run = Run { held, claimed, place: None, leash, waits_since: Instant::now() };
+            let run = Run { held, claimed, place: None, probe, leash, waits_since: Instant::now() };
             Runner { slot, run, others: Vec::new() }
         });
         engine.run(runner.into_iter().collect());

@@ -86,8 +86,8 @@ impl<B: Backend> Reservations for Reserved<B> {
                 true
             }
             Err(not_now) => {
-                // A handler that is paused has nothing to claim; when it goes on, the next poll finds what is there.
-                self.leaves_work |= not_now != NotNow::Paused;
+                // For a handler that is paused nothing is claimed; when it goes on, the next poll finds what is there.
+                self.leaves_work |= !matches!(not_now, NotNow::Paused | NotNow::Open);
                 false
             }
         }

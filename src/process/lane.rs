@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::batching::Batching;
+use super::breaker::LaneBreaker;
 use super::observe::observed;
 use super::pace::Pace;
 use super::slots::Slots;
@@ -44,6 +45,7 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) pace: Pace,
     /// Its part of the connections that transactional handlers may hold.
     pub(super) connections: Option<Share>,
+    pub(super) breaker: Arc<LaneBreaker>,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
     is_paused: AtomicBool,
     /// The last claim brought deliveries that may not wait because of their crashes.
@@ -85,6 +87,7 @@ impl<B: Backend> Lane<B> {
             waiting: Waiting::default(),
             pace: Pace::default(),
             connections,
+            breaker: Arc::new(LaneBreaker::new(registration.flow.breaker.clone())),
             is_paused: AtomicBool::new(false),
             is_careful: AtomicBool::new(false),
             done: AtomicU64::new(0),
@@ -96,7 +99,9 @@ impl<B: Backend> Lane<B> {
     pub(super) fn count(&self, outcome: &Outcome) {
         match outcome {
             Outcome::Done | Outcome::Discarded { .. } => self.done.fetch_add(1, Ordering::Relaxed),
-            Outcome::Retry { .. } | Outcome::Poisoned { .. } => self.failed.fetch_add(1, Ordering::Relaxed),
+            Outcome::Retry { .. } | Outcome::Unavailable { .. } | Outcome::Poisoned { .. } => {
+                self.failed.fetch_add(1, Ordering::Relaxed)
+            }
             Outcome::Snoozed { .. } | Outcome::Troubled { .. } | Outcome::Expired | Outcome::Released => return,
         };
     }

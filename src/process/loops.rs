@@ -21,7 +21,7 @@ use super::lane::Lane;
 use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
 use super::settle::settle_loop;
-use super::upkeep::{alive_for, handler_ids, note_paused, return_parked, upkeep_loop};
+use super::upkeep::{alive_for, handler_ids, note_held_back, return_parked, upkeep_loop};
 use crate::accept::HandOver;
 use crate::handler::PoisonHook;
 use crate::operate::Retention;
@@ -72,9 +72,9 @@ impl<B: Backend> Loops<B> {
         let name: Arc<str> = process_name().into();
         let (handler_ids, ttl) = (handler_ids(&lanes), alive_for(&limits));
         let enrolment = Enrolment { name: Arc::clone(&name), handler_ids, ttl, report: "{}".to_owned() };
-        let (processor, paused) = store.backend.enroll(&enrolment).await?;
+        let (processor, held_back) = store.backend.enroll(&enrolment).await?;
         // Before anything can be handed over.
-        note_paused(&lanes, &paused);
+        note_held_back(&lanes, &held_back);
         let engine = Arc::new(Engine::new(store, limits, mode, lanes, processor));
         // The first step before anything is claimed, for callers who drain; upkeep takes the others.
         return_parked(&engine, &name).await;
@@ -164,6 +164,7 @@ impl<B: Backend> Loops<B> {
         // With fewer slots than ids, a handler's ids are asked for in turns: nothing is due only when all have been.
         let turns = self.engine.lanes.iter().map(|lane| lane.ids.all.len()).max().unwrap_or(1);
         let mut claimer = Claimer::new(Arc::clone(&self.engine));
+        self.engine.lanes.iter().for_each(|lane| lane.breaker.ask_now());
         let (mut total, mut empty) = (0, 0);
         while empty < turns && self.engine.is_running() {
             claimer.look_anew();
@@ -180,6 +181,8 @@ impl<B: Backend> Loops<B> {
                 (_, Extent::UntilNothingIsDue) => empty = 0,
             }
         }
+        // What the last runs mean for breakers.
+        self.engine.attend_breakers().await;
         Ok(total)
     }
 

@@ -14,8 +14,9 @@ use futures_util::FutureExt;
 
 use super::batch;
 use super::batch_transact;
+use super::breaker::{Judged, Probe};
 use super::confirm::confirm;
-use super::decide::{Answer, Circumstances, StopReason, decide};
+use super::decide::{Answer, Circumstances, StopReason, decide, unavailable};
 use super::engine::Engine;
 use super::lane::Lane;
 use super::leash::Leash;
@@ -36,6 +37,8 @@ pub(super) struct Run<B: Backend> {
     pub(super) claimed: Claimed,
     /// While it waits for a slot.
     pub(super) place: Option<Place<B>>,
+    /// It runs to find out whether what its handler depends on is back.
+    pub(super) probe: Option<Probe>,
     pub(super) leash: Arc<Leash>,
     pub(super) waits_since: Instant,
 }
@@ -157,16 +160,26 @@ impl<B: Backend> Run<B> {
 
     /// Ends a run that took so long.
     pub(super) fn end(self, lane: &Lane<B>, took: Duration, ended: RunEnd) {
-        let Self { held, claimed, leash, .. } = self;
+        let Self { held, claimed, leash, probe, .. } = self;
         if leash.reason().is_none() {
             lane.pace.ran(took);
         }
         let settled = match ended {
-            RunEnd::Committed => Some(Settled::Now(Outcome::Done)),
+            RunEnd::Committed => {
+                lane.breaker.succeeded(probe);
+                Some(Settled::Now(Outcome::Done))
+            }
             // What most runs come to; nothing has to be decided, and no dice be thrown.
-            RunEnd::Answer(Answer::Finished(Ok(()))) => Some(Settled::Later(Outcome::Done)),
-            RunEnd::Answer(answer) => decided(&held.engine, lane, &claimed, answer).map(Settled::Later),
+            RunEnd::Answer(Answer::Finished(Ok(()))) => {
+                lane.breaker.succeeded(probe);
+                Some(Settled::Later(Outcome::Done))
+            }
+            RunEnd::Answer(answer) => decided(&held.engine, lane, &claimed, probe, answer).map(Settled::Later),
         };
+        // The claim loop tells the database what that means for the breaker.
+        if lane.breaker.is_open() {
+            held.engine.wake.notify_one();
+        }
         if let Some(Settled::Now(outcome) | Settled::Later(outcome)) = &settled {
             lane.count(outcome);
         }
@@ -229,7 +242,13 @@ enum Settled {
     Later(Outcome),
 }
 
-fn decided<B: Backend>(engine: &Engine<B>, lane: &Lane<B>, claimed: &Claimed, answer: Answer) -> Option<Outcome> {
+fn decided<B: Backend>(
+    engine: &Engine<B>,
+    lane: &Lane<B>,
+    claimed: &Claimed,
+    probe: Option<Probe>,
+    answer: Answer,
+) -> Option<Outcome> {
     let circumstances = Circumstances {
         errors: claimed.errors,
         troubles: claimed.troubles,
@@ -239,6 +258,12 @@ fn decided<B: Backend>(engine: &Engine<B>, lane: &Lane<B>, claimed: &Claimed, an
         error_chars_max: engine.limits.error_chars_max,
         redact: lane.redact.as_ref(),
     };
+    let of = (claimed.claim.message_seq, claimed.claim.handler_id);
+    let delivery = Judged { of, outages: circumstances.outages() };
+    let away = lane.breaker.judge(&answer, delivery, probe, || circumstances.clean(&answer.error()));
+    if let Some(away) = away {
+        return Some(unavailable(away, &circumstances));
+    }
     // A policy is the user's code too.
     let decided = std::panic::catch_unwind(AssertUnwindSafe(|| decide(answer, &circumstances)));
     decided.unwrap_or_else(|panic| {

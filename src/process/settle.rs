@@ -149,9 +149,10 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
         events::decided(subject, &settlement.outcome);
         engine.troubles.settled(&settlement.outcome);
         match &settlement.outcome {
-            Outcome::Retry { after, .. } | Outcome::Snoozed { after } | Outcome::Troubled { after, .. } => {
-                wake_after(engine, *after);
-            }
+            Outcome::Retry { after, .. }
+            | Outcome::Snoozed { after }
+            | Outcome::Troubled { after, .. }
+            | Outcome::Unavailable { after, .. } => wake_after(engine, *after),
             Outcome::Released => engine.wake.notify_one(),
             // The next one of its key may be due now.
             Outcome::Done | Outcome::Discarded { .. } | Outcome::Expired | Outcome::Poisoned { .. } => {

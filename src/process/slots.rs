@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::breaker::Probe;
 use super::lane::Lane;
 use crate::store::Backend;
 use crate::store::permits::Permit;
@@ -91,6 +92,8 @@ impl<B: Backend> Lane<B> {
 pub(super) struct Place<B: Backend> {
     pub(super) lane: Arc<Lane<B>>,
     pub(super) count: usize,
+    /// Where the breaker is open: the right to run one delivery.
+    pub(super) probe: Option<Probe>,
 }
 
 impl<B: Backend> Place<B> {
@@ -105,16 +108,21 @@ impl<B: Backend> Place<B> {
                 return None;
             }
             match places.compare_exchange_weak(taken, taken + count, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(Self { lane: Arc::clone(lane), count }),
+                Ok(_) => return Some(Self { lane: Arc::clone(lane), count, probe: None }),
                 Err(changed) => taken = changed,
             }
         }
     }
 
+    pub(super) fn with(mut self, probe: Option<Probe>) -> Self {
+        self.probe = probe;
+        self
+    }
+
     /// One of several places, if there is one left.
     pub(super) fn split_off(&mut self) -> Option<Self> {
         self.count = self.count.checked_sub(1)?;
-        Some(Self { lane: Arc::clone(&self.lane), count: 1 })
+        Some(Self { lane: Arc::clone(&self.lane), count: 1, probe: self.probe.take() })
     }
 }
 

@@ -63,14 +63,21 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, places: &[(i16, Stamp)]) -> 
 async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stamp) -> Result<()> {
     let starting = engine.begin(Purpose::Solo).await;
     let lane = engine.lane_of(handler_id)?;
+    let probe = match lane.breaker.is_open() {
+        false => None,
+        true => match engine.probe_of(lane).await? {
+            Some(probe) => Some(probe),
+            None => return Ok(()),
+        },
+    };
     let Ok(slot) = starting.slot(lane) else { return Ok(()) };
     let from = LookFrom::Below { floor: Some(due_at), depth: Duration::ZERO };
-    let asks = [Ask { handler_id, limit: 1, from }];
+    let asks = [Ask { handler_id, limit: 1, from, is_probe: probe.is_some() }];
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.tell_claimed(claimed));
     let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };
     let claim = claimed.claim;
-    starting.run_alone(claimed, slot, claims.sent_at);
+    starting.run_alone(claimed, slot, probe, claims.sent_at);
     tokio::select! {
         () = engine.in_flight.gone(claim) => {}
         // It has had its time alone; the others go on beside it.

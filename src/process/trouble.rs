@@ -35,6 +35,7 @@ impl Troubles {
             Outcome::Done
             | Outcome::Retry { .. }
             | Outcome::Snoozed { .. }
+            | Outcome::Unavailable { .. }
             | Outcome::Discarded { .. }
             | Outcome::Expired
             | Outcome::Poisoned { .. }

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::lane::Lane;
+use super::probe::note_open;
 use crate::store::Backend;
 use crate::store::operating::Returned;
-use crate::store::seam::Enrolment;
+use crate::store::seam::{Enrolment, HeldBack};
 use crate::telemetry::events;
 use crate::types::{Limits, LongestRun, ProcessorReport, Rate, jittered};
 
@@ -84,8 +85,9 @@ fn longest_run<B: Backend>(engine: &Engine<B>) -> Option<LongestRun> {
 }
 
 /// Notes which handlers are paused; returns whether one goes on that was.
-pub(super) fn note_paused<B: Backend>(lanes: &[Arc<Lane<B>>], paused: &[i16]) -> bool {
-    let mut goes_on = false;
+pub(super) fn note_held_back<B: Backend>(lanes: &[Arc<Lane<B>>], held_back: &HeldBack) -> bool {
+    let HeldBack { paused, open } = held_back;
+    let mut goes_on = note_open(lanes, open);
     for lane in lanes {
         let was_paused = lane.is_paused();
         lane.set_paused(lane.ids.all.iter().any(|id| paused.contains(id)));
@@ -98,13 +100,14 @@ async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: Str
     let (name, handler_ids) = (Arc::clone(name), handler_ids(&engine.lanes));
     let processor = Enrolment { name, handler_ids, ttl: alive_for(&engine.limits), report };
     match engine.store.backend.keep_alive(engine.processor, &processor).await {
-        Ok(paused) => {
+        Ok(held_back) => {
             engine.troubles.work_succeeded();
             engine.pulse.store_answered();
-            if note_paused(&engine.lanes, &paused) {
+            if note_held_back(&engine.lanes, &held_back) {
                 engine.wake.notify_one();
             }
-            engine.give_back_paused(&paused);
+            engine.give_back_paused(&held_back.paused);
+            engine.renew_probes().await;
         }
         Err(error) => {
             engine.pulse.store_failed();

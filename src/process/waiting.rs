@@ -112,6 +112,11 @@ impl<B: Backend> Engine<B> {
         match Starting::of_waiting(self).not_now(lane) {
             None => return false,
             Some(NotNow::Stopping | NotNow::Solo | NotNow::Paused) => give_back(lane.waiting.take_where(|_| true)),
+            // All but the one that probes.
+            Some(NotNow::Open) => {
+                give_back(lane.waiting.take_where(|run| run.probe.is_none()));
+                return lane.waiting.is_empty();
+            }
             // Settled outcomes and free slots start it.
             Some(NotNow::Unsettled | NotNow::Full) => {}
         }

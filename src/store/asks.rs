@@ -11,6 +11,8 @@ pub struct Ask {
     pub handler_id: i16,
     pub limit: i32,
     pub from: LookFrom,
+    /// It may be claimed although the handler's breaker is open.
+    pub is_probe: bool,
 }
 
 /// Where a look into the claim index begins. What lies before it is not found, and costs nothing.

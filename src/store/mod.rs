@@ -5,6 +5,7 @@
 
 mod aliases;
 mod asks;
+pub(crate) mod breaking;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod counts;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -49,7 +50,10 @@ use crate::types::{Error, Result};
 use permits::Permits;
 
 /// A database an inbox can live in. Implemented by Wharf's own backends only.
-pub trait Backend: seam::Seam + ledger::Ledger + operating::Operating + outbound::Outbound + purging::Purging {}
+pub trait Backend:
+    seam::Seam + ledger::Ledger + operating::Operating + outbound::Outbound + purging::Purging + breaking::Breaking
+{
+}
 
 /// A database that the kit for tests works on. Implemented by Wharf's own backends only.
 #[cfg(feature = "testing")]

@@ -158,6 +158,12 @@ pub enum Act {
     Resume {
         handler_key: String,
     },
+    OpenBreaker {
+        handler_key: String,
+    },
+    CloseBreaker {
+        handler_key: String,
+    },
     /// Partitions begin at this offset, or at the first record that Kafka has; stopped ones are read again.
     ResetLedger {
         filter: LedgerFilter,
@@ -205,6 +211,8 @@ impl Act {
             Self::ReplayCorrected { .. } => "replay corrected",
             Self::Pause { .. } => "pause",
             Self::Resume { .. } => "resume",
+            Self::OpenBreaker { .. } => "open breaker",
+            Self::CloseBreaker { .. } => "close breaker",
             Self::ResetLedger { .. } => "reset ledger",
             Self::SkipLedger { .. } => "skip ledger",
             Self::ForgetIdentity { .. } => "forget identity",
@@ -224,9 +232,10 @@ impl Act {
             Self::ForgetIdentity { message_id, source } => {
                 serde_json::json!({ "message_id": message_id, "source": source }).to_string()
             }
-            Self::Pause { handler_key } | Self::Resume { handler_key } => {
-                serde_json::json!({ "handler_key": handler_key }).to_string()
-            }
+            Self::Pause { handler_key }
+            | Self::Resume { handler_key }
+            | Self::OpenBreaker { handler_key }
+            | Self::CloseBreaker { handler_key } => serde_json::json!({ "handler_key": handler_key }).to_string(),
         }
     }
 }

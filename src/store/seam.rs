@@ -100,11 +100,11 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// What a transaction whose COMMIT was never answered came to, once the database can tell.
     fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;
 
-    /// Makes this processor known; returns its id, and the handlers that are paused.
-    fn enroll(&self, processor: &Enrolment) -> impl Future<Output = Result<(i32, Vec<i16>)>> + Send;
+    /// Makes this processor known; returns its id, and which of its handlers are held back.
+    fn enroll(&self, processor: &Enrolment) -> impl Future<Output = Result<(i32, HeldBack)>> + Send;
 
-    /// Says that the processor is alive; returns the handlers that are paused.
-    fn keep_alive(&self, id: i32, processor: &Enrolment) -> impl Future<Output = Result<Vec<i16>>> + Send;
+    /// Says that the processor is alive; returns which of its handlers are held back.
+    fn keep_alive(&self, id: i32, processor: &Enrolment) -> impl Future<Output = Result<HeldBack>> + Send;
 
     /// Takes the processor off the list.
     fn withdraw(&self, id: i32) -> impl Future<Output = Result<()>> + Send;
@@ -336,6 +336,14 @@ pub struct Enrolment {
     pub ttl: Duration,
     /// What it says of itself, as JSON.
     pub report: String,
+}
+
+/// Handlers of which nothing is to be started now, by their ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HeldBack {
+    pub paused: Vec<i16>,
+    /// Their breakers are open.
+    pub open: Vec<i16>,
 }
 
 /// Connections of this process to its database.

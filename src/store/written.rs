@@ -58,6 +58,14 @@ impl<'a> From<&'a Outcome> for Written<'a> {
                 why: Some(PoisonReason::StoreTrouble.as_str()),
                 ..open
             },
+            Outcome::Unavailable { after, outages, error, by } => Written {
+                delay: Some((*after).min(DELAY_MAX)),
+                // Below zero: see the column.
+                troubles: outages.map(|outages| -outages),
+                error: Some(error),
+                why: Some(by.as_str()),
+                ..open
+            },
             Outcome::Expired => Written { status: DISCARDED, reason: Some(EXPIRED), keeps_crashes: true, ..open },
             Outcome::Discarded { reason } => Written { status: DISCARDED, reason: Some(reason), ..open },
             Outcome::Poisoned { reason, error, charged } => Written {

@@ -179,6 +179,10 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
                 "troubled"
             );
         }
+        Outcome::Unavailable { after, error, .. } => {
+            let error = sanitize::text(error, ERROR_CHARS_MAX);
+            about!(info, "wharf::process", subject, after_ms = as_millis(*after), error, "unavailable");
+        }
         Outcome::Discarded { reason } => {
             let reason = sanitize::text(reason, ERROR_CHARS_MAX);
             about!(info, "wharf::process", subject, reason, "discarded");
@@ -191,6 +195,22 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
         }
         Outcome::Released => about!(debug, "wharf::process", subject, "released"),
     }
+}
+
+fn count_breaker(handler: &str, became: &'static str) {
+    counts::add(Count { name: "wharf_breakers_total", of: "handler", what: Some(("became", became)) }, handler, 1);
+}
+
+/// What the handler depends on is away: nothing of it is started, in any process, but one delivery at a time that probes.
+pub(crate) fn breaker_opened(handler: &str, error: &str) {
+    count_breaker(handler, "open");
+    let error = sanitize::text(error, ERROR_CHARS_MAX);
+    warn!(target: "wharf::process", handler, error, "breaker opened");
+}
+
+pub(crate) fn breaker_closed(handler: &str) {
+    count_breaker(handler, "closed");
+    info!(target: "wharf::process", handler, "breaker closed");
 }
 
 pub(crate) fn claim_lost(subject: Subject<'_>) {

@@ -28,6 +28,14 @@ pub(crate) enum Outcome {
         troubles: i32,
         error: String,
     },
+    /// What the handler depends on is away: due again later, no retry is consumed. `outages` is how often in a row that was held against the
+    /// delivery; `None`: as before.
+    Unavailable {
+        after: Duration,
+        outages: Option<i32>,
+        error: String,
+        by: FailedBy,
+    },
     /// Finished on purpose without having been handled.
     Discarded {
         reason: String,
@@ -52,6 +60,7 @@ impl Outcome {
             Self::Retry { .. } => "retried",
             Self::Snoozed { .. } => "snoozed",
             Self::Troubled { .. } => "troubled",
+            Self::Unavailable { .. } => "unavailable",
             Self::Discarded { .. } => "discarded",
             Self::Expired => EXPIRED,
             Self::Poisoned { .. } => "poisoned",
@@ -66,6 +75,7 @@ pub(crate) enum FailedBy {
     Error,
     Timeout,
     Panic,
+    Unavailable,
 }
 
 impl FailedBy {
@@ -74,6 +84,7 @@ impl FailedBy {
             Self::Error => "failed",
             Self::Timeout => "timed out",
             Self::Panic => "panicked",
+            Self::Unavailable => "unavailable",
         }
     }
 }
@@ -89,6 +100,7 @@ pub(crate) enum PoisonReason {
     UnknownKey,
     MessageMissing,
     StoreTrouble,
+    Unavailable,
 }
 
 impl PoisonReason {
@@ -101,6 +113,7 @@ impl PoisonReason {
             Self::UnknownKey => "unknown key",
             Self::MessageMissing => "message missing",
             Self::StoreTrouble => "store trouble",
+            Self::Unavailable => "unavailable",
         }
     }
 }

@@ -38,6 +38,12 @@ pub struct HandlerStatus {
     /// Since when nobody claims its deliveries, by a person's word.
     #[serde(with = "stamp::option")]
     pub paused_at: Option<SystemTime>,
+    /// Since when its breaker is open: see [`Registration::breaker`](crate::Registration::breaker).
+    #[serde(default, with = "stamp::option")]
+    pub breaker_opened_at: Option<SystemTime>,
+    /// What opened it.
+    #[serde(default)]
+    pub breaker_error: Option<String>,
     /// Since when deliveries wait and no live process knows the handler.
     #[serde(with = "stamp::option")]
     pub unknown_since: Option<SystemTime>,

@@ -34,6 +34,9 @@ pub trait Database: Sized {
     /// Releases a run, in SQL; returns how many that were.
     fn release(&self, message_id: &str, handler_key: &str, attempt: Option<i32>) -> impl Future<Output = i64>;
 
+    /// Does something to a handler as an operator would, in SQL: `pause_handler`, `open_breaker`. Returns how many handlers it changed.
+    fn act_on_handler(&self, act: &str, handler_key: &str) -> impl Future<Output = i64>;
+
     /// Resets or skips a position as an operator would, in SQL: group, topic, partition and offset as SQL values.
     fn move_ledger(&self, act: &str, values: &str) -> impl Future<Output = ()>;
 
@@ -149,6 +152,10 @@ impl Database for TestDatabase {
         let attempt = attempt.map_or("NULL".to_owned(), |attempt| attempt.to_string());
         self.query_one_i64(&format!("SELECT inbox_release('{message_id}', '{handler_key}', attempt => {attempt})"))
             .await
+    }
+
+    async fn act_on_handler(&self, act: &str, handler_key: &str) -> i64 {
+        self.query_one_i64(&format!("SELECT inbox_{act}('{handler_key}')")).await
     }
 
     async fn move_ledger(&self, act: &str, values: &str) {
@@ -294,6 +301,11 @@ impl Database for SqliteFile {
         let attempt = attempt.map_or("NULL".to_owned(), |attempt| attempt.to_string());
         let values = format!("VALUES ('{message_id}', '{handler_key}', {attempt})");
         self.execute(&format!("INSERT INTO inbox_release (message_id, handler_key, attempt) {values}")).await;
+        self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
+    }
+
+    async fn act_on_handler(&self, act: &str, handler_key: &str) -> i64 {
+        self.execute(&format!("INSERT INTO inbox_{act} (handler_key) VALUES ('{handler_key}')")).await;
         self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
     }
 

@@ -35,6 +35,7 @@ mod lost_replies;
 mod migrations;
 mod operator_race;
 mod order_history;
+mod outage;
 mod outbox;
 mod own_server;
 mod panics;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use wharf::batch::{Answers, BatchHandler, TxBatchHandler, batch_handler, tx_batch_handler};
+use wharf::flow::Breaker;
 use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler, tx_handler};
 
@@ -34,7 +35,9 @@ const BATCH_WAIT_MS: &str = "WORKER_BATCH_WAIT_MS";
 const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
 /// Set when the handlers are ordered by the record's key.
 const IS_ORDERED: &str = "WORKER_IS_ORDERED";
-/// A file that the payload `gate` waits for.
+/// Set when the handlers have breakers, which open after five failures and probe once an hour.
+const IS_BREAKING: &str = "WORKER_IS_BREAKING";
+/// A file that the payload `gate` waits for, and without which the payload `away` finds nobody.
 const GATE: &str = "WORKER_GATE";
 
 /// How a worker is started.
@@ -54,6 +57,8 @@ pub struct Worker {
     pub gate: String,
     /// Its handlers are ordered by the record's key.
     pub is_ordered: bool,
+    /// Its handlers have breakers.
+    pub is_breaking: bool,
     /// More of the environment.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -74,6 +79,7 @@ impl Worker {
             crash_limit: Limits::default().crash_limit,
             gate: String::new(),
             is_ordered: false,
+            is_breaking: false,
             variables: Vec::new(),
         }
     }
@@ -94,6 +100,7 @@ impl Worker {
             (CRASH_LIMIT, &crash_limit),
             (GATE, &self.gate),
             (IS_ORDERED, if self.is_ordered { "yes" } else { "no" }),
+            (IS_BREAKING, if self.is_breaking { "yes" } else { "no" }),
         ];
         variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
         Child::spawn(ROLE.0, &variables)
@@ -145,6 +152,10 @@ fn work() {
         let registration = |name: &'static str| {
             let concurrency = usize::try_from(number(CONCURRENCY)).unwrap();
             let registration = worker_handler(name, Arc::clone(&log)).concurrency(concurrency);
+            let registration = match parameter(IS_BREAKING).as_str() {
+                "yes" => registration.breaker(Breaker::new().failures(5).probe_every(Duration::from_secs(3_600))),
+                _ => registration,
+            };
             match parameter(IS_ORDERED).as_str() {
                 "yes" => registration.ordered_by(OrderKey::record_key()),
                 _ => registration,
@@ -257,6 +268,7 @@ async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
     match std::str::from_utf8(&message.payload).unwrap() {
         "work" => tokio::time::sleep(Duration::from_millis(5)).await,
         "fail once" if message.attempt() == 1 => return Err(Failure::retry_after(Duration::ZERO, "not yet")),
+        "away" if !Path::new(&parameter(GATE)).exists() => return Err(Failure::unavailable("nobody answers")),
         "abort" => std::process::abort(),
         "exit" => std::process::exit(1),
         "overflow" => drop(endless(0)),

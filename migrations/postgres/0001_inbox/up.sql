@@ -15,8 +15,14 @@ CREATE TABLE inbox_handler (
     -- As the newest registration says.
     is_ordered      boolean   NOT NULL DEFAULT false, -- deliveries of one key run one at a time, in accept order
     passes_poisoned boolean   NOT NULL DEFAULT false, -- a poisoned delivery does not hold its key
-    calls_on_poison boolean   NOT NULL DEFAULT false  -- a function of the service is called for each poisoned delivery
-);
+    calls_on_poison boolean   NOT NULL DEFAULT false, -- a function of the service is called for each poisoned delivery
+    -- The breaker. Whether it is open stands under every id of the handler, the probe under the lowest one.
+    breaker_opened_at   timestamptz,                  -- not null: nobody claims its deliveries, except for one probe at a time
+    breaker_error       text,                         -- what opened it
+    breaker_probe_at    timestamptz,                  -- no probe before this
+    breaker_probe_until timestamptz,                  -- until then a process has the right to probe
+    breaker_probe_no    bigint    NOT NULL DEFAULT 0  -- counts these rights: who has an older one changes nothing
+) WITH (fillfactor = 50);
 
 CREATE TABLE inbox_handler_key (
     key        text COLLATE "C" PRIMARY KEY,
@@ -74,7 +80,8 @@ CREATE TABLE inbox_delivery (
     attempts     integer     NOT NULL DEFAULT 0,     -- starts. Only ever grows: it is the claim's fencing token
     errors       integer     NOT NULL DEFAULT 0,     -- failures charged against the retry limit
     crashes      integer     NOT NULL DEFAULT 0,     -- process deaths in a row; reset by any outcome
-    troubles     integer     NOT NULL DEFAULT 0,     -- runs in a row that the store itself made fail; written only then. Not indexed
+    -- Runs in a row that failed for no fault of the delivery: > 0 the store made them fail, < 0 what the handler depends on. Not indexed
+    troubles     integer     NOT NULL DEFAULT 0,
     handler_id   smallint    NOT NULL,
     status       smallint    NOT NULL DEFAULT 0,     -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      smallint    NOT NULL DEFAULT 0,     -- how often a person gave it a fresh set of retries; what was before is in inbox_history
@@ -468,7 +475,7 @@ CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
        CASE WHEN head.looked = 12000 THEN 10000 ELSE least(head.due, 10000) END AS due,
        later.deliveries AS later, held.deliveries AS held, least(head.running, 10000) AS running, given_up.deliveries AS poisoned,
-       now() - head.oldest_due_at AS oldest_due_age, later.next_due_at, h.paused_at, h.unknown_since, h.id AS handler_id
+       now() - head.oldest_due_at AS oldest_due_age, later.next_due_at, h.paused_at, h.unknown_since, h.breaker_opened_at, h.id AS handler_id
 FROM inbox_handler h
 CROSS JOIN LATERAL (
     SELECT count(*) AS looked, count(*) FILTER (WHERE d.locked_until IS NULL OR d.locked_until <= now()) AS due,
@@ -822,6 +829,33 @@ LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_paused($1, true, $2, $3) $$
 
 CREATE FUNCTION inbox_resume_handler(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_paused($1, false, $2, $3) $$;
+
+-- While the breaker of a handler is open, nobody claims its deliveries, except for one at a time that probes; the first that succeeds closes it.
+-- What runs goes on to its end.
+CREATE FUNCTION inbox_set_breaker(handler_key text, is_open boolean, because text, actor text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+BEGIN
+    PERFORM inbox_check_handler_key(inbox_set_breaker.handler_key);
+    UPDATE inbox_handler h
+    SET breaker_opened_at = CASE WHEN is_open THEN now() END, breaker_probe_at = CASE WHEN is_open THEN now() + interval '10 seconds' END,
+        breaker_error = CASE WHEN is_open THEN coalesce('by a person: ' || inbox_set_breaker.because, 'by a person') END,
+        breaker_probe_until = NULL, breaker_probe_no = h.breaker_probe_no + 1
+    WHERE h.id = ANY (inbox_handler_ids(inbox_set_breaker.handler_key)) AND (h.breaker_opened_at IS NOT NULL) <> is_open;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    changed := least(changed, 1);
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES (CASE WHEN is_open THEN 'open breaker' ELSE 'close breaker' END, jsonb_build_object('handler_key', inbox_set_breaker.handler_key),
+            changed, inbox_set_breaker.because, inbox_set_breaker.actor);
+    RETURN changed;
+END $$;
+
+CREATE FUNCTION inbox_open_breaker(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_breaker($1, true, $2, $3) $$;
+
+CREATE FUNCTION inbox_close_breaker(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_breaker($1, false, $2, $3) $$;
 
 -- The quarantined records that a filter means, the oldest first: {"id", "topic", "reason", "detail" (a part of it), "older_than",
 -- "newer_than", "all": true}.

@@ -26,7 +26,13 @@ CREATE TABLE inbox_handler (
     -- As the newest registration says.
     is_ordered      INTEGER NOT NULL DEFAULT 0,      -- deliveries of one key run one at a time, in accept order
     passes_poisoned INTEGER NOT NULL DEFAULT 0,      -- a poisoned delivery does not hold its key
-    calls_on_poison INTEGER NOT NULL DEFAULT 0       -- a function of the service is called for each poisoned delivery
+    calls_on_poison INTEGER NOT NULL DEFAULT 0,      -- a function of the service is called for each poisoned delivery
+    -- The breaker. Whether it is open stands under every id of the handler, the probe under the lowest one.
+    breaker_opened_at   INTEGER,                     -- not null: nobody claims its deliveries, except for one probe at a time
+    breaker_error       TEXT,                        -- what opened it
+    breaker_probe_at    INTEGER,                     -- no probe before this
+    breaker_probe_until INTEGER,                     -- until then a process has the right to probe
+    breaker_probe_no    INTEGER NOT NULL DEFAULT 0   -- counts these rights: who has an older one changes nothing
 );
 
 CREATE TABLE inbox_handler_key (
@@ -63,7 +69,8 @@ CREATE TABLE inbox_delivery (
     attempts     INTEGER NOT NULL DEFAULT 0,         -- starts. Only ever grows: it is the claim's fencing token
     errors       INTEGER NOT NULL DEFAULT 0,         -- failures charged against the retry limit
     crashes      INTEGER NOT NULL DEFAULT 0,         -- process deaths in a row; reset by any outcome
-    troubles     INTEGER NOT NULL DEFAULT 0,         -- runs in a row that the store itself made fail; written only then. Not indexed
+    -- Runs in a row that failed for no fault of the delivery: > 0 the store made them fail, < 0 what the handler depends on. Not indexed
+    troubles     INTEGER NOT NULL DEFAULT 0,
     status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      INTEGER NOT NULL DEFAULT 0,         -- how often a person gave it a fresh set of retries; what was before is in inbox_history
     is_corrected INTEGER NOT NULL DEFAULT 0,         -- its handler is given the newest payload of inbox_correction
@@ -336,7 +343,8 @@ SELECT h.key AS handler_key,
                                       WHERE d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at > now.at
                                         AND d.due_at < 9223372036854775807 ORDER BY d.due_at LIMIT 1) / 1e6, 'unixepoch') AS next_due_at,
        strftime('%Y-%m-%d %H:%M:%f', h.paused_at / 1e6, 'unixepoch') AS paused_at,
-       strftime('%Y-%m-%d %H:%M:%f', h.unknown_since / 1e6, 'unixepoch') AS unknown_since, h.id AS handler_id
+       strftime('%Y-%m-%d %H:%M:%f', h.unknown_since / 1e6, 'unixepoch') AS unknown_since,
+       strftime('%Y-%m-%d %H:%M:%f', h.breaker_opened_at / 1e6, 'unixepoch') AS breaker_opened_at, h.id AS handler_id
 FROM inbox_handler h
 CROSS JOIN inbox_now now;
 
@@ -557,6 +565,33 @@ BEGIN
     FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND paused_at IS NOT NULL;
     UPDATE inbox_handler SET paused_at = NULL
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
+END;
+
+-- While the breaker of a handler is open, nobody claims its deliveries, except for one at a time that probes; the first that succeeds closes it.
+-- What runs goes on to its end.
+CREATE VIEW inbox_open_breaker AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_open_breaker_now INSTEAD OF INSERT ON inbox_open_breaker
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'open breaker', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.because, NEW.actor
+    FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND breaker_opened_at IS NULL;
+    UPDATE inbox_handler
+    SET breaker_opened_at = (SELECT at FROM inbox_now), breaker_probe_at = (SELECT at FROM inbox_now) + 10000000,
+        breaker_error = coalesce('by a person: ' || NEW.because, 'by a person'),
+        breaker_probe_until = NULL, breaker_probe_no = breaker_probe_no + 1
+    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND breaker_opened_at IS NULL;
+END;
+
+CREATE VIEW inbox_close_breaker AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_close_breaker_now INSTEAD OF INSERT ON inbox_close_breaker
+BEGIN
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'close breaker', json_object('handler_key', NEW.handler_key), min(count(*), 1), NEW.because, NEW.actor
+    FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND breaker_opened_at IS NOT NULL;
+    UPDATE inbox_handler
+    SET breaker_opened_at = NULL, breaker_probe_at = NULL, breaker_error = NULL,
+        breaker_probe_until = NULL, breaker_probe_no = breaker_probe_no + 1
+    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND breaker_opened_at IS NOT NULL;
 END;
 
 -- Sets a position to an offset, or without one to the first record that Kafka has; without a partition, those of the whole topic. Stopped

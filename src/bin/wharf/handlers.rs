@@ -37,6 +37,20 @@ pub enum HandlersCommand {
         #[command(flatten)]
         confirming: Confirming,
     },
+    /// Claim nothing for it but one delivery at a time that probes, in no process; a probe that succeeds closes it again
+    OpenBreaker {
+        /// Its key
+        key: String,
+        #[command(flatten)]
+        confirming: Confirming,
+    },
+    /// Claim for it again, without waiting for a probe
+    CloseBreaker {
+        /// Its key
+        key: String,
+        #[command(flatten)]
+        confirming: Confirming,
+    },
     /// Keys of an ordered handler on which deliveries wait, and the delivery that they wait for
     Keys {
         /// Its key
@@ -82,6 +96,12 @@ pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> 
         HandlersCommand::Keys { key, limit } => keys(session, &key, limit).await,
         HandlersCommand::Pause { key, confirming } => change(session, &key, &confirming, Change::Pause).await,
         HandlersCommand::Resume { key, confirming } => change(session, &key, &confirming, Change::Resume).await,
+        HandlersCommand::OpenBreaker { key, confirming } => {
+            change(session, &key, &confirming, Change::OpenBreaker).await
+        }
+        HandlersCommand::CloseBreaker { key, confirming } => {
+            change(session, &key, &confirming, Change::CloseBreaker).await
+        }
         HandlersCommand::RenamePlan { manifest, removed } => rename_plan(session, &manifest, &removed).await,
         HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, because } => {
             let confirming = Confirming { is_dry_run: false, is_yes, because };
@@ -144,10 +164,11 @@ async fn keys<B: Backend>(session: &Session<B>, key: &str, limit: u32) -> Result
 
 /// Whether anybody claims for it.
 pub fn state(handler: &HandlerStatus) -> Cell {
-    match (handler.paused_at, handler.processors) {
-        (Some(since), _) => cell(format!("paused {}", when::age(since))).toned(Tone::Warning),
-        (None, 0) => cell("nobody").toned(Tone::Warning),
-        (None, _) => cell("running"),
+    match (handler.paused_at, handler.breaker_opened_at, handler.processors) {
+        (Some(since), _, _) => cell(format!("paused {}", when::age(since))).toned(Tone::Warning),
+        (None, Some(since), _) => cell(format!("breaker open {}", when::age(since))).toned(Tone::Problem),
+        (None, None, 0) => cell("nobody").toned(Tone::Warning),
+        (None, None, _) => cell("running"),
     }
 }
 
@@ -155,6 +176,29 @@ pub fn state(handler: &HandlerStatus) -> Cell {
 enum Change {
     Pause,
     Resume,
+    OpenBreaker,
+    CloseBreaker,
+}
+
+impl Change {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::OpenBreaker => "open the breaker of",
+            Self::CloseBreaker => "close the breaker of",
+        }
+    }
+
+    /// Whether it would change anything.
+    fn is_needed(self, handler: &HandlerStatus) -> bool {
+        match self {
+            Self::Pause => handler.paused_at.is_none(),
+            Self::Resume => handler.paused_at.is_some(),
+            Self::OpenBreaker => handler.breaker_opened_at.is_none(),
+            Self::CloseBreaker => handler.breaker_opened_at.is_some(),
+        }
+    }
 }
 
 async fn change<B: Backend>(
@@ -164,10 +208,7 @@ async fn change<B: Backend>(
     change: Change,
 ) -> Result<Exit, Failure> {
     confirming.check()?;
-    let verb = match change {
-        Change::Pause => "pause",
-        Change::Resume => "resume",
-    };
+    let verb = change.verb();
     let handlers = session.operator().handlers().await?;
     let is_it =
         |handler: &&HandlerStatus| handler.handler_key == key || handler.former_keys.iter().any(|former| former == key);
@@ -175,7 +216,7 @@ async fn change<B: Backend>(
         let known: Vec<&str> = handlers.iter().map(|handler| handler.handler_key.as_str()).collect();
         return Err(Failure::usage(format!("there is no handler key {key:?}; there are: {}", known.join(", "))));
     };
-    let is_changing = handler.paused_at.is_some() != (change == Change::Pause);
+    let is_changing = change.is_needed(handler);
     let open = handler.due + handler.later;
     let waiting = if open >= HandlerStatus::COUNT_MAX { "10,000+".to_owned() } else { open.to_string() };
     let is_changed = if !is_changing || confirming.is_dry_run {
@@ -186,6 +227,8 @@ async fn change<B: Backend>(
         match change {
             Change::Pause => operator.pause(key).await?,
             Change::Resume => operator.resume(key).await?,
+            Change::OpenBreaker => operator.open_breaker(key).await?,
+            Change::CloseBreaker => operator.close_breaker(key).await?,
         }
     };
     let output = session.output;

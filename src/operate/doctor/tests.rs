@@ -26,6 +26,8 @@ fn handler() -> HandlerStatus {
         oldest_due_secs: None,
         next_due_at: None,
         paused_at: None,
+        breaker_opened_at: None,
+        breaker_error: None,
         unknown_since: None,
         keeps_finished: false,
         is_ordered: false,
@@ -96,6 +98,7 @@ fn each_reason_why_a_handler_does_not_move_is_named() {
     let with = |handler: HandlerStatus| codes_of_handler(handler, &[processor()]);
     assert_eq!(with(HandlerStatus { poisoned: 3, ..handler() }), ["poisoned"]);
     assert_eq!(with(HandlerStatus { due: 3, paused_at: Some(now()), ..handler() }), ["paused"]);
+    assert_eq!(with(HandlerStatus { later: 3, breaker_opened_at: Some(now()), ..handler() }), ["breaker open"]);
     assert_eq!(with(HandlerStatus { due: 3, processors: 0, ..handler() }), ["unknown key"]);
     assert_eq!(with(HandlerStatus { later: 3, next_due_at: Some(now()), ..handler() }), ["backoff"]);
     assert_eq!(with(HandlerStatus { due: 3, running: 1, oldest_due_secs: Some(1e4), ..handler() }), ["slow"]);

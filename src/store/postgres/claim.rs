@@ -24,8 +24,8 @@ macro_rules! claim_statements {
             $(#[$meta])*
             $name($sql) -> $crate::store::rows::ClaimRow<diesel::pg::data_types::PgTimestamp> {
                 lease_ms: i64, processor: i32, handler_ids: Vec<i16>, limits: Vec<i32>,
-                floors: Vec<Option<diesel::pg::data_types::PgTimestamp>>, depths_ms: Vec<i64>, with_suspects: bool, solo_from: i32,
-                solo_from_troubles: i32, with_ages: bool,
+                floors: Vec<Option<diesel::pg::data_types::PgTimestamp>>, depths_ms: Vec<i64>, are_probes: Vec<bool>, with_suspects: bool,
+                solo_from: i32, solo_from_troubles: i32, with_ages: bool,
             }
         )*}
         $(impl From<$crate::store::postgres::claim::Binds> for $name {
@@ -37,6 +37,7 @@ macro_rules! claim_statements {
                     limits: binds.limits,
                     floors: binds.floors,
                     depths_ms: binds.depths_ms,
+                    are_probes: binds.are_probes,
                     with_suspects: binds.with_suspects,
                     solo_from: binds.solo_from,
                     solo_from_troubles: binds.solo_from_troubles,
@@ -81,8 +82,9 @@ claim_statements! {
             WHERE t.ctid = ANY (ARRAY(
                 SELECT due.tid
                 FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom
-                      FROM unnest(:handler_ids, :limits, :floors, :depths_ms) AS a (handler_id, wanted, floor, depth_ms)
-                      WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id) OFFSET 0) ask
+                      FROM unnest(:handler_ids, :limits, :floors, :depths_ms, :are_probes) AS a (handler_id, wanted, floor, depth_ms, is_probe)
+                      WHERE (SELECT h.paused_at IS NULL AND (a.is_probe OR h.breaker_opened_at IS NULL) FROM inbox_handler h
+                             WHERE h.id = a.handler_id) OFFSET 0) ask
                 CROSS JOIN LATERAL (
                     SELECT d.ctid AS tid FROM inbox_delivery d
                     WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
@@ -104,6 +106,7 @@ pub(super) struct Binds {
     pub(super) limits: Vec<i32>,
     pub(super) floors: Vec<Option<PgTimestamp>>,
     pub(super) depths_ms: Vec<i64>,
+    pub(super) are_probes: Vec<bool>,
     pub(super) with_suspects: bool,
     pub(super) solo_from: i32,
     pub(super) solo_from_troubles: i32,
@@ -120,6 +123,7 @@ impl Binds {
             limits: asks.iter().map(|ask| ask.limit).collect(),
             floors,
             depths_ms,
+            are_probes: asks.iter().map(|ask| ask.is_probe).collect(),
             with_suspects: request.scope.has_suspects(),
             solo_from: request.solo_from,
             solo_from_troubles: request.solo_from_troubles,

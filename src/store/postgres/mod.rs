@@ -5,6 +5,7 @@
 
 mod accept;
 mod accept_in;
+mod breaker;
 mod claim;
 mod connect;
 mod errors;
@@ -44,8 +45,8 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage,
-    PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, HeldBack, Lost,
+    NewMessage, PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
@@ -246,11 +247,11 @@ impl Seam for Postgres {
         act!(self, conn => transact::read_back(&mut conn, claim))
     }
 
-    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
+    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, HeldBack)> {
         act!(self, conn => upkeep::enroll(&mut conn, processor))
     }
 
-    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
+    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<HeldBack> {
         act!(self, conn => upkeep::keep_alive(&mut conn, id, processor))
     }
 

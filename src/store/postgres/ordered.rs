@@ -27,8 +27,9 @@ claim_statements! {
             SELECT ask.root, due.tid, due.order_hash
             FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom,
                          (SELECT coalesce(h.same_as, h.id) FROM inbox_handler h WHERE h.id = a.handler_id) AS root
-                  FROM unnest(:handler_ids, :limits, :floors, :depths_ms) AS a (handler_id, wanted, floor, depth_ms)
-                  WHERE (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = a.handler_id) OFFSET 0) ask
+                  FROM unnest(:handler_ids, :limits, :floors, :depths_ms, :are_probes) AS a (handler_id, wanted, floor, depth_ms, is_probe)
+                  WHERE (SELECT h.paused_at IS NULL AND (a.is_probe OR h.breaker_opened_at IS NULL) FROM inbox_handler h
+                             WHERE h.id = a.handler_id) OFFSET 0) ask
             CROSS JOIN LATERAL (
                 SELECT d.ctid AS tid, d.order_hash FROM inbox_delivery d
                 WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL

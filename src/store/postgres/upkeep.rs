@@ -9,7 +9,7 @@ use super::errors::database;
 use super::process::millis;
 use super::statement::{only_row, rows, statements};
 use crate::store::counts::{count, limit};
-use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
+use crate::store::seam::{Backlog, Enrolment, HeldBack, UnknownHandler};
 use crate::types::Result;
 
 rows! {
@@ -31,8 +31,10 @@ statements! {
         ON CONFLICT (id) DO UPDATE SET seen_at = now(), alive_until = excluded.alive_until, report = excluded.report")
     { id: i32, name: &'a str, version: &'a str, handler_ids: &'a [i16], ttl_ms: i64, report: &'a str }
 
-    Paused<'a>("SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL AND id = ANY (:handler_ids)")
-    -> i16 { handler_ids: &'a [i16] }
+    HeldBackNow<'a>("
+        SELECT ARRAY(SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL AND id = ANY (:handler_ids)),
+               ARRAY(SELECT id FROM inbox_handler WHERE breaker_opened_at IS NOT NULL AND id = ANY (:handler_ids))")
+    -> (Vec<i16>, Vec<i16>) { handler_ids: &'a [i16] }
 
     Withdraw("DELETE FROM inbox_processor WHERE id = :id") { id: i32 }
 
@@ -113,24 +115,25 @@ pub(super) async fn expire(
     expire.load(conn).await.and_then(only_row).map(count).map_err(database("cannot expire deliveries"))
 }
 
-pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
+pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment) -> Result<(i32, HeldBack)> {
     let Enrolment { name, handler_ids, ttl, .. } = processor;
     let cannot = || database("cannot enroll the processor");
     let enroll = Enroll { name, version: crate::VERSION, handler_ids, ttl_ms: millis(*ttl) };
     let id = enroll.load(conn).await.and_then(only_row).map_err(cannot())?;
-    Ok((id, paused(conn, handler_ids).await.map_err(cannot())?))
+    Ok((id, held_back(conn, handler_ids).await.map_err(cannot())?))
 }
 
-async fn paused(conn: &mut AsyncPgConnection, handler_ids: &[i16]) -> QueryResult<Vec<i16>> {
-    Paused { handler_ids }.load(conn).await
+async fn held_back(conn: &mut AsyncPgConnection, handler_ids: &[i16]) -> QueryResult<HeldBack> {
+    let (paused, open) = HeldBackNow { handler_ids }.load(conn).await.and_then(only_row)?;
+    Ok(HeldBack { paused, open })
 }
 
-pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
+pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment) -> Result<HeldBack> {
     let Enrolment { name, handler_ids, ttl, report } = processor;
     let cannot = || database("cannot keep the processor alive");
     let alive = KeepAlive { id, name, version: crate::VERSION, handler_ids, ttl_ms: millis(*ttl), report };
     alive.execute(conn).await.map_err(cannot())?;
-    paused(conn, handler_ids).await.map_err(cannot())
+    held_back(conn, handler_ids).await.map_err(cannot())
 }
 
 pub(super) async fn withdraw(conn: &mut AsyncPgConnection, id: i32) -> Result<()> {

@@ -8,6 +8,7 @@
 
 mod accept;
 mod accept_in;
+mod breaker;
 mod clock;
 mod connect;
 mod errors;
@@ -45,8 +46,8 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, Lost, NewMessage,
-    PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, HeldBack, Lost,
+    NewMessage, PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
@@ -236,12 +237,12 @@ impl Seam for Sqlite {
         self.read(move |conn| transact::read_back(conn, claim)).await
     }
 
-    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
+    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, HeldBack)> {
         let processor = processor.clone();
         self.write(move |conn| upkeep::enroll(conn, &processor)).await
     }
 
-    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
+    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<HeldBack> {
         let processor = processor.clone();
         self.write(move |conn| upkeep::keep_alive(conn, id, &processor)).await
     }

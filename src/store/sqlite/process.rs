@@ -52,12 +52,12 @@ statements! {
           AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= :now
                    ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
           AND d.attempts < 2147483647
-          AND (SELECT h.paused_at IS NULL FROM inbox_handler h WHERE h.id = :handler_id)
+          AND (SELECT h.paused_at IS NULL AND (:is_probe OR h.breaker_opened_at IS NULL) FROM inbox_handler h WHERE h.id = :handler_id)
         ORDER BY d.due_at, d.message_seq
         LIMIT :limit"))
     -> ClaimRow<i64> {
         processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
-        with_ages: bool, limit: i32,
+        with_ages: bool, is_probe: bool, limit: i32,
     }
 
     Lock("
@@ -127,6 +127,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             solo_from: request.solo_from,
             solo_from_troubles: request.solo_from_troubles,
             with_ages: request.with_ages,
+            is_probe: ask.is_probe,
             limit: ask.limit,
         };
         let mut due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);

@@ -8,7 +8,7 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{only_row, rows, statements};
 use crate::store::counts::{count, limit};
-use crate::store::seam::{Backlog, Enrolment, UnknownHandler};
+use crate::store::seam::{Backlog, Enrolment, HeldBack, UnknownHandler};
 use crate::types::Result;
 
 /// How long a processor that is not seen any more stays on the list.
@@ -37,6 +37,8 @@ statements! {
     { id: i32, name: &'a str, version: &'a str, handler_ids: String, now: i64, alive_until: i64, report: &'a str }
 
     Paused("SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL") -> i16 {}
+
+    Open("SELECT id FROM inbox_handler WHERE breaker_opened_at IS NOT NULL") -> i16 {}
 
     Withdraw("DELETE FROM inbox_processor WHERE id = :id") { id: i32 }
 
@@ -103,7 +105,7 @@ pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_ma
 }
 
 /// Also takes out processors that have not been seen for a day.
-pub(super) fn enroll(conn: &mut SqliteConnection, processor: &Enrolment) -> Result<(i32, Vec<i16>)> {
+pub(super) fn enroll(conn: &mut SqliteConnection, processor: &Enrolment) -> Result<(i32, HeldBack)> {
     let enroll = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         Forget { before: now - micros(FORGOTTEN_AFTER) }.execute(conn)?;
@@ -111,24 +113,26 @@ pub(super) fn enroll(conn: &mut SqliteConnection, processor: &Enrolment) -> Resu
         let handler_ids = ids_as_json(&processor.handler_ids);
         let enroll = Enroll { name: &processor.name, version: crate::VERSION, handler_ids, now, alive_until };
         let id = enroll.load(conn).and_then(only_row)?;
-        QueryResult::Ok((id, paused(conn, processor)?))
+        QueryResult::Ok((id, held_back(conn, processor)?))
     };
     enroll(conn).map_err(database("cannot enroll the processor"))
 }
 
-fn paused(conn: &mut SqliteConnection, processor: &Enrolment) -> QueryResult<Vec<i16>> {
-    let paused = Paused {}.load::<i16>(conn)?;
-    Ok(paused.into_iter().filter(|id| processor.handler_ids.contains(id)).collect())
+fn held_back(conn: &mut SqliteConnection, processor: &Enrolment) -> QueryResult<HeldBack> {
+    let is_of = |id: &i16| processor.handler_ids.contains(id);
+    let paused = Paused {}.load::<i16>(conn)?.into_iter().filter(is_of).collect();
+    let open = Open {}.load::<i16>(conn)?.into_iter().filter(is_of).collect();
+    Ok(HeldBack { paused, open })
 }
 
-pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, processor: &Enrolment) -> Result<Vec<i16>> {
+pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, processor: &Enrolment) -> Result<HeldBack> {
     let keep = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         let alive_until = now + micros(processor.ttl);
         let handler_ids = ids_as_json(&processor.handler_ids);
         let Enrolment { name, report, .. } = processor;
         KeepAlive { id, name, version: crate::VERSION, handler_ids, now, alive_until, report }.execute(conn)?;
-        paused(conn, processor)
+        held_back(conn, processor)
     };
     keep(conn).map_err(database("cannot keep the processor alive"))
 }

@@ -32,6 +32,21 @@ async fn a_handler_is_paused_and_resumed_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_breaker_of_a_handler_is_opened_and_closed_once() {
+    let (scene, _runs, program) = accepted().await;
+    let open = ["handlers", "open-breaker", "mail", "--yes"];
+    assert!(program.well(&open).await.starts_with("open the breaker of: mail, 2 "));
+    assert!(program.well(&open).await.starts_with("nothing to open the breaker of"));
+    assert!(program.json(&["handlers", "list"], 0).await[0]["breaker_opened_at"].is_string());
+    assert!(program.well(&["handlers", "list"]).await.contains("breaker open"));
+    let close = ["handlers", "close-breaker", "mail", "--yes"];
+    assert_eq!(program.json(&close, 0).await["affected"], 1);
+    assert_eq!(program.json(&close, 0).await["affected"], 0);
+    let audit = "SELECT concat_ws('|', action, affected) FROM inbox_audit ORDER BY id";
+    assert_eq!(scene.database.query_texts(audit).await, ["open breaker|1", "close breaker|1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
     let (scene, runs, program) = accepted().await;
     let kept = scene.inbox().subscribe("orders", runs.handler("stock"));

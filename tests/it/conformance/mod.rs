@@ -21,6 +21,7 @@ macro_rules! every_store {
             batches "../batches.rs"
             calls "../calls.rs"
             tx_batches "../tx_batches.rs"
+            breaker "../breaker.rs"
             claims "../claims.rs"
             corrections "../corrections.rs"
             extremes "../extremes.rs"
@@ -77,6 +78,8 @@ pub mod sqlite {
     #[path = "../../effect.rs"]
     pub mod effect;
     mod kafka;
+    #[path = "../../outage.rs"]
+    mod outage;
     #[path = "../../panics.rs"]
     mod panics;
     #[path = "../../unknown_keys.rs"]

@@ -48,6 +48,14 @@ statements! {
         handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
     }
 
+    OpenBreaker<'a>("SELECT inbox_open_breaker(:handler_key, :because, :actor)") -> i64 {
+        handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
+    }
+
+    CloseBreaker<'a>("SELECT inbox_close_breaker(:handler_key, :because, :actor)") -> i64 {
+        handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
+    }
+
     ForgetIdentity<'a>("SELECT inbox_forget_identity(:message_id, :source, :because, :actor)") -> i64 {
         message_id: &'a str, source: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
     }
@@ -116,6 +124,8 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
         },
         Act::Pause { ref handler_key } => Pause { handler_key, because, actor }.load(conn).await,
         Act::Resume { ref handler_key } => Resume { handler_key, because, actor }.load(conn).await,
+        Act::OpenBreaker { ref handler_key } => OpenBreaker { handler_key, because, actor }.load(conn).await,
+        Act::CloseBreaker { ref handler_key } => CloseBreaker { handler_key, because, actor }.load(conn).await,
         Act::ForgetIdentity { ref message_id, ref source } => {
             ForgetIdentity { message_id, source, because, actor }.load(conn).await
         }

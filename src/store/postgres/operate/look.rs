@@ -28,6 +28,7 @@ statements! {
                    least(sum(b.running), 10000)::bigint AS running, least(sum(b.poisoned), 10000)::bigint AS poisoned,
                    extract(epoch FROM max(b.oldest_due_age))::float8 AS oldest_due_secs, inbox_micros(min(b.next_due_at)) AS next_due_at,
                    inbox_micros(min(b.paused_at)) AS paused_at, inbox_micros(min(b.unknown_since)) AS unknown_since,
+                   inbox_micros(min(b.breaker_opened_at)) AS breaker_opened_at, h.breaker_error,
                    ARRAY(SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                          WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1) AS former_keys,
                    (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids)) AS processors,

@@ -103,6 +103,21 @@ statements! {
         UPDATE inbox_handler SET paused_at = NULL
         WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key) AND paused_at IS NOT NULL")
     { handler_key: &'a str }
+
+    OpenBreaker<'a>("
+        UPDATE inbox_handler
+        SET breaker_opened_at = (SELECT at FROM inbox_now), breaker_probe_at = (SELECT at FROM inbox_now) + 10000000,
+            breaker_error = coalesce('by a person: ' || :because, 'by a person'), breaker_probe_until = NULL,
+            breaker_probe_no = breaker_probe_no + 1
+        WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key) AND breaker_opened_at IS NULL")
+    { because: Option<&'a str>, handler_key: &'a str }
+
+    CloseBreaker<'a>("
+        UPDATE inbox_handler
+        SET breaker_opened_at = NULL, breaker_probe_at = NULL, breaker_error = NULL, breaker_probe_until = NULL,
+            breaker_probe_no = breaker_probe_no + 1
+        WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key) AND breaker_opened_at IS NOT NULL")
+    { handler_key: &'a str }
 }
 
 pub(super) fn act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> Result<u64> {
@@ -158,6 +173,10 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
         // However many ids it has, it is one handler.
         Act::Pause { ref handler_key } => Pause { handler_key }.execute(conn)?.min(1),
         Act::Resume { ref handler_key } => Resume { handler_key }.execute(conn)?.min(1),
+        Act::OpenBreaker { ref handler_key } => {
+            OpenBreaker { because: signed.because.as_deref(), handler_key }.execute(conn)?.min(1)
+        }
+        Act::CloseBreaker { ref handler_key } => CloseBreaker { handler_key }.execute(conn)?.min(1),
         Act::ForgetIdentity { ref message_id, ref source } => {
             let IdentityHash(hash) = IdentityHash::of(message_id, source);
             ForgetIdentity { hash: &hash }.execute(conn)?

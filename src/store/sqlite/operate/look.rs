@@ -31,6 +31,7 @@ statements! {
                                                 ORDER BY d.due_at LIMIT 1)
                             WHERE coalesce(same.same_as, same.id) = h.id),
             'paused_at', open.paused_at, 'unknown_since', open.unknown_since,
+            'breaker_opened_at', h.breaker_opened_at, 'breaker_error', h.breaker_error,
             'former_keys', (SELECT json_group_array(key) FROM (
                 SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                 WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1)),

@@ -186,7 +186,7 @@ impl Bench {
         let request = ClaimRequest {
             processor: 1,
             lease: Duration::from_secs(600),
-            asks: vec![Ask { handler_id, limit: 1_000, from: LookFrom::Beginning }],
+            asks: vec![Ask { handler_id, limit: 1_000, from: LookFrom::Beginning, is_probe: false }],
             scope: ClaimScope::All,
             ordered_ids: vec![handler_id],
             solo_from: 100,

@@ -1,0 +1,264 @@
+//! Breakers: while what a handler depends on is away, nothing of it is started but one probe at a time, and nothing is charged.
+//!
+//! The pause between probes is an hour; a test that wants the next probe moves the time of the probe in the database.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use wharf::flow::Breaker;
+use wharf::order::OrderKey;
+use wharf::{Failure, Record, Registration, RetryPolicy};
+
+use super::effect::{self, effects};
+use super::scene::{Database, Db, Runs, Scene, quick, record, records};
+use support::events::Events;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const FAILURES: u32 = 3;
+const SLOTS: usize = 4;
+const MESSAGES: usize = 40;
+
+const IS_OPEN: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHERE breaker_opened_at IS NOT NULL";
+const IS_CLOSED: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_handler WHERE breaker_opened_at IS NOT NULL";
+const NOTHING_HELD: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_delivery WHERE locked_until IS NOT NULL";
+const PROBE_NOW: &str = "UPDATE inbox_handler SET breaker_probe_at = now()";
+/// Nobody has the right to probe, and the last probe has failed.
+const PROBE_HAS_FAILED: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHERE breaker_probe_at > now() AND breaker_probe_until IS NULL";
+const ALL_DUE: &str = "UPDATE inbox_delivery SET due_at = now() WHERE due_at > now() AND locked_until IS NULL AND finished_at IS NULL AND order_hash IS NULL";
+
+/// Whether what handlers depend on is there.
+#[derive(Clone, Default)]
+struct Service(Arc<AtomicBool>);
+
+impl Service {
+    fn returns(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn answer(&self) -> Result<(), Failure> {
+        match self.0.load(Ordering::SeqCst) {
+            true => Ok(()),
+            false => Err(Failure::unavailable("the mail server is away")),
+        }
+    }
+
+    fn plain(&self, runs: &Runs) -> Registration<Db> {
+        let service = self.clone();
+        runs.answering("mail", move |_| service.answer())
+    }
+
+    fn transactional(&self, runs: &Runs) -> Registration<Db> {
+        let service = self.clone();
+        effect::writing(runs, "mail", move |_| {
+            let answer = service.answer();
+            Box::pin(async { answer })
+        })
+    }
+}
+
+/// One failure would poison, if it were charged.
+fn breaking(registration: Registration<Db>) -> Registration<Db> {
+    let breaker = Breaker::new().failures(FAILURES).probe_every(HOUR);
+    registration.concurrency(SLOTS).retry(RetryPolicy::never()).breaker(breaker)
+}
+
+/// An outage from before the start until after three probes.
+async fn outage(scene: &Scene, service: &Service, runs: &Runs, registration: Registration<Db>, accepted: Vec<Record>) {
+    effect::prepare(scene).await;
+    let count = i64::try_from(accepted.len()).unwrap();
+    let inbox = scene.inbox().subscribe("orders", breaking(registration)).build().unwrap();
+    inbox.accept_all(accepted).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    scene.until(IS_OPEN).await;
+    scene.until(NOTHING_HELD).await;
+    let failures_max = usize::try_from(FAILURES).unwrap() + SLOTS;
+    assert!(runs.count() <= failures_max, "{} runs", runs.count());
+    for _ in 0..2 {
+        let before = runs.count();
+        scene.database.execute(PROBE_NOW).await;
+        scene.until(PROBE_HAS_FAILED).await;
+        assert_eq!(runs.count(), before + 1);
+    }
+    service.returns();
+
+    scene.database.execute(PROBE_NOW).await;
+
+    scene.until(IS_CLOSED).await;
+    scene.database.execute(ALL_DUE).await;
+    scene.database.execute("UPDATE inbox_delivery SET due_at = now() WHERE due_at < 'infinity' AND due_at > now()").await;
+    scene.settled().await;
+    assert_eq!(scene.count_done_uncharged().await, count);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_costs_a_few_runs_and_one_probe_at_a_time_and_charges_nothing() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    outage(&scene, &service, &runs, service.plain(&runs), records(MESSAGES)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_an_ordered_handler_costs_as_much() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    let ordered = service.plain(&runs).ordered_by(OrderKey::record_key());
+    let keyed = records(MESSAGES).into_iter().enumerate().map(|(n, record)| record.with_key(format!("k{}", n % 10)));
+    outage(&scene, &service, &runs, ordered, keyed.collect()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_a_transactional_handler_leaves_one_effect_each() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    outage(&scene, &service, &runs, service.transactional(&runs), records(MESSAGES)).await;
+    assert_eq!(effects(&scene).await.len(), MESSAGES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_a_handler_that_shares_transactions_leaves_one_effect_each() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    let sharing = service.transactional(&runs).share_transaction(8);
+    outage(&scene, &service, &runs, sharing, records(MESSAGES)).await;
+    assert_eq!(effects(&scene).await.len(), MESSAGES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_handed_over_while_the_breaker_is_open_and_other_handlers_go_on() {
+    let (scene, service, runs, others) = (Scene::new().await, Service::default(), Runs::new(), Runs::new());
+    let builder = scene.inbox().subscribe("orders", breaking(service.plain(&runs)));
+    let inbox = builder.subscribe("orders", others.handler("stock")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+    scene.until(IS_OPEN).await;
+
+    inbox.accept(record("late")).await.unwrap();
+
+    others.reached(MESSAGES + 1).await;
+    let untouched = "inbox_status WHERE message_id = 'late' AND handler_key = 'mail' AND attempts = 0";
+    assert_eq!(scene.count(untouched).await, 1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn timeouts_and_refused_connections_open_the_breaker_and_other_failures_do_not() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+    let refusing = breaking(runs.answering("refusing", move |_| Err(refused().into())));
+    let failing = breaking(runs.answering("failing", |_| Err(Failure::retry("no"))));
+    let hanging = breaking(runs.held("hanging", &Arc::new(tokio::sync::Semaphore::new(0))));
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", refusing)
+        .subscribe("orders", failing)
+        .subscribe("orders", hanging.timeout(Duration::from_millis(1)))
+        .build()
+        .unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+
+    inbox.drain().await.unwrap();
+
+    let open = "SELECT key FROM inbox_handler WHERE breaker_opened_at IS NOT NULL ORDER BY 1";
+    assert_eq!(scene.database.query_texts(open).await, ["hanging", "refusing"]);
+    assert_eq!(scene.database.query_texts("SELECT DISTINCT handler_key FROM inbox_poisoned").await, ["failing"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_finds_nobody_while_others_do_is_poisoned_alone_in_the_end() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let answer = runs.answering("mail", |message| match message.id() {
+        "bad" => Err(Failure::unavailable("no such server")),
+        _ => Ok(()),
+    });
+    let builder = scene.inbox().limits(quick().trouble_limit(1));
+    let inbox = builder.subscribe("orders", breaking(answer).concurrency(1)).build().unwrap();
+    inbox.accept(record("bad")).await.unwrap();
+    for number in 0..4 {
+        assert_eq!(scene.count("inbox_poisoned").await, 0);
+        inbox.drain().await.unwrap();
+        inbox.accept(record(&format!("good {number}"))).await.unwrap();
+        inbox.drain().await.unwrap();
+        scene.database.execute(ALL_DUE).await;
+    }
+    let poisoned = "SELECT concat_ws('|', message_id, reason, errors, last_error) FROM inbox_poisoned";
+    assert_eq!(scene.database.query_texts(poisoned).await, ["bad|unavailable|0|no such server"]);
+    assert_eq!(scene.count("inbox_handler WHERE breaker_opened_at IS NOT NULL").await, 0);
+}
+
+// A suspect runs alone; where nothing else is due, it is the one that probes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_has_to_run_alone_can_be_the_probe() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", breaking(runs.handler("mail"))).build().unwrap();
+    inbox.accept(record("suspect")).await.unwrap();
+    scene.database.execute("UPDATE inbox_delivery SET crashes = 2").await;
+    assert!(scene.store.operate().open_breaker("mail").await.unwrap());
+    let running = inbox.start().await.unwrap();
+
+    scene.database.execute(PROBE_NOW).await;
+
+    scene.settled().await;
+    scene.until(IS_CLOSED).await;
+    assert_eq!(runs.count(), 1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_probes_once_and_goes_on_when_the_probe_has_passed() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    let inbox = scene.inbox().subscribe("orders", breaking(service.plain(&runs))).build().unwrap();
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let before = runs.count();
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    scene.database.execute(PROBE_NOW).await;
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    assert_eq!(runs.count(), before + 1);
+    service.returns();
+    scene.database.execute(PROBE_NOW).await;
+    scene.database.execute(ALL_DUE).await;
+
+    assert_eq!(inbox.drain().await.unwrap(), MESSAGES);
+
+    assert_eq!(scene.count_done_uncharged().await, i64::try_from(MESSAGES).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_opens_and_closes_the_breaker_of_any_handler_once_and_it_is_audited() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("mail")).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    let operator = scene.store.operate().acting_as("alice").because("maintenance");
+    assert!(operator.open_breaker("mail").await.unwrap() && !operator.open_breaker("mail").await.unwrap());
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    let [status] = &operator.handlers().await.unwrap()[..] else { panic!("one handler") };
+    assert!(status.breaker_opened_at.is_some());
+    assert_eq!(status.breaker_error.as_deref(), Some("by a person: maintenance"));
+    let doctor = operator.doctor().await.unwrap();
+    assert!(doctor.symptoms.iter().any(|symptom| symptom.code == "breaker open"), "{doctor:?}");
+    assert!(operator.close_breaker("mail").await.unwrap() && !operator.close_breaker("mail").await.unwrap());
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    for (act, changed) in [("open_breaker", 1), ("open_breaker", 0), ("close_breaker", 1), ("close_breaker", 0)] {
+        assert_eq!(scene.database.act_on_handler(act, "mail").await, changed);
+    }
+    let audit = "SELECT concat_ws('|', action, affected, actor) FROM inbox_audit ORDER BY id";
+    let by_alice = ["open breaker|1|alice", "open breaker|0|alice", "close breaker|1|alice", "close breaker|0|alice"];
+    let in_sql = ["open breaker|1", "open breaker|0", "close breaker|1", "close breaker|0"];
+    assert_eq!(scene.database.query_texts(audit).await, [by_alice, in_sql].concat());
+    assert!(operator.open_breaker("nobody").await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_is_told_by_two_events() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    let events = Events::capture();
+    let inbox = scene.inbox().subscribe("orders", breaking(service.plain(&runs))).build().unwrap();
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let says = |error: &str| error == "the mail server is away";
+    events.wait_for(|event| event.message == "breaker opened" && event.field("error").is_some_and(says)).await;
+    service.returns();
+    scene.database.execute(PROBE_NOW).await;
+
+    inbox.drain().await.unwrap();
+
+    events.wait_for(|event| event.message == "breaker closed" && event.has("handler", "mail")).await;
+}
