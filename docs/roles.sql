@@ -80,7 +80,7 @@ TO :"read", :"admin";
 
 -- admin: looks at everything, and acts by calling functions: replay, discard, release, pause, the quarantine. They run with the owner's rights and write the
 -- audit, so this role cannot change a delivery without an audit row, nor write an audit row for another user.
-GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_replay_corrected, inbox_discard, inbox_discard_matching, inbox_release, inbox_pause_handler, inbox_resume_handler, inbox_open_breaker, inbox_close_breaker,
+GRANT EXECUTE ON FUNCTION inbox_replay, inbox_replay_matching, inbox_replay_corrected, inbox_discard, inbox_discard_matching, inbox_release, inbox_pause_handler, inbox_resume_handler, inbox_open_breaker, inbox_close_breaker, inbox_set_rate,
                           inbox_quarantine_replay, inbox_quarantine_discard, inbox_backfill_step, inbox_outbox_replay, inbox_outbox_discard
 TO :"admin";
 -- Moves positions in Kafka by these functions only; they run with the owner's rights and write the audit.

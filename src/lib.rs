@@ -128,9 +128,10 @@ pub mod batch {
     pub use crate::handler::{Answers, BatchHandler, TxBatchHandler, batch_handler, tx_batch_handler};
 }
 
-/// Flow: how fast and when the deliveries of a handler may start. See [`Registration::breaker`].
+/// Flow: how fast and when the deliveries of a handler may start. See [`Registration::breaker`] and
+/// [`Registration::rate`].
 pub mod flow {
-    pub use crate::handler::Breaker;
+    pub use crate::handler::{Breaker, RateLimit};
 }
 
 /// Order: what the deliveries of a handler are ordered by. See [`Registration::ordered_by`].

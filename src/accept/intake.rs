@@ -13,7 +13,7 @@ use super::quarantine_run::QuarantineRuns;
 use super::rules::Rules;
 use super::write::Row;
 use crate::handler::OnPoison;
-use crate::store::seam::{HandlerIds, Order, WantedHandler};
+use crate::store::seam::{HandlerIds, Order, Rated, WantedHandler};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
 use crate::types::{Error, Limits, Record, Result};
@@ -68,6 +68,10 @@ impl<B: Backend> Intake<B> {
                 former_keys: handler.former_keys.clone(),
                 dead_letters: handler.dead_letters.clone(),
                 calls_on_poison: self.calls_on_poison,
+                rate: handler.rate.map(|rate| Rated {
+                    interval_us: rate.interval_us(),
+                    burst: i32::try_from(rate.burst).unwrap_or(i32::MAX),
+                }),
                 order: handler.order.as_ref().map(|order| Order { passes_poisoned: order.on_poison == OnPoison::Pass }),
                 wants: handler.stored(),
             })

@@ -136,6 +136,7 @@ mod tests {
             delay: Default::default(),
             dead_letters: Vec::new(),
             order,
+            rate: None,
         }
     }
 

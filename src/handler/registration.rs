@@ -282,6 +282,7 @@ impl<B: Backend> Registration<B> {
             delay: self.delay.clone(),
             dead_letters: self.dead_letters.clone(),
             order: self.order.clone(),
+            rate: self.flow.rate,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::delay::Delay;
 use super::key::HandlerKey;
 use super::order::{OrderKey, OrderPlace};
+use super::rate::RateLimit;
 use crate::store::seam::{OrderedBy, Wants};
 
 /// What accepting needs to know of a handler.
@@ -19,6 +20,8 @@ pub(crate) struct Subscription {
     pub(crate) order: Option<OrderKey>,
     /// See `WantedHandler`.
     pub(crate) dead_letters: Vec<(String, String)>,
+    /// How many of its deliveries may start, over all processes.
+    pub(crate) rate: Option<RateLimit>,
 }
 
 impl Subscription {

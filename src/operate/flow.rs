@@ -1,9 +1,10 @@
-//! What people do about the flow of a handler's deliveries: pause it, and open or close its breaker.
+//! What people do about the flow of a handler's deliveries: pause it, open or close its breaker, set its rate limit.
 
 use super::Operator;
+use crate::handler::RateLimit;
 use crate::store::Backend;
-use crate::store::operating::Act;
-use crate::types::Result;
+use crate::store::operating::{Act, RateSetting};
+use crate::types::{Error, Result};
 
 impl<B: Backend> Operator<B> {
     /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
@@ -50,5 +51,48 @@ impl<B: Backend> Operator<B> {
     pub async fn close_breaker(&self, handler_key: &str) -> Result<bool> {
         self.check_key(Some(handler_key)).await?;
         Ok(self.act(Act::CloseBreaker { handler_key: handler_key.to_owned() }).await? > 0)
+    }
+
+    /// Sets how many deliveries of the handler start in a time, over all processes, whatever its registration says, until it is taken back with
+    /// [`Operator::reset_rate`]. A change of a limit counts at once; a handler that had none has it within a third of the lease. Returns
+    /// whether that changes anything.
+    ///
+    /// ```no_run
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::flow::RateLimit;
+    /// let operator = store.operate().acting_as("alice").because("the mail service asks us to slow down");
+    /// operator.limit_rate("mail.receipt", RateLimit::per_second(5)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the limit cannot be used; and as [`Operator::pause`].
+    pub async fn limit_rate(&self, handler_key: &str, limit: RateLimit) -> Result<bool> {
+        if let Some(problem) = limit.problem() {
+            return Err(Error::configuration(format!("a rate limit {problem}")));
+        }
+        let burst = i32::try_from(limit.burst).unwrap_or(i32::MAX);
+        self.set_rate(handler_key, RateSetting::Limit { interval_us: limit.interval_us(), burst }).await
+    }
+
+    /// Takes the handler's rate limit away, whatever its registration says, until [`Operator::reset_rate`]. Returns whether that changes anything.
+    ///
+    /// # Errors
+    /// As [`Operator::pause`].
+    pub async fn lift_rate(&self, handler_key: &str) -> Result<bool> {
+        self.set_rate(handler_key, RateSetting::Unlimited).await
+    }
+
+    /// The handler's rate limit is what its registration says. Returns whether that changes anything.
+    ///
+    /// # Errors
+    /// As [`Operator::pause`].
+    pub async fn reset_rate(&self, handler_key: &str) -> Result<bool> {
+        self.set_rate(handler_key, RateSetting::AsRegistered).await
+    }
+
+    async fn set_rate(&self, handler_key: &str, rate: RateSetting) -> Result<bool> {
+        self.check_key(Some(handler_key)).await?;
+        Ok(self.act(Act::SetRate { handler_key: handler_key.to_owned(), rate }).await? > 0)
     }
 }

@@ -27,6 +27,9 @@ const CLAIMS_MAX: usize = 2;
 /// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
 const COLLECT: Duration = Duration::from_millis(4);
 
+/// Processes that wait for the same rate limit come so far apart.
+const LOOK_JITTER: Duration = Duration::from_millis(10);
+
 /// The claim loop's memory.
 pub(super) struct Claimer<B: Backend> {
     pub(super) engine: Arc<Engine<B>>,
@@ -43,6 +46,8 @@ pub(super) struct Claimer<B: Backend> {
     round: usize,
     /// Handlers whose claims failed while others' did not.
     setbacks: Setbacks,
+    /// Rate limits over all processes allow more then.
+    limited_until: Option<Instant>,
 }
 
 /// One claim of a round.
@@ -121,7 +126,7 @@ impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
         let (floors, looks) = (HashMap::new(), Looks::default());
         let setbacks = Setbacks::new(engine.limits.backoff_max);
-        Self { engine, floors, looks, spared_until: None, is_backlog: false, round: 0, setbacks }
+        Self { engine, floors, looks, spared_until: None, is_backlog: false, round: 0, setbacks, limited_until: None }
     }
 
     /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
@@ -175,6 +180,7 @@ impl<B: Backend> Claimer<B> {
 
     async fn claim(&mut self, starting: Starting<B>, parts: Vec<Part<B>>, look: Look) -> Result<Round> {
         let scope = self.scope();
+        self.limited_until = None;
         let engine = Arc::clone(&self.engine);
         let asked_at = Instant::now();
         let statements = parts.iter().map(async |part| {
@@ -196,7 +202,9 @@ impl<B: Backend> Claimer<B> {
                 *missing.entry(ask.handler_id).or_default() += ask.limit;
             }
             match answer {
-                Ok(Claims { sent_at, deliveries, failed }) => {
+                Ok(Claims { sent_at, deliveries, failed, look_again_in }) => {
+                    let look_again_at = look_again_in.map(|wait| Instant::now() + wait + jittered(LOOK_JITTER));
+                    self.limited_until = look_again_at.into_iter().chain(self.limited_until).min();
                     setback = failed.into_iter().next().map(|asks| asks.error).or(setback);
                     for delivery in &deliveries {
                         *missing.entry(delivery.claim.handler_id).or_default() -= 1;
@@ -318,6 +326,8 @@ impl<B: Backend> Claimer<B> {
                 handler_id,
                 limit: i32::try_from(limit).unwrap_or(i32::MAX),
                 is_probe: places.probe.is_some(),
+                is_rated: places.lane.is_rated(),
+                rate_id: places.lane.ids.lowest(),
                 from: match (look.depth(), self.floors.get(&handler_id).copied()) {
                     (None, _) => LookFrom::Beginning,
                     (Some(depth), floor) => LookFrom::Below { floor, depth },
@@ -329,9 +339,14 @@ impl<B: Backend> Claimer<B> {
     /// How long to wait for news before the next look.
     fn patience(&self) -> Duration {
         let poll = jittered(self.engine.limits.poll);
-        let probes = self.engine.lanes.iter().filter_map(|lane| lane.breaker.ask_at());
-        let awaited = self.looks.owed_at().into_iter().chain(self.setbacks.next_at()).chain(probes);
-        awaited.map(|at| at.saturating_duration_since(Instant::now())).fold(poll, Duration::min)
+        let now = Instant::now();
+        let of_lane = |lane: &Arc<Lane<B>>| {
+            let free_at = lane.throttle.as_ref().and_then(|throttle| throttle.free_at(now));
+            [lane.breaker.ask_at(), free_at].into_iter().flatten()
+        };
+        let of_all = [self.looks.owed_at(), self.setbacks.next_at(), self.limited_until].into_iter().flatten();
+        let awaited = self.engine.lanes.iter().flat_map(of_lane).chain(of_all);
+        awaited.map(|at| at.saturating_duration_since(now)).fold(poll, Duration::min)
     }
 
     fn scope(&mut self) -> ClaimScope {

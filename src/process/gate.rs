@@ -65,6 +65,8 @@ pub(super) enum NotNow {
     Paused,
     /// The handler's breaker is open.
     Open,
+    /// The handler's rate limit allows nothing more.
+    Rated,
     /// All slots of the handler are taken, or all connections that it may hold.
     Full,
 }
@@ -175,8 +177,15 @@ impl<B: Backend> Starting<B> {
             Some(not_now) => return Err(not_now),
         };
         let max = if probe.is_some() { 1 } else { max };
-        let place = Place::take(lane, max, &self.engine.limits).ok_or(NotNow::Full)?;
-        Ok(place.with(probe))
+        let allowed = lane.throttle.as_ref().map_or(max, |throttle| throttle.take(max, Instant::now()));
+        if allowed == 0 {
+            return Err(NotNow::Rated);
+        }
+        let place = Place::take(lane, allowed, &self.engine.limits);
+        if let Some(throttle) = &lane.throttle {
+            throttle.give_back(allowed - place.as_ref().map_or(0, |place| place.count));
+        }
+        Ok(place.ok_or(NotNow::Full)?.with(probe))
     }
 
     /// A free slot of a handler, or why there is none.
@@ -202,8 +211,11 @@ impl<B: Backend> Starting<B> {
         if self.purpose != Purpose::Solo && lane.breaker.is_open() {
             return Some(NotNow::Open);
         }
-        let is_paused = self.purpose == Purpose::HandOver && lane.is_paused();
-        is_paused.then_some(NotNow::Paused)
+        if self.purpose == Purpose::HandOver && lane.is_paused() {
+            return Some(NotNow::Paused);
+        }
+        // A limit over all processes is taken from by claims.
+        (self.purpose == Purpose::HandOver && lane.is_rated()).then_some(NotNow::Rated)
     }
 
     /// How many outcomes may wait to be written when something starts. What has returned and is not written runs again after a crash: as
@@ -236,6 +248,7 @@ impl<B: Backend> Starting<B> {
             // Made before the task: a runtime that has ended drops the task without ever looking at it.
             let held = Held::new(Arc::clone(engine), claimed.claim);
             let probe = place.probe.take();
+            place.is_used = true;
             let run = Run { held, claimed, place: Some(place), probe, leash, waits_since };
             match by_lane.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, runs)) => runs.push(run),

@@ -8,6 +8,7 @@ use super::batching::Batching;
 use super::breaker::LaneBreaker;
 use super::observe::observed;
 use super::pace::Pace;
+use super::rate::Throttle;
 use super::slots::Slots;
 use super::waiting::Waiting;
 use crate::handler::{Body, HandlerKey, Registration, RetryPolicy};
@@ -46,6 +47,10 @@ pub(crate) struct Lane<B: Backend> {
     /// Its part of the connections that transactional handlers may hold.
     pub(super) connections: Option<Share>,
     pub(super) breaker: Arc<LaneBreaker>,
+    /// Its rate limit in this process.
+    pub(super) throttle: Option<Throttle>,
+    /// It has a rate limit over all processes, as of the last sign of life.
+    is_rated: AtomicBool,
     /// As of the last sign of life; the claim statement looks for itself, hand-over goes by this.
     is_paused: AtomicBool,
     /// The last claim brought deliveries that may not wait because of their crashes.
@@ -88,6 +93,8 @@ impl<B: Backend> Lane<B> {
             pace: Pace::default(),
             connections,
             breaker: Arc::new(LaneBreaker::new(registration.flow.breaker.clone())),
+            throttle: registration.flow.rate_per_process.map(Throttle::new),
+            is_rated: AtomicBool::new(registration.flow.rate.is_some()),
             is_paused: AtomicBool::new(false),
             is_careful: AtomicBool::new(false),
             done: AtomicU64::new(0),
@@ -121,6 +128,14 @@ impl<B: Backend> Lane<B> {
 
     pub(super) fn set_careful(&self, is_careful: bool) {
         self.is_careful.store(is_careful, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_rated(&self) -> bool {
+        self.is_rated.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_rated(&self, is_rated: bool) {
+        self.is_rated.store(is_rated, Ordering::Relaxed);
     }
 
     pub(super) fn is_paused(&self) -> bool {

@@ -24,6 +24,7 @@ mod outcomes;
 mod pace;
 mod probe;
 mod pulse;
+mod rate;
 mod renew;
 mod retain;
 mod run;

@@ -51,7 +51,8 @@ impl<B: Backend> Lane<B> {
 
     /// How many deliveries may be claimed beyond those that can start now.
     fn ahead(&self, limits: &Limits) -> usize {
-        if self.is_careful() || limits.starts_at_once_from() <= 0 {
+        // What has a rate is claimed when it may start, and then starts.
+        if self.is_rated() || self.throttle.is_some() || self.is_careful() || limits.starts_at_once_from() <= 0 {
             return 0;
         }
         let running = self.concurrency.saturating_sub(self.slots.free.load(Ordering::Acquire));
@@ -94,6 +95,8 @@ pub(super) struct Place<B: Backend> {
     pub(super) count: usize,
     /// Where the breaker is open: the right to run one delivery.
     pub(super) probe: Option<Probe>,
+    /// What is taken from the lane's rate limit with it is used.
+    pub(super) is_used: bool,
 }
 
 impl<B: Backend> Place<B> {
@@ -108,7 +111,7 @@ impl<B: Backend> Place<B> {
                 return None;
             }
             match places.compare_exchange_weak(taken, taken + count, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(Self { lane: Arc::clone(lane), count, probe: None }),
+                Ok(_) => return Some(Self { lane: Arc::clone(lane), count, probe: None, is_used: false }),
                 Err(changed) => taken = changed,
             }
         }
@@ -122,13 +125,16 @@ impl<B: Backend> Place<B> {
     /// One of several places, if there is one left.
     pub(super) fn split_off(&mut self) -> Option<Self> {
         self.count = self.count.checked_sub(1)?;
-        Some(Self { lane: Arc::clone(&self.lane), count: 1, probe: self.probe.take() })
+        Some(Self { lane: Arc::clone(&self.lane), count: 1, probe: self.probe.take(), is_used: true })
     }
 }
 
 impl<B: Backend> Drop for Place<B> {
     fn drop(&mut self) {
         self.lane.slots.places.fetch_sub(self.count, Ordering::AcqRel);
+        if let Some(throttle) = self.lane.throttle.as_ref().filter(|_| !self.is_used) {
+            throttle.give_back(self.count);
+        }
     }
 }
 

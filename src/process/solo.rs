@@ -72,7 +72,14 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stam
     };
     let Ok(slot) = starting.slot(lane) else { return Ok(()) };
     let from = LookFrom::Below { floor: Some(due_at), depth: Duration::ZERO };
-    let asks = [Ask { handler_id, limit: 1, from, is_probe: probe.is_some() }];
+    let asks = [Ask {
+        handler_id,
+        limit: 1,
+        from,
+        is_probe: probe.is_some(),
+        is_rated: lane.is_rated(),
+        rate_id: lane.ids.lowest(),
+    }];
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.tell_claimed(claimed));
     let Some(claimed) = poison_the_guilty(engine, claims.deliveries).await?.pop() else { return Ok(()) };

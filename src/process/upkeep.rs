@@ -86,10 +86,11 @@ fn longest_run<B: Backend>(engine: &Engine<B>) -> Option<LongestRun> {
 
 /// Notes which handlers are paused; returns whether one goes on that was.
 pub(super) fn note_held_back<B: Backend>(lanes: &[Arc<Lane<B>>], held_back: &HeldBack) -> bool {
-    let HeldBack { paused, open } = held_back;
+    let HeldBack { paused, open, rated } = held_back;
     let mut goes_on = note_open(lanes, open);
     for lane in lanes {
         let was_paused = lane.is_paused();
+        lane.set_rated(lane.ids.all.iter().any(|id| rated.contains(id)));
         lane.set_paused(lane.ids.all.iter().any(|id| paused.contains(id)));
         goes_on |= was_paused && !lane.is_paused();
     }

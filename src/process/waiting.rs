@@ -118,7 +118,7 @@ impl<B: Backend> Engine<B> {
                 return lane.waiting.is_empty();
             }
             // Settled outcomes and free slots start it.
-            Some(NotNow::Unsettled | NotNow::Full) => {}
+            Some(NotNow::Unsettled | NotNow::Full | NotNow::Rated) => {}
         }
         true
     }

@@ -13,6 +13,10 @@ pub struct Ask {
     pub from: LookFrom,
     /// It may be claimed although the handler's breaker is open.
     pub is_probe: bool,
+    /// As far as this process knows, the handler has a rate limit over all processes.
+    pub is_rated: bool,
+    /// The id under which that limit is kept: the lowest of the handler's.
+    pub rate_id: i16,
 }
 
 /// Where a look into the claim index begins. What lies before it is not found, and costs nothing.

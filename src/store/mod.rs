@@ -20,6 +20,8 @@ pub(crate) mod permits;
 mod postgres;
 pub(crate) mod purging;
 pub(crate) mod quarantined;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod rate;
 mod reactor;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod rows;

@@ -164,6 +164,11 @@ pub enum Act {
     CloseBreaker {
         handler_key: String,
     },
+    /// How many deliveries of a handler start, over all processes.
+    SetRate {
+        handler_key: String,
+        rate: RateSetting,
+    },
     /// Partitions begin at this offset, or at the first record that Kafka has; stopped ones are read again.
     ResetLedger {
         filter: LedgerFilter,
@@ -179,6 +184,19 @@ pub enum Act {
         message_id: String,
         source: String,
     },
+}
+
+/// What a person says of a handler's rate limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RateSetting {
+    Limit {
+        interval_us: i64,
+        burst: i32,
+    },
+    /// No limit, whatever the registration says.
+    Unlimited,
+    /// What the registration says.
+    AsRegistered,
 }
 
 /// A payload as a person has corrected it. Never shown.
@@ -213,6 +231,7 @@ impl Act {
             Self::Resume { .. } => "resume",
             Self::OpenBreaker { .. } => "open breaker",
             Self::CloseBreaker { .. } => "close breaker",
+            Self::SetRate { .. } => "set rate",
             Self::ResetLedger { .. } => "reset ledger",
             Self::SkipLedger { .. } => "skip ledger",
             Self::ForgetIdentity { .. } => "forget identity",
@@ -231,6 +250,17 @@ impl Act {
             Self::SkipLedger { filter, to_offset } => filter.to_json(Some(*to_offset)),
             Self::ForgetIdentity { message_id, source } => {
                 serde_json::json!({ "message_id": message_id, "source": source }).to_string()
+            }
+            Self::SetRate { handler_key, rate } => {
+                let (interval_us, burst) = match rate {
+                    RateSetting::Limit { interval_us, burst } => (Some(interval_us), Some(burst)),
+                    RateSetting::Unlimited | RateSetting::AsRegistered => (None, None),
+                };
+                let is_registered = *rate == RateSetting::AsRegistered;
+                let filter = serde_json::json!({
+                    "handler_key": handler_key, "interval_us": interval_us, "burst": burst, "is_registered": is_registered,
+                });
+                filter.to_string()
             }
             Self::Pause { handler_key }
             | Self::Resume { handler_key }

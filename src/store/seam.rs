@@ -17,7 +17,7 @@ use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
 use super::transaction::{ReadBack, Transaction};
 use super::version::{self, Migration, SchemaRow};
-pub use super::wanted::{HandlerIds, Order, OrderedBy, WantedHandler, Wants};
+pub use super::wanted::{HandlerIds, Order, OrderedBy, Rated, WantedHandler, Wants};
 use crate::types::{Error, Outcome, Record, Result, StoredMessage};
 
 /// As many as a message has handlers: mostly a few, which need no memory of their own.
@@ -261,6 +261,8 @@ pub struct Claims {
     pub deliveries: Vec<Claimed>,
     /// What could not be asked, while something else could: a claim can be several statements.
     pub failed: Vec<FailedAsks>,
+    /// Rate limits allowed less than was asked for, and allow more after this.
+    pub look_again_in: Option<Duration>,
 }
 
 /// Handlers that a claim could not ask for, and why.
@@ -344,6 +346,8 @@ pub struct HeldBack {
     pub paused: Vec<i16>,
     /// Their breakers are open.
     pub open: Vec<i16>,
+    /// They have a rate limit over all processes.
+    pub rated: Vec<i16>,
 }
 
 /// Connections of this process to its database.

@@ -7,7 +7,7 @@ use diesel::QueryResult;
 use diesel::backend::Backend;
 use diesel::query_builder::AstPass;
 use diesel::serialize::ToSql;
-use diesel::sql_types::{BigInt, Binary, Bool, HasSqlType, Integer, Nullable, SmallInt, Text};
+use diesel::sql_types::{BigInt, Binary, Bool, Double, HasSqlType, Integer, Nullable, SmallInt, Text};
 
 /// Declares statements of a backend, with `<'a>` where one borrows: `Name("SQL") -> Row { bind: Type, … }`. The SQL names a bind as
 /// `:bind`, as often and in whatever order it likes; a name that is no field and a field that is not named do not compile. A statement
@@ -103,7 +103,7 @@ macro_rules! sql_values {
 pub(super) use sql_values;
 
 sql_values! {
-    i16 => SmallInt, i32 => Integer, i64 => BigInt, bool => Bool, &str => Text, String => Text, &[u8] => Binary,
+    i16 => SmallInt, i32 => Integer, i64 => BigInt, bool => Bool, f64 => Double, &str => Text, String => Text, &[u8] => Binary,
     Vec<u8> => Binary,
 }
 

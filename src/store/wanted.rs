@@ -13,6 +13,8 @@ pub struct WantedHandler {
     pub former_keys: Vec<String>,
     /// Set when it is ordered: whether a poisoned delivery holds its key.
     pub order: Option<Order>,
+    /// Set when it has a rate limit over all processes.
+    pub rate: Option<Rated>,
     pub wants: Wants,
     /// The topics that its poisoned deliveries are published to, each with its reason; an empty one is every other reason.
     pub dead_letters: Vec<(String, String)>,
@@ -40,6 +42,13 @@ pub enum OrderedBy {
     Process,
 }
 
+/// A rate limit over all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rated {
+    pub interval_us: i64,
+    pub burst: i32,
+}
+
 /// What the registration of an ordered handler says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
@@ -54,4 +63,11 @@ pub struct HandlerIds {
     pub current: i16,
     /// All of them, the current one first. More than one when two keys had ids before they became one handler.
     pub all: Arc<[i16]>,
+}
+
+impl HandlerIds {
+    /// The id under which what the handler has once is kept: processes that know more or fewer of its ids agree on it.
+    pub fn lowest(&self) -> i16 {
+        self.all.iter().copied().min().unwrap_or(self.current)
+    }
 }

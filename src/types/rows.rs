@@ -44,6 +44,15 @@ pub struct HandlerStatus {
     /// What opened it.
     #[serde(default)]
     pub breaker_error: Option<String>,
+    /// How many of its deliveries start in a second at the most, over all processes: see [`Registration::rate`](crate::Registration::rate).
+    #[serde(default)]
+    pub rate_per_sec: Option<f64>,
+    /// How many of them at once.
+    #[serde(default)]
+    pub rate_burst: Option<u32>,
+    /// Whether a person has set that.
+    #[serde(default)]
+    pub is_rate_set: bool,
     /// Since when deliveries wait and no live process knows the handler.
     #[serde(with = "stamp::option")]
     pub unknown_since: Option<SystemTime>,

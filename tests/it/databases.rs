@@ -34,8 +34,8 @@ pub trait Database: Sized {
     /// Releases a run, in SQL; returns how many that were.
     fn release(&self, message_id: &str, handler_key: &str, attempt: Option<i32>) -> impl Future<Output = i64>;
 
-    /// Does something to a handler as an operator would, in SQL: `pause_handler`, `open_breaker`. Returns how many handlers it changed.
-    fn act_on_handler(&self, act: &str, handler_key: &str) -> impl Future<Output = i64>;
+    /// Does something to a handler as an operator would, in SQL: `open_breaker`, say, with more arguments. Returns how many it changed.
+    fn act_on_handler(&self, act: &str, handler_key: &str, more: &[(&str, &str)]) -> impl Future<Output = i64>;
 
     /// Resets or skips a position as an operator would, in SQL: group, topic, partition and offset as SQL values.
     fn move_ledger(&self, act: &str, values: &str) -> impl Future<Output = ()>;
@@ -154,8 +154,9 @@ impl Database for TestDatabase {
             .await
     }
 
-    async fn act_on_handler(&self, act: &str, handler_key: &str) -> i64 {
-        self.query_one_i64(&format!("SELECT inbox_{act}('{handler_key}')")).await
+    async fn act_on_handler(&self, act: &str, handler_key: &str, more: &[(&str, &str)]) -> i64 {
+        let more: String = more.iter().map(|(name, value)| format!(", {name} => {value}")).collect();
+        self.query_one_i64(&format!("SELECT inbox_{act}('{handler_key}'{more})")).await
     }
 
     async fn move_ledger(&self, act: &str, values: &str) {
@@ -304,8 +305,10 @@ impl Database for SqliteFile {
         self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
     }
 
-    async fn act_on_handler(&self, act: &str, handler_key: &str) -> i64 {
-        self.execute(&format!("INSERT INTO inbox_{act} (handler_key) VALUES ('{handler_key}')")).await;
+    async fn act_on_handler(&self, act: &str, handler_key: &str, more: &[(&str, &str)]) -> i64 {
+        let (names, values): (Vec<_>, Vec<_>) = more.iter().map(|(n, v)| (format!(", {n}"), format!(", {v}"))).unzip();
+        let (names, values) = (names.concat(), values.concat());
+        self.execute(&format!("INSERT INTO inbox_{act} (handler_key{names}) VALUES ('{handler_key}'{values})")).await;
         self.query_one_i64("SELECT affected FROM inbox_audit ORDER BY id DESC LIMIT 1").await
     }
 

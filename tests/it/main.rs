@@ -42,6 +42,7 @@ mod panics;
 mod plans;
 mod public_api;
 mod quickstart;
+mod rates;
 mod roles;
 mod scene;
 mod shared_transactions;

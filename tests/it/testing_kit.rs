@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use diesel_async::RunQueryDsl;
 use futures_util::FutureExt;
+use wharf::flow::RateLimit;
 use wharf::store::AsyncSqliteConnection;
 use wharf::testing::{CrashPoint, State, TestInbox, assert_idempotent};
 use wharf::{Failure, HandlerKey, Message, Raw, Record, Registration, RetryPolicy, Sqlite, handler, tx_handler};
@@ -149,4 +150,23 @@ async fn a_process_that_dies_before_or_after_a_call_of_a_batch_handler_leaves_it
         assert_eq!(*sizes.lock().unwrap(), calls);
         inbox.assert_state("order-4", KEY, State::Done).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_limit_allows_more_when_the_clock_has_moved() {
+    let limited = handler(KEY, async |_: Message<Raw>| Ok::<(), Failure>(())).rate(RateLimit::per_hour(1).burst(3));
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", limited)).await.unwrap();
+    for number in 0..20 {
+        inbox.accept(Record::new("orders").with_id(format!("order-{number}"))).await.unwrap();
+    }
+    let hour = Duration::from_secs(3_600);
+    assert_eq!(inbox.drain().await.unwrap(), 3);
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    for hours in [1, 2, 1] {
+        inbox.advance(hour * hours).await.unwrap();
+        assert_eq!(inbox.drain().await.unwrap(), usize::try_from(hours).unwrap());
+    }
+    // No more is saved than a burst.
+    inbox.advance(hour * 100).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 3);
 }

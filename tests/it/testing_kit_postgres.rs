@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+use wharf::flow::RateLimit;
 use wharf::testing::{CrashPoint, State, TestInbox};
 use wharf::{Failure, HandlerKey, Inbox, Message, Postgres, Raw, Record, RetryPolicy, handler, tx_handler};
 
@@ -137,4 +138,24 @@ async fn moving_the_clock_moves_every_stamp_of_the_schema() {
     assert!(stamps.len() > 20, "{stamps:?}");
     let forgotten: Vec<_> = stamps.iter().filter(|stamp| !moves(stamp)).collect();
     assert!(forgotten.is_empty(), "MoveClock leaves out {forgotten:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_limit_allows_more_when_the_clock_has_moved() {
+    let database = TestDatabase::create().await;
+    let limited = handler(KEY, async |_: Message<Raw>| Ok::<(), Failure>(())).rate(RateLimit::per_hour(1).burst(3));
+    let inbox = TestInbox::on_postgres(&database.url(), |inbox| inbox.subscribe("orders", limited)).await.unwrap();
+    for number in 0..20 {
+        inbox.accept(Record::new("orders").with_id(format!("order-{number}"))).await.unwrap();
+    }
+    let hour = Duration::from_secs(3_600);
+    assert_eq!(inbox.drain().await.unwrap(), 3);
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    for hours in [1, 2, 1] {
+        inbox.advance(hour * hours).await.unwrap();
+        assert_eq!(inbox.drain().await.unwrap(), usize::try_from(hours).unwrap());
+    }
+    // No more is saved than a burst.
+    inbox.advance(hour * 100).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 3);
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use wharf::batch::{Answers, BatchHandler, TxBatchHandler, batch_handler, tx_batch_handler};
-use wharf::flow::Breaker;
+use wharf::flow::{Breaker, RateLimit};
 use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Limits, Message, Raw, Record, Registration, TxHandler, handler, tx_handler};
 
@@ -37,6 +37,8 @@ const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
 const IS_ORDERED: &str = "WORKER_IS_ORDERED";
 /// Set when the handlers have breakers, which open after five failures and probe once an hour.
 const IS_BREAKING: &str = "WORKER_IS_BREAKING";
+/// How many deliveries of a handler start in the first hour, over all workers; 0: any number.
+const RATE_BURST: &str = "WORKER_RATE_BURST";
 /// A file that the payload `gate` waits for, and without which the payload `away` finds nobody.
 const GATE: &str = "WORKER_GATE";
 
@@ -59,6 +61,8 @@ pub struct Worker {
     pub is_ordered: bool,
     /// Its handlers have breakers.
     pub is_breaking: bool,
+    /// How many deliveries of a handler start in the first hour, over all workers; 0: any number.
+    pub rate_burst: u32,
     /// More of the environment.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -80,6 +84,7 @@ impl Worker {
             gate: String::new(),
             is_ordered: false,
             is_breaking: false,
+            rate_burst: 0,
             variables: Vec::new(),
         }
     }
@@ -89,6 +94,7 @@ impl Worker {
         let (concurrency, crash_limit) = (self.concurrency.to_string(), self.crash_limit.to_string());
         let (share, batch) = (self.share.to_string(), self.batch.to_string());
         let batch_wait = self.batch_wait.as_millis().to_string();
+        let rate_burst = self.rate_burst.to_string();
         let mut variables = vec![
             (URL, self.url.as_str()),
             (KIND, if self.is_transactional { "transactional" } else { "plain" }),
@@ -100,6 +106,7 @@ impl Worker {
             (CRASH_LIMIT, &crash_limit),
             (GATE, &self.gate),
             (IS_ORDERED, if self.is_ordered { "yes" } else { "no" }),
+            (RATE_BURST, &rate_burst),
             (IS_BREAKING, if self.is_breaking { "yes" } else { "no" }),
         ];
         variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
@@ -152,6 +159,10 @@ fn work() {
         let registration = |name: &'static str| {
             let concurrency = usize::try_from(number(CONCURRENCY)).unwrap();
             let registration = worker_handler(name, Arc::clone(&log)).concurrency(concurrency);
+            let registration = match number(RATE_BURST) {
+                0 => registration,
+                burst => registration.rate(RateLimit::per_hour(1).burst(burst)),
+            };
             let registration = match parameter(IS_BREAKING).as_str() {
                 "yes" => registration.breaker(Breaker::new().failures(5).probe_every(Duration::from_secs(3_600))),
                 _ => registration,

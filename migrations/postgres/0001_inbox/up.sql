@@ -21,7 +21,14 @@ CREATE TABLE inbox_handler (
     breaker_error       text,                         -- what opened it
     breaker_probe_at    timestamptz,                  -- no probe before this
     breaker_probe_until timestamptz,                  -- until then a process has the right to probe
-    breaker_probe_no    bigint    NOT NULL DEFAULT 0  -- counts these rights: who has an older one changes nothing
+    breaker_probe_no    bigint    NOT NULL DEFAULT 0, -- counts these rights: who has an older one changes nothing
+    -- The rate limit over all processes, under every id of the handler; where it stands is kept under the lowest one.
+    rate_interval_us       bigint,                    -- between two starts on average; NULL: no limit
+    rate_burst             integer,                   -- starts at once at the most
+    rate_next_at           timestamptz,               -- when the next start is on schedule, if none is early; written by claims
+    rate_is_set            boolean NOT NULL DEFAULT false, -- a person has set it, and the registration does not count
+    registered_interval_us bigint,                    -- as the newest registration says
+    registered_burst       integer
 ) WITH (fillfactor = 50);
 
 CREATE TABLE inbox_handler_key (
@@ -856,6 +863,36 @@ LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_breaker($1, true, $2, $3) $
 
 CREATE FUNCTION inbox_close_breaker(handler_key text, because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_breaker($1, false, $2, $3) $$;
+
+-- Sets how many deliveries of a handler start in a second, over all processes and restarts, whatever its registration says: `burst` at once at
+-- the most, by default what a second allows. 'infinity' is no limit; NULL is what the registration says.
+CREATE FUNCTION inbox_set_rate(handler_key text, per_sec double precision, burst integer DEFAULT NULL, because text DEFAULT NULL,
+                               actor text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    changed bigint;
+    interval_us bigint := CASE WHEN per_sec > 0 AND per_sec < 'infinity' THEN round(1000000 / per_sec)::bigint END;
+    at_once integer := CASE WHEN per_sec < 'infinity' THEN coalesce(inbox_set_rate.burst, greatest(least(floor(per_sec), 1000000), 1)::integer) END;
+BEGIN
+    PERFORM inbox_check_handler_key(inbox_set_rate.handler_key);
+    IF per_sec < 'infinity' AND (interval_us IS NULL OR interval_us < 1 OR at_once NOT BETWEEN 1 AND 1000000) THEN
+        RAISE 'a rate limit allows more than 0 and at most 1000000 starts a second, and 1 to 1000000 at once';
+    END IF;
+    UPDATE inbox_handler h
+    SET rate_is_set = per_sec IS NOT NULL, rate_interval_us = CASE WHEN per_sec IS NULL THEN h.registered_interval_us ELSE interval_us END,
+        rate_burst = CASE WHEN per_sec IS NULL THEN h.registered_burst ELSE at_once END, rate_next_at = NULL
+    WHERE h.id = ANY (inbox_handler_ids(inbox_set_rate.handler_key))
+      AND (h.rate_is_set, h.rate_interval_us, h.rate_burst) IS DISTINCT FROM
+          (per_sec IS NOT NULL, CASE WHEN per_sec IS NULL THEN h.registered_interval_us ELSE interval_us END,
+           CASE WHEN per_sec IS NULL THEN h.registered_burst ELSE at_once END);
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    changed := least(changed, 1);
+    INSERT INTO inbox_audit (action, filter, affected, because, actor)
+    VALUES ('set rate', jsonb_build_object('handler_key', inbox_set_rate.handler_key, 'interval_us', interval_us, 'burst', at_once,
+                                           'is_registered', per_sec IS NULL),
+            changed, inbox_set_rate.because, inbox_set_rate.actor);
+    RETURN changed;
+END $$;
 
 -- The quarantined records that a filter means, the oldest first: {"id", "topic", "reason", "detail" (a part of it), "older_than",
 -- "newer_than", "all": true}.

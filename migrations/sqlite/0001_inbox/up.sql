@@ -32,7 +32,14 @@ CREATE TABLE inbox_handler (
     breaker_error       TEXT,                        -- what opened it
     breaker_probe_at    INTEGER,                     -- no probe before this
     breaker_probe_until INTEGER,                     -- until then a process has the right to probe
-    breaker_probe_no    INTEGER NOT NULL DEFAULT 0   -- counts these rights: who has an older one changes nothing
+    breaker_probe_no    INTEGER NOT NULL DEFAULT 0,  -- counts these rights: who has an older one changes nothing
+    -- The rate limit over all processes, under every id of the handler; where it stands is kept under the lowest one.
+    rate_interval_us       INTEGER,                  -- between two starts on average; NULL: no limit
+    rate_burst             INTEGER,                  -- starts at once at the most
+    rate_next_at           INTEGER,                  -- when the next start is on schedule, if none is early; written by claims
+    rate_is_set            INTEGER NOT NULL DEFAULT 0, -- a person has set it, and the registration does not count
+    registered_interval_us INTEGER,                  -- as the newest registration says
+    registered_burst       INTEGER
 );
 
 CREATE TABLE inbox_handler_key (
@@ -592,6 +599,30 @@ BEGIN
     SET breaker_opened_at = NULL, breaker_probe_at = NULL, breaker_error = NULL,
         breaker_probe_until = NULL, breaker_probe_no = breaker_probe_no + 1
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND breaker_opened_at IS NOT NULL;
+END;
+
+-- Sets how many deliveries of a handler start in a second, over all processes and restarts, whatever its registration says: `burst` at once at
+-- the most, by default what a second allows. 9e999 is no limit; NULL is what the registration says.
+CREATE VIEW inbox_set_rate AS SELECT NULL AS handler_key, NULL AS per_sec, NULL AS burst, NULL AS because, NULL AS actor WHERE false;
+CREATE TRIGGER inbox_set_rate_now INSTEAD OF INSERT ON inbox_set_rate
+BEGIN
+    SELECT RAISE(ABORT, 'a rate limit allows more than 0 and at most 1000000 starts a second, and 1 to 1000000 at once')
+    WHERE NEW.per_sec <= 0 OR NEW.per_sec > 1000000 AND NEW.per_sec < 9e999 OR NEW.burst NOT BETWEEN 1 AND 1000000;
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    SELECT (SELECT at FROM inbox_now), 'set rate',
+           json_object('handler_key', NEW.handler_key,
+                       'interval_us', CASE WHEN NEW.per_sec < 9e999 THEN CAST(round(1000000.0 / NEW.per_sec) AS INTEGER) END,
+                       'burst', CASE WHEN NEW.per_sec < 9e999 THEN coalesce(NEW.burst, max(CAST(NEW.per_sec AS INTEGER), 1)) END,
+                       'is_registered', json(iif(NEW.per_sec IS NULL, 'true', 'false'))),
+           min(count(*), 1), NEW.because, NEW.actor
+    FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
+    UPDATE inbox_handler
+    SET rate_is_set = NEW.per_sec IS NOT NULL, rate_next_at = NULL,
+        rate_interval_us = CASE WHEN NEW.per_sec IS NULL THEN registered_interval_us
+                                WHEN NEW.per_sec < 9e999 THEN CAST(round(1000000.0 / NEW.per_sec) AS INTEGER) END,
+        rate_burst = CASE WHEN NEW.per_sec IS NULL THEN registered_burst
+                          WHEN NEW.per_sec < 9e999 THEN coalesce(NEW.burst, max(CAST(NEW.per_sec AS INTEGER), 1)) END
+    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
 END;
 
 -- Sets a position to an offset, or without one to the first record that Kafka has; without a partition, those of the whole topic. Stopped

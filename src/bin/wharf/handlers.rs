@@ -13,6 +13,7 @@ use crate::confirm::Confirming;
 use crate::exit::{Exit, Failure};
 use crate::output::{Cell, Output, Tone, cell, counted, number, text, word};
 use crate::progress;
+use crate::rate::{RateArguments, rate};
 use crate::session::Session;
 use crate::when;
 
@@ -51,6 +52,8 @@ pub enum HandlersCommand {
         #[command(flatten)]
         confirming: Confirming,
     },
+    /// How many of its deliveries start in a second, over all processes; shows it, or changes it while processes run
+    Rate(RateArguments),
     /// Keys of an ordered handler on which deliveries wait, and the delivery that they wait for
     Keys {
         /// Its key
@@ -102,6 +105,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> 
         HandlersCommand::CloseBreaker { key, confirming } => {
             change(session, &key, &confirming, Change::CloseBreaker).await
         }
+        HandlersCommand::Rate(arguments) => rate(session, &arguments).await,
         HandlersCommand::RenamePlan { manifest, removed } => rename_plan(session, &manifest, &removed).await,
         HandlersCommand::Backfill { key, topics, since, rows_per_sec, is_yes, because } => {
             let confirming = Confirming { is_dry_run: false, is_yes, because };

@@ -23,6 +23,7 @@ mod output;
 mod poisoned;
 mod progress;
 mod quarantine;
+mod rate;
 mod record;
 mod release;
 mod replay;

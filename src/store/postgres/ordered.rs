@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 
-use super::claim::{claim_statements, claimed_rows};
+use super::claim::{asked, claim_statements, claimed_rows, gate};
 use crate::store::seam::NewDelivery;
 
 /// Members of a key that one claim looks at. Where there are more, replays of a thousand at once, say, they are held first.
@@ -20,16 +20,15 @@ macro_rules! members_max {
     };
 }
 
-claim_statements! {
-    /// The first part is that of `Claim`: one index probe per handler, in the index's order. Then one probe per key and id.
-    ClaimOrdered(concat!("
-        WITH candidate AS MATERIALIZED (
+/// The first part is that of `Claim`: one index probe per handler, in the index's order. Then one probe per key and id.
+macro_rules! claim_ordered_sql {
+    ($kind:ident) => {
+        concat!(
+            "
+        WITH ", gate!($kind), "candidate AS MATERIALIZED (
             SELECT ask.root, due.tid, due.order_hash
-            FROM (SELECT a.handler_id, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom,
-                         (SELECT coalesce(h.same_as, h.id) FROM inbox_handler h WHERE h.id = a.handler_id) AS root
-                  FROM unnest(:handler_ids, :limits, :floors, :depths_ms, :are_probes) AS a (handler_id, wanted, floor, depth_ms, is_probe)
-                  WHERE (SELECT h.paused_at IS NULL AND (a.is_probe OR h.breaker_opened_at IS NULL) FROM inbox_handler h
-                             WHERE h.id = a.handler_id) OFFSET 0) ask
+            FROM (SELECT q.*, (SELECT coalesce(h.same_as, h.id) FROM inbox_handler h WHERE h.id = q.handler_id) AS root
+                  FROM (", asked!($kind), ") q OFFSET 0) ask
             CROSS JOIN LATERAL (
                 SELECT d.ctid AS tid, d.order_hash FROM inbox_delivery d
                 WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
@@ -82,7 +81,16 @@ claim_statements! {
                 UNION ALL
                 SELECT r.tid FROM ranked r
                 WHERE r.place = 1 AND r.status = 0 AND r.is_due AND r.is_free AND r.locked = r.members AND r.members < ", members_max!(), "))
-", claimed_rows!()))
+",
+            claimed_rows!($kind)
+        )
+    };
+}
+
+claim_statements! {
+    ClaimOrdered(claim_ordered_sql!(plain))
+
+    ClaimOrderedRated(claim_ordered_sql!(rated))
 }
 
 /// Which deliveries of a batch follow another of their order in it, and the orders that there are.

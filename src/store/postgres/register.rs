@@ -55,6 +55,16 @@ statements! {
     /// The schema of the inbox.
     Schema("SELECT current_schema()") -> Option<String> {}
 
+    /// What a person has set stays.
+    SetRate<'a>("
+        UPDATE inbox_handler
+        SET registered_interval_us = :interval_us, registered_burst = :burst,
+            rate_interval_us = CASE WHEN rate_is_set THEN rate_interval_us ELSE :interval_us END,
+            rate_burst = CASE WHEN rate_is_set THEN rate_burst ELSE :burst END,
+            rate_next_at = CASE WHEN rate_is_set THEN rate_next_at END
+        WHERE id = ANY (:all) AND (registered_interval_us, registered_burst) IS DISTINCT FROM (:interval_us, :burst)")
+    { interval_us: Option<i64>, burst: Option<i32>, all: &'a [i16] }
+
     /// Processes that know only one of the ids must not add deliveries to what is there under another.
     Unite<'a>("
         UPDATE inbox_handler SET same_as = :current
@@ -92,6 +102,8 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
                 let set = SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, all: &ids.all };
                 set.execute(conn).await?;
+                let (interval_us, burst) = handler.rate.map(|rate| (rate.interval_us, rate.burst)).unzip();
+                SetRate { interval_us, burst, all: &ids.all }.execute(conn).await?;
                 subscribe(&handler.wants, ids).execute(conn).await?;
                 poison::set(conn, handler, &ids.all).await?;
                 let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();

@@ -14,6 +14,8 @@ use crate::types::Result;
 
 rows! {
     BacklogRow { open: i64, oldest_ms: i64 }
+
+    HeldBackRow { paused: Vec<i16>, open: Vec<i16>, rated: Vec<i16> }
 }
 
 statements! {
@@ -33,8 +35,9 @@ statements! {
 
     HeldBackNow<'a>("
         SELECT ARRAY(SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL AND id = ANY (:handler_ids)),
-               ARRAY(SELECT id FROM inbox_handler WHERE breaker_opened_at IS NOT NULL AND id = ANY (:handler_ids))")
-    -> (Vec<i16>, Vec<i16>) { handler_ids: &'a [i16] }
+               ARRAY(SELECT id FROM inbox_handler WHERE breaker_opened_at IS NOT NULL AND id = ANY (:handler_ids)),
+               ARRAY(SELECT id FROM inbox_handler WHERE rate_interval_us IS NOT NULL AND id = ANY (:handler_ids))")
+    -> HeldBackRow { handler_ids: &'a [i16] }
 
     Withdraw("DELETE FROM inbox_processor WHERE id = :id") { id: i32 }
 
@@ -124,8 +127,9 @@ pub(super) async fn enroll(conn: &mut AsyncPgConnection, processor: &Enrolment) 
 }
 
 async fn held_back(conn: &mut AsyncPgConnection, handler_ids: &[i16]) -> QueryResult<HeldBack> {
-    let (paused, open) = HeldBackNow { handler_ids }.load(conn).await.and_then(only_row)?;
-    Ok(HeldBack { paused, open })
+    let row = HeldBackNow { handler_ids }.load::<HeldBackRow>(conn).await.and_then(only_row)?;
+    let HeldBackRow { paused, open, rated } = row;
+    Ok(HeldBack { paused, open, rated })
 }
 
 pub(super) async fn keep_alive(conn: &mut AsyncPgConnection, id: i32, processor: &Enrolment) -> Result<HeldBack> {

@@ -25,6 +25,7 @@ mod poison;
 mod process;
 mod purge;
 mod quarantine;
+mod rate;
 mod register;
 mod statement;
 #[cfg(feature = "testing")]

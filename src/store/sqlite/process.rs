@@ -10,6 +10,7 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 use super::clock::{self, micros};
 use super::errors::database;
 use super::ordered;
+use super::rate::Rate;
 use super::statement::{only_row, statements};
 use crate::store::rows::{ClaimRow, claims};
 use crate::store::seam::{ClaimId, ClaimRequest, Claimed, Claims, LookFrom, Lost, Renewal, Settlement, Settler, Stamp};
@@ -52,12 +53,12 @@ statements! {
           AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= :now
                    ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
           AND d.attempts < 2147483647
-          AND (SELECT h.paused_at IS NULL AND (:is_probe OR h.breaker_opened_at IS NULL) FROM inbox_handler h WHERE h.id = :handler_id)
+          AND (SELECT h.paused_at IS NULL AND (:is_probe OR h.breaker_opened_at IS NULL) AND (:is_rated OR h.rate_interval_us IS NULL) FROM inbox_handler h WHERE h.id = :handler_id)
         ORDER BY d.due_at, d.message_seq
         LIMIT :limit"))
     -> ClaimRow<i64> {
         processor: i32, now: i64, handler_id: i16, floor: i64, with_suspects: bool, solo_from: i32, solo_from_troubles: i32,
-        with_ages: bool, is_probe: bool, limit: i32,
+        with_ages: bool, is_probe: bool, is_rated: bool, limit: i32,
     }
 
     Lock("
@@ -113,8 +114,9 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
     let cannot = || database("cannot claim deliveries");
     let now = clock::now(conn).map_err(cannot())?;
     let locked_until = now + micros(request.lease);
-    let mut deliveries = Vec::new();
+    let (mut deliveries, mut look_again_in) = (Vec::new(), None);
     for ask in &request.asks {
+        let rate = if ask.is_rated { Rate::of(conn, ask.rate_id, now).map_err(cannot())? } else { None };
         let due = Due {
             processor: request.processor,
             now,
@@ -128,7 +130,8 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             solo_from_troubles: request.solo_from_troubles,
             with_ages: request.with_ages,
             is_probe: ask.is_probe,
-            limit: ask.limit,
+            is_rated: ask.is_rated,
+            limit: rate.as_ref().map_or(ask.limit, |rate| rate.allowed().min(ask.limit)),
         };
         let mut due = claims(due.load::<ClaimRow<i64>>(conn).map_err(cannot())?);
         if request.ordered_ids.contains(&ask.handler_id) {
@@ -139,9 +142,14 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
             let lock = Lock { locked_until, processor: request.processor, attempt, crashes, message_seq, handler_id };
             lock.execute(conn).map_err(cannot())?;
         }
+        if let Some(rate) = rate {
+            rate.take(conn, due.len()).map_err(cannot())?;
+            let is_less = due.len() < ask.limit.unsigned_abs() as usize;
+            look_again_in = rate.look_again_in(due.len()).filter(|_| is_less).into_iter().chain(look_again_in).min();
+        }
         deliveries.extend(due);
     }
-    Ok(Claims { sent_at, deliveries, failed: Vec::new() })
+    Ok(Claims { sent_at, deliveries, failed: Vec::new(), look_again_in })
 }
 
 pub(super) fn settle(conn: &mut SqliteConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {

@@ -31,6 +31,16 @@ statements! {
         WHERE id = :handler_id AND (is_ordered <> :is_ordered OR passes_poisoned <> :passes_poisoned)")
     { is_ordered: bool, passes_poisoned: bool, handler_id: i16 }
 
+    /// What a person has set stays.
+    SetRate("
+        UPDATE inbox_handler
+        SET registered_interval_us = :interval_us, registered_burst = :burst,
+            rate_interval_us = CASE WHEN rate_is_set THEN rate_interval_us ELSE :interval_us END,
+            rate_burst = CASE WHEN rate_is_set THEN rate_burst ELSE :burst END,
+            rate_next_at = CASE WHEN rate_is_set THEN rate_next_at END
+        WHERE id = :handler_id AND (registered_interval_us IS NOT :interval_us OR registered_burst IS NOT :burst)")
+    { interval_us: Option<i64>, burst: Option<i32>, handler_id: i16 }
+
     SameAs("SELECT id, same_as FROM inbox_handler") -> (i16, Option<i16>) {}
 
     SetSameAs("UPDATE inbox_handler SET same_as = :same_as WHERE id = :handler_id")
@@ -73,6 +83,8 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
         let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
         for &handler_id in ids.all.iter() {
             SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, handler_id }.execute(conn)?;
+            let (interval_us, burst) = handler.rate.map(|rate| (rate.interval_us, rate.burst)).unzip();
+            SetRate { interval_us, burst, handler_id }.execute(conn)?;
         }
         poison::set(conn, handler.calls_on_poison, &ids.all)?;
         // Two handlers of one program are two, whatever a later version made of them: it was rolled back.

@@ -40,6 +40,8 @@ statements! {
 
     Open("SELECT id FROM inbox_handler WHERE breaker_opened_at IS NOT NULL") -> i16 {}
 
+    Rated("SELECT id FROM inbox_handler WHERE rate_interval_us IS NOT NULL") -> i16 {}
+
     Withdraw("DELETE FROM inbox_processor WHERE id = :id") { id: i32 }
 
     /// While a transactional handler had the writer, nobody could give a sign of life.
@@ -122,7 +124,8 @@ fn held_back(conn: &mut SqliteConnection, processor: &Enrolment) -> QueryResult<
     let is_of = |id: &i16| processor.handler_ids.contains(id);
     let paused = Paused {}.load::<i16>(conn)?.into_iter().filter(is_of).collect();
     let open = Open {}.load::<i16>(conn)?.into_iter().filter(is_of).collect();
-    Ok(HeldBack { paused, open })
+    let rated = Rated {}.load::<i16>(conn)?.into_iter().filter(is_of).collect();
+    Ok(HeldBack { paused, open, rated })
 }
 
 pub(super) fn keep_alive(conn: &mut SqliteConnection, id: i32, processor: &Enrolment) -> Result<HeldBack> {

@@ -47,6 +47,22 @@ async fn the_breaker_of_a_handler_is_opened_and_closed_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
+    let (scene, _runs, program) = accepted().await;
+    assert_eq!(program.well(&["handlers", "rate", "mail"]).await.trim(), "mail: no limit");
+    let set = ["handlers", "rate", "mail", "--per-min", "30", "--burst", "2", "--because", "slow down", "--yes"];
+    assert_eq!(program.well(&set).await.trim(), "mail: 0.5 a second, 2 at once, as a person has set it");
+    assert_eq!(program.json(&set, 0).await["affected"], 0);
+    assert_eq!(program.json(&["handlers", "list"], 0).await[0]["rate_per_sec"], 0.5);
+    let lifted = program.well(&["handlers", "rate", "mail", "--no-limit", "--yes"]).await;
+    assert_eq!(lifted.trim(), "mail: no limit, as a person has set it");
+    assert_eq!(program.json(&["handlers", "rate", "mail", "--as-registered", "--yes"], 0).await["affected"], 1);
+    assert_eq!(program.run(&["handlers", "rate", "mail", "--per-sec", "1", "--no-limit"]).await.code, 2);
+    assert_eq!(program.run(&["handlers", "rate", "nobody"]).await.code, 2);
+    assert_eq!(scene.count("inbox_audit WHERE action = 'set rate'").await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
     let (scene, runs, program) = accepted().await;
     let kept = scene.inbox().subscribe("orders", runs.handler("stock"));

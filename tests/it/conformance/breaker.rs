@@ -237,7 +237,7 @@ async fn a_person_opens_and_closes_the_breaker_of_any_handler_once_and_it_is_aud
     assert!(operator.close_breaker("mail").await.unwrap() && !operator.close_breaker("mail").await.unwrap());
     assert_eq!(inbox.drain().await.unwrap(), 1);
     for (act, changed) in [("open_breaker", 1), ("open_breaker", 0), ("close_breaker", 1), ("close_breaker", 0)] {
-        assert_eq!(scene.database.act_on_handler(act, "mail").await, changed);
+        assert_eq!(scene.database.act_on_handler(act, "mail", &[]).await, changed);
     }
     let audit = "SELECT concat_ws('|', action, affected, actor) FROM inbox_audit ORDER BY id";
     let by_alice = ["open breaker|1|alice", "open breaker|0|alice", "close breaker|1|alice", "close breaker|0|alice"];

@@ -41,6 +41,7 @@ macro_rules! every_store {
             poison_hook "../poison_hook.rs"
             quarantine_ids "../quarantine_ids.rs"
             quarantine_replay "../quarantine_replay.rs"
+            rate "../rate.rs"
             refused "../refused.rs"
             registration "../registration.rs"
             release "../release.rs"
@@ -82,6 +83,8 @@ pub mod sqlite {
     mod outage;
     #[path = "../../panics.rs"]
     mod panics;
+    #[path = "../../rates.rs"]
+    mod rates;
     #[path = "../../unknown_keys.rs"]
     mod unknown_keys;
     #[path = "../../worker.rs"]

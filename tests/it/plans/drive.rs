@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio_postgres::Client;
+use wharf::flow::RateLimit;
 use wharf::order::OrderKey;
 use wharf::{
     Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Registration, Retention, Store,
@@ -17,7 +18,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 35] = [
+pub const STATEMENTS: [(&str, &str); 38] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -51,6 +52,9 @@ pub const STATEMENTS: [(&str, &str); 35] = [
     ("forget identities", "DELETE FROM inbox_identity"),
     ("expire", "reason = 'expired'"),
     ("claim in order", "order_key AS MATERIALIZED"),
+    ("claim at a rate", "gate AS MATERIALIZED"),
+    ("take from a rate limit", "SET rate_next_at = greatest"),
+    ("look when a rate limit allows more", "WHERE h.id = ANY ($1) AND h.rate_interval_us IS NOT NULL"),
     ("look for the next of a key", "h.order_hash = OLD.order_hash"),
     ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
 ];
@@ -79,7 +83,7 @@ pub async fn every_statement(big: &Big, round: &str, plan_cache_mode: &str) {
     fill_and_redeliver(&inbox, round).await;
     let running = inbox.start().await.unwrap();
     big.until("SELECT count(*) >= 500 FROM inbox_poisoned WHERE reason = 'unknown key'").await;
-    for topic in ["trouble", "robbed", "sorted", "sharing"] {
+    for topic in ["trouble", "robbed", "sorted", "sharing", "metered"] {
         inbox.accept_all((0..600).map(|n| of(topic, round, n).with_key(format!("k{}", n % 200)))).await.unwrap();
     }
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
@@ -148,12 +152,15 @@ fn inbox(
         let thief = Arc::clone(&thief);
         async move { rob(&thief, &message).await }
     };
+    let metered = RateLimit::per_second(1_000).burst(400);
     builder
         .subscribe("trouble", troubled.concurrency(600))
         .subscribe("robbed", handler(key("robbed"), robbed).concurrency(600))
         .subscribe("slow", handler(key("slow"), slow))
         .subscribe("resting", runs.handler("resting"))
         .subscribe("sorted", runs.handler("sorted").concurrency(600).ordered_by(OrderKey::record_key()))
+        .subscribe("metered", runs.handler("metered").concurrency(600).rate(metered))
+        .subscribe("metered", runs.handler("both").concurrency(600).ordered_by(OrderKey::record_key()).rate(metered))
         .subscribe("tx", tx_handler(key("tx"), nothing))
         .subscribe("sharing", tx_handler(key("sharing"), nothing).concurrency(1).share_transaction(8))
         .build()

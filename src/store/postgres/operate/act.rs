@@ -6,7 +6,7 @@ use super::super::errors::database;
 use super::super::statement::{only_row, statements};
 use super::ledger;
 use crate::store::counts::{count, limit};
-use crate::store::operating::{Act, Returned, Signed, Verb};
+use crate::store::operating::{Act, RateSetting, Returned, Signed, Verb};
 use crate::types::{DeliveryFilter, Result};
 
 /// Declares acts on what a filter means, each by the function that does it.
@@ -54,6 +54,10 @@ statements! {
 
     CloseBreaker<'a>("SELECT inbox_close_breaker(:handler_key, :because, :actor)") -> i64 {
         handler_key: &'a str, because: Option<&'a str>, actor: Option<&'a str>,
+    }
+
+    SetRate<'a>("SELECT inbox_set_rate(:handler_key, :per_sec, :burst, :because, :actor)") -> i64 {
+        handler_key: &'a str, per_sec: Option<f64>, burst: Option<i32>, because: Option<&'a str>, actor: Option<&'a str>,
     }
 
     ForgetIdentity<'a>("SELECT inbox_forget_identity(:message_id, :source, :because, :actor)") -> i64 {
@@ -126,6 +130,14 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
         Act::Resume { ref handler_key } => Resume { handler_key, because, actor }.load(conn).await,
         Act::OpenBreaker { ref handler_key } => OpenBreaker { handler_key, because, actor }.load(conn).await,
         Act::CloseBreaker { ref handler_key } => CloseBreaker { handler_key, because, actor }.load(conn).await,
+        Act::SetRate { ref handler_key, rate } => {
+            let (per_sec, burst) = match rate {
+                RateSetting::Limit { interval_us, burst } => (Some(1e6 / interval_us as f64), Some(burst)),
+                RateSetting::Unlimited => (Some(f64::INFINITY), None),
+                RateSetting::AsRegistered => (None, None),
+            };
+            SetRate { handler_key, per_sec, burst, because, actor }.load(conn).await
+        }
         Act::ForgetIdentity { ref message_id, ref source } => {
             ForgetIdentity { message_id, source, because, actor }.load(conn).await
         }

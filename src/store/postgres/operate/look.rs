@@ -29,6 +29,7 @@ statements! {
                    extract(epoch FROM max(b.oldest_due_age))::float8 AS oldest_due_secs, inbox_micros(min(b.next_due_at)) AS next_due_at,
                    inbox_micros(min(b.paused_at)) AS paused_at, inbox_micros(min(b.unknown_since)) AS unknown_since,
                    inbox_micros(min(b.breaker_opened_at)) AS breaker_opened_at, h.breaker_error,
+                   1000000.0 / h.rate_interval_us AS rate_per_sec, h.rate_burst, h.rate_is_set AS is_rate_set,
                    ARRAY(SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                          WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1) AS former_keys,
                    (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids)) AS processors,

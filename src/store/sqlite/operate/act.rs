@@ -9,7 +9,7 @@ use super::ledger;
 use super::look::{by_filter, by_quarantine_filter, is_meant};
 use super::outbox;
 use crate::store::identity_hash::IdentityHash;
-use crate::store::operating::{Act, Signed, Verb};
+use crate::store::operating::{Act, RateSetting, Signed, Verb};
 use crate::types::{DeliveryFilter, QuarantineFilter, Result};
 
 by_filter!(OfFilter(concat!(
@@ -112,6 +112,16 @@ statements! {
         WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key) AND breaker_opened_at IS NULL")
     { because: Option<&'a str>, handler_key: &'a str }
 
+    SetRate<'a>("
+        UPDATE inbox_handler
+        SET rate_is_set = :is_set, rate_next_at = NULL,
+            rate_interval_us = CASE WHEN :is_set THEN :interval_us ELSE registered_interval_us END,
+            rate_burst = CASE WHEN :is_set THEN :burst ELSE registered_burst END
+        WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = :handler_key)
+          AND (rate_is_set IS NOT :is_set OR rate_interval_us IS NOT CASE WHEN :is_set THEN :interval_us ELSE registered_interval_us END
+               OR rate_burst IS NOT CASE WHEN :is_set THEN :burst ELSE registered_burst END)")
+    { is_set: bool, interval_us: Option<i64>, burst: Option<i32>, handler_key: &'a str }
+
     CloseBreaker<'a>("
         UPDATE inbox_handler
         SET breaker_opened_at = NULL, breaker_probe_at = NULL, breaker_error = NULL, breaker_probe_until = NULL,
@@ -177,6 +187,14 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
             OpenBreaker { because: signed.because.as_deref(), handler_key }.execute(conn)?.min(1)
         }
         Act::CloseBreaker { ref handler_key } => CloseBreaker { handler_key }.execute(conn)?.min(1),
+        Act::SetRate { ref handler_key, rate } => {
+            let (interval_us, burst) = match rate {
+                RateSetting::Limit { interval_us, burst } => (Some(interval_us), Some(burst)),
+                RateSetting::Unlimited | RateSetting::AsRegistered => (None, None),
+            };
+            let is_set = rate != RateSetting::AsRegistered;
+            SetRate { is_set, interval_us, burst, handler_key }.execute(conn)?.min(1)
+        }
         Act::ForgetIdentity { ref message_id, ref source } => {
             let IdentityHash(hash) = IdentityHash::of(message_id, source);
             ForgetIdentity { hash: &hash }.execute(conn)?

@@ -32,6 +32,7 @@ statements! {
                             WHERE coalesce(same.same_as, same.id) = h.id),
             'paused_at', open.paused_at, 'unknown_since', open.unknown_since,
             'breaker_opened_at', h.breaker_opened_at, 'breaker_error', h.breaker_error,
+            'rate_per_sec', 1e6 / h.rate_interval_us, 'rate_burst', h.rate_burst, 'is_rate_set', json(iif(h.rate_is_set, 'true', 'false')),
             'former_keys', (SELECT json_group_array(key) FROM (
                 SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                 WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1)),

@@ -186,7 +186,14 @@ impl Bench {
         let request = ClaimRequest {
             processor: 1,
             lease: Duration::from_secs(600),
-            asks: vec![Ask { handler_id, limit: 1_000, from: LookFrom::Beginning, is_probe: false }],
+            asks: vec![Ask {
+                handler_id,
+                limit: 1_000,
+                from: LookFrom::Beginning,
+                is_probe: false,
+                is_rated: false,
+                rate_id: handler_id,
+            }],
             scope: ClaimScope::All,
             ordered_ids: vec![handler_id],
             solo_from: 100,

@@ -1,0 +1,187 @@
+//! Rate limits: no more deliveries start than the limit allows, over all processes or in one, and people change it while they run.
+//!
+//! The limits of these tests allow a burst and then one start an hour: what starts is counted, and no test waits for time to pass.
+
+use std::time::Duration;
+
+use wharf::flow::RateLimit;
+use wharf::order::OrderKey;
+use wharf::{Inbox, Record, Registration};
+
+use super::effect;
+use super::scene::{Database, Db, Runs, Scene, record, records};
+
+const BURST: u32 = 5;
+const ALLOWED: usize = 5;
+const MESSAGES: usize = 30;
+
+/// As if as much time had passed as a burst needs.
+const ALLOW_MORE: &str = "UPDATE inbox_handler SET rate_next_at = NULL";
+
+fn hourly() -> RateLimit {
+    RateLimit::per_hour(1).burst(BURST)
+}
+
+fn keyed() -> Vec<Record> {
+    records(MESSAGES).into_iter().enumerate().map(|(n, record)| record.with_key(format!("k{n}"))).collect()
+}
+
+async fn inbox_of(scene: &Scene, registration: Registration<Db>) -> Inbox<Db> {
+    scene.another_inbox().await.subscribe("orders", registration).build().unwrap()
+}
+
+/// Two inboxes, each with its own store, share what the limit allows.
+async fn two_share_the_limit(scene: &Scene, registration: impl Fn() -> Registration<Db>) {
+    let first = inbox_of(scene, registration().rate(hourly())).await;
+    let second = inbox_of(scene, registration().rate(hourly())).await;
+    first.accept_all(keyed()).await.unwrap();
+
+    assert_eq!(first.drain().await.unwrap(), ALLOWED);
+    assert_eq!(second.drain().await.unwrap(), 0);
+    scene.database.execute(ALLOW_MORE).await;
+    assert_eq!(second.drain().await.unwrap(), ALLOWED);
+    assert_eq!(first.drain().await.unwrap(), 0);
+    assert_eq!(scene.count_done_at_first().await, i64::try_from(2 * ALLOWED).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_share_what_a_limit_allows() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    two_share_the_limit(&scene, || runs.handler("mail")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_handler_obeys_its_limit() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    two_share_the_limit(&scene, || runs.handler("mail").ordered_by(OrderKey::record_key())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transactional_handler_that_shares_transactions_obeys_its_limit() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    two_share_the_limit(&scene, || effect::writing_only(&runs, "mail").share_transaction(8)).await;
+    assert_eq!(effect::effects(&scene).await.len(), 2 * ALLOWED);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_under_two_ids_has_one_limit() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    for (name, topic) in [("mail", "orders"), ("post", "returns")] {
+        let inbox = scene.inbox().subscribe(topic, runs.handler(name)).build().unwrap();
+        let of_topic = |n: usize| Record::new(topic).with_id(format!("{topic} {n}"));
+        inbox.accept_all((0..MESSAGES).map(of_topic)).await.unwrap();
+    }
+    let united = runs.handler("mail").formerly("post").rate(hourly());
+    let inbox = scene.inbox().subscribe(["orders", "returns"], united).build().unwrap();
+
+    assert_eq!(inbox.drain().await.unwrap(), ALLOWED);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_flow() {
+    let (scene, rated, throttled, free) = (Scene::new().await, Runs::new(), Runs::new(), Runs::new());
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", rated.handler("rated").rate(hourly()))
+        .subscribe("orders", throttled.handler("throttled").rate_per_process(hourly()))
+        .subscribe("orders", free.handler("free"))
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+    for record in records(MESSAGES) {
+        inbox.accept(record).await.unwrap();
+    }
+    free.reached(MESSAGES).await;
+    rated.reached(ALLOWED).await;
+    throttled.reached(ALLOWED).await;
+    // Claims go on for as long as they take to do this.
+    inbox.accept_all((0..100).map(|number| record(&format!("late {number}")))).await.unwrap();
+    free.reached(MESSAGES + 100).await;
+
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    assert_eq!((rated.count(), throttled.count()), (ALLOWED, ALLOWED));
+    assert_eq!(scene.count("inbox_delivery WHERE attempts > 0 AND finished_at IS NULL").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_a_process_is_its_own() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let first = inbox_of(&scene, runs.handler("mail").rate_per_process(hourly())).await;
+    let second = inbox_of(&scene, runs.handler("mail").rate_per_process(hourly())).await;
+    first.accept_all(records(MESSAGES)).await.unwrap();
+
+    assert_eq!((first.drain().await.unwrap(), first.drain().await.unwrap()), (ALLOWED, 0));
+    assert_eq!((second.drain().await.unwrap(), second.drain().await.unwrap()), (ALLOWED, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_claim_does_not_find_is_not_taken_from_the_limits() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = inbox_of(&scene, runs.handler("mail").rate(hourly()).rate_per_process(hourly())).await;
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+    for number in 0..ALLOWED {
+        inbox.accept(record(&format!("m{number}"))).await.unwrap();
+        assert_eq!(inbox.drain().await.unwrap(), 1);
+    }
+    inbox.accept(record("one too many")).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_raised_limit_counts_at_once_for_processes_that_run() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = inbox_of(&scene, runs.handler("mail").rate(hourly())).await;
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    runs.reached(ALLOWED).await;
+
+    assert!(scene.store.operate().limit_rate("mail", RateLimit::per_second(10_000)).await.unwrap());
+
+    scene.settled().await;
+    assert_eq!(runs.count(), MESSAGES);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_has_set_stays_over_restarts_until_it_is_taken_back_and_is_audited() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let build = || runs.handler("mail").rate(hourly());
+    inbox_of(&scene, build()).await.accept_all(records(MESSAGES)).await.unwrap();
+    let operator = scene.store.operate().acting_as("alice");
+    let standing = async || {
+        let status = operator.handlers().await.unwrap().remove(0);
+        (status.rate_per_sec.map(|rate| (rate * 3600.0).round()), status.rate_burst, status.is_rate_set)
+    };
+    assert_eq!(standing().await, (Some(1.0), Some(BURST), false));
+    let two = RateLimit::per_hour(1).burst(2);
+    assert!(operator.limit_rate("mail", two).await.unwrap() && !operator.limit_rate("mail", two).await.unwrap());
+    assert_eq!(inbox_of(&scene, build()).await.drain().await.unwrap(), 2);
+    assert_eq!(standing().await, (Some(1.0), Some(2), true));
+    assert!(operator.reset_rate("mail").await.unwrap());
+    assert_eq!(inbox_of(&scene, build()).await.drain().await.unwrap(), ALLOWED);
+    assert!(operator.lift_rate("mail").await.unwrap());
+    assert_eq!(standing().await, (None, None, true));
+    assert_eq!(inbox_of(&scene, build()).await.drain().await.unwrap(), MESSAGES - ALLOWED - 2);
+    let audit = "SELECT concat_ws('|', action, affected, filter->>'burst', actor) FROM inbox_audit ORDER BY id";
+    let told = ["set rate|1|2|alice", "set rate|0|2|alice", "set rate|1|alice", "set rate|1|alice"];
+    assert_eq!(scene.database.query_texts(audit).await, told);
+    assert!(operator.limit_rate("mail", RateLimit::per_second(0)).await.is_err());
+    assert!(operator.limit_rate("nobody", two).await.is_err());
+}
+
+// The claim of a process that does not know of the limit yet passes over the handler.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_a_person_sets_in_sql_holds_for_a_handler_that_had_none() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = inbox_of(&scene, runs.handler("mail")).await;
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+
+    scene.database.act_on_handler("set_rate", "mail", &[("per_sec", "0.001"), ("burst", "3")]).await;
+
+    assert_eq!(inbox.drain().await.unwrap(), 3);
+    scene.database.act_on_handler("set_rate", "mail", &[("per_sec", "NULL")]).await;
+    assert_eq!(inbox.drain().await.unwrap(), MESSAGES - 3);
+    assert_eq!(scene.count("inbox_audit WHERE action = 'set rate' AND affected = 1").await, 2);
+}
