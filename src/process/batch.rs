@@ -71,7 +71,7 @@ impl<B: Backend> Engine<B> {
     ) -> Option<BatchPart<B>> {
         match Starting::of_waiting(self).not_now(lane) {
             // Outcomes that are not written yet are no reason to let go of what was begun.
-            None | Some(NotNow::Unsettled | NotNow::Full) => {}
+            None | Some(NotNow::Unsettled | NotNow::Full | NotNow::Rated) => {}
             Some(NotNow::Stopping | NotNow::Solo | NotNow::Paused | NotNow::Open) => {
                 parts.drain(..).flatten().for_each(Run::give_back);
                 return None;

@@ -10,7 +10,7 @@ use super::process::millis;
 use super::statement::{only_row, rows, statements};
 use super::{Postgres, act};
 use crate::store::breaking::{Breaking, ProbeAnswer, ProbeEnd, probe_answer, probe_row};
-use crate::types::Result;
+use crate::types::{Error, Result};
 
 rows! {
     ProbeRow { no: Option<i64>, is_open: bool, free_in_ms: i64 }
@@ -66,7 +66,7 @@ impl Breaking for Postgres {
         act!(self, conn => async {
             let row = ask.load::<ProbeRow>(&mut conn).await.and_then(only_row);
             let ProbeRow { no, is_open, free_in_ms } = row.map_err(database("cannot ask for a probe"))?;
-            Ok(probe_answer(no, is_open, free_in_ms))
+            Ok::<_, Error>(probe_answer(no, is_open, free_in_ms))
         })
     }
 
