@@ -26,7 +26,7 @@ async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() 
     scene.store.operate().acting_as(HOSTILE).because(HOSTILE).pause("stock").await.unwrap();
     let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
 
-    for path in ["/", "/poisoned", "/deliveries", "/quarantine", "/audit", "/quarantine/record?id=1&payload=show"] {
+    for path in ["/", "/poisoned", "/deliveries", "/audit", "/quarantine/record?id=1&payload=show"] {
         browser.go(&served.url(path)).await;
         let shown = browser.until("<script>").await;
         assert!(!shown.contains('\u{202e}'), "{path}:\n{shown}");
