@@ -4,6 +4,7 @@
 //! first use. Several inboxes can live in one process; nothing is global.
 
 mod builder;
+mod problems;
 mod running;
 
 use std::fmt;

@@ -67,6 +67,6 @@ impl<B: Backend> Engine<B> {
         let lasts = running_for.min(self.pulse.none_returned_for());
         let handler_key = self.lane_of(claim.handler_id).ok()?.key.as_str().to_owned();
         let is_long = lasts > self.limits.no_progress_after;
-        is_long.then(|| HealthReason::NoProgress { handler_key, secs: lasts.as_secs() })
+        is_long.then_some(HealthReason::NoProgress { handler_key, secs: lasts.as_secs() })
     }
 }
