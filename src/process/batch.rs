@@ -190,7 +190,7 @@ pub(super) fn end_each<B: Backend>(
 
 /// Ends what was stopped. Returns what is to be called again, because only the claim of another is lost.
 pub(super) fn stopped<B: Backend>(lane: &Lane<B>, runs: Vec<Run<B>>, reason: StopReason) -> Vec<BatchPart<B>> {
-    let mut again = Vec::new();
+    let mut left = Vec::new();
     for run in runs {
         match (run.leash.reason(), reason) {
             (Some(StopReason::ClaimLost), _) => run.end_lost(),
@@ -198,16 +198,22 @@ pub(super) fn stopped<B: Backend>(lane: &Lane<B>, runs: Vec<Run<B>>, reason: Sto
             | (None, own @ (StopReason::LeaseEnding | StopReason::Shutdown)) => {
                 run.end(lane, std::time::Duration::ZERO, RunEnd::Answer(Answer::Stopped(own)));
             }
-            (None, StopReason::ClaimLost) => again.push(run),
+            (None, StopReason::ClaimLost) => left.push(run),
         }
     }
-    if again.is_empty() { Vec::new() } else { vec![again] }
+    again(left)
+}
+
+/// What is called again together, if there is anything.
+pub(super) fn again<B: Backend>(mut runs: Vec<Run<B>>) -> Vec<BatchPart<B>> {
+    runs.iter_mut().for_each(|run| run.was_together = true);
+    if runs.is_empty() { Vec::new() } else { vec![runs] }
 }
 
 /// The two halves of a call that failed as a whole; the first is the last one, which is called next.
 pub(super) fn halves<B: Backend>(mut runs: Vec<Run<B>>) -> Vec<BatchPart<B>> {
     let later = runs.split_off(runs.len().div_ceil(2));
-    [later, runs].into_iter().filter(|half| !half.is_empty()).collect()
+    again(later).into_iter().chain(again(runs)).collect()
 }
 
 /// Says that a call has failed as a whole.

@@ -8,11 +8,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::batch::{BatchPart, Begun, OnLost, any_pulled, end_each, halves, leashes, part, stopped, tell_failed};
-use super::decide::{Answer, StopReason, StoreFailure};
+use super::batch::{
+    BatchPart, Begun, OnLost, again, any_pulled, end_each, halves, leashes, part, stopped, tell_failed,
+};
+use super::decide::StopReason;
 use super::engine::Engine;
 use super::observe;
-use super::run::{Ended, Run, RunEnd, Runner, watched};
+use super::run::{Ended, Run, Runner, watched};
 use super::transact::Turn;
 use crate::handler::{Answered, BatchBody, ErasedTxBatchHandler, ErasedTxHandler, Failure, Wish};
 use crate::store::Backend;
@@ -65,10 +67,10 @@ impl<B: Backend> Turn<'_, B> {
             Ok(transaction) => transaction,
             Err(error) => {
                 events::store_trouble("transact", &error);
-                let unasked = || StoreFailure { error: format!("{error:#}"), is_counted: false };
-                let ended =
-                    |run: Run<B>| run.end(self.lane, Duration::ZERO, RunEnd::Answer(Answer::StoreFailed(unasked())));
-                runs.into_iter().for_each(ended);
+                for run in runs {
+                    let ended = run.not_begun(&error);
+                    run.end(self.lane, Duration::ZERO, ended);
+                }
                 return Vec::new();
             }
         };
@@ -121,8 +123,7 @@ impl<B: Backend> Turn<'_, B> {
         // If it fails, the connection is closed. Nothing is to be kept.
         let _ = transaction.roll_back().await;
         end_each(self.lane, failed.into_iter(), began_at);
-        let again: BatchPart<B> = kept.into_iter().map(|(run, _)| run).collect();
-        if again.is_empty() { Vec::new() } else { vec![again] }
+        again(kept.into_iter().map(|(run, _)| run).collect())
     }
 
     /// Commits what the handler has done. Returns what is to be called again where nothing of it has happened.
@@ -139,11 +140,10 @@ impl<B: Backend> Turn<'_, B> {
         let undone = self.commit(transaction, kept, began_at).await;
         let count = undone.len();
         let current = without_lost(self.engine, undone).await;
-        match current.len() {
-            0 => Vec::new(),
-            // That was the reason: the others can commit.
-            left if left < count => vec![current],
-            _ => halves(current),
+        // If claims were lost, that was the reason: the others can commit.
+        match current.len() < count {
+            true => again(current),
+            false => halves(current),
         }
     }
 }

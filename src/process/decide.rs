@@ -152,6 +152,12 @@ fn trouble_pause(troubles: u32) -> Duration {
     (TROUBLE_PAUSE * (1 << troubles.saturating_sub(1).min(16))).min(TROUBLE_PAUSE_MAX)
 }
 
+/// The store failed under several deliveries together, and nobody can tell for which of them. Nothing is counted against one, but from now on each
+/// runs alone, where it can be told.
+pub(super) fn set_apart(troubles: i32, error: String) -> Outcome {
+    Outcome::Troubled { after: TROUBLE_PAUSE, troubles: troubles.max(1), error }
+}
+
 /// No retry is consumed. What is counted ends in poison, so that nothing is tried for ever.
 fn troubled(failure: &StoreFailure, circumstances: &Circumstances<'_>) -> Outcome {
     let troubles = circumstances.troubles.max(0).saturating_add(i32::from(failure.is_counted));

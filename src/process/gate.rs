@@ -249,7 +249,7 @@ impl<B: Backend> Starting<B> {
             let held = Held::new(Arc::clone(engine), claimed.claim);
             let probe = place.probe.take();
             place.is_used = true;
-            let run = Run { held, claimed, place: Some(place), probe, leash, waits_since };
+            let run = Run { held, claimed, place: Some(place), probe, leash, waits_since, was_together: false };
             match by_lane.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, runs)) => runs.push(run),
                 None => by_lane.push((lane, vec![run])),
@@ -276,7 +276,8 @@ impl<B: Backend> Starting<B> {
         }
         let held = Held::new(Arc::clone(engine), claimed.claim);
         let runner = leashes.into_iter().next().map(|leash| {
-            let run = Run { held, claimed, place: None, probe, leash, waits_since: Instant::now() };
+            let waits_since = Instant::now();
+            let run = Run { held, claimed, place: None, probe, leash, waits_since, was_together: false };
             Runner { slot, run, others: Vec::new() }
         });
         engine.run(runner.into_iter().collect());

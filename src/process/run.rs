@@ -16,7 +16,7 @@ use super::batch;
 use super::batch_transact;
 use super::breaker::{Judged, Probe};
 use super::confirm::confirm;
-use super::decide::{Answer, Circumstances, StopReason, decide, unavailable};
+use super::decide::{Answer, Circumstances, StopReason, clean, decide, set_apart, unavailable};
 use super::engine::Engine;
 use super::lane::Lane;
 use super::leash::Leash;
@@ -41,6 +41,8 @@ pub(super) struct Run<B: Backend> {
     pub(super) probe: Option<Probe>,
     pub(super) leash: Arc<Leash>,
     pub(super) waits_since: Instant,
+    /// It has run together with others, and all of it was undone.
+    pub(super) was_together: bool,
 }
 
 /// A delivery that has a slot.
@@ -57,6 +59,8 @@ pub(super) enum RunEnd {
     Committed,
     /// Nothing was settled, and this is to be.
     Answer(Answer),
+    /// The store failed under this delivery and others together, and is away now: it is tried again alone.
+    Apart(String),
 }
 
 impl<B: Backend> Runner<B> {
@@ -175,6 +179,10 @@ impl<B: Backend> Run<B> {
                 Some(Settled::Later(Outcome::Done))
             }
             RunEnd::Answer(answer) => decided(&held.engine, lane, &claimed, probe, answer).map(Settled::Later),
+            RunEnd::Apart(error) => {
+                let error = clean(lane.redact.as_ref(), &error, held.engine.limits.error_chars_max);
+                Some(Settled::Later(set_apart(claimed.troubles, error)))
+            }
         };
         // The claim loop tells the database what that means for the breaker.
         if lane.breaker.is_open() {

@@ -77,11 +77,13 @@ impl<'t, B: Backend> Turn<'t, B> {
 
     async fn run(&mut self, run: Run<B>) {
         // Nobody to share with: a savepoint would be for nothing.
-        let undone = match self.shares(&run) && !self.lane.waiting.is_empty() {
+        let shares = self.shares(&run) && !self.lane.waiting.is_empty();
+        let undone = match shares {
             true => self.together(run).await,
             false => vec![run],
         };
-        for run in undone {
+        for mut run in undone {
+            run.was_together = shares;
             self.alone(run).await;
         }
     }
@@ -98,7 +100,10 @@ impl<'t, B: Backend> Turn<'t, B> {
         let claim = run.claimed.claim;
         let mut transaction = match self.begin().await {
             Ok(transaction) => transaction,
-            Err(error) => return RunEnd::Answer(not_asked(&error)),
+            Err(error) => {
+                events::store_trouble("transact", &error);
+                return run.not_begun(&error);
+            }
         };
         let answer = self.handle(&mut transaction, run, message).await;
         match answer {
@@ -182,6 +187,17 @@ impl<'t, B: Backend> Turn<'t, B> {
             other.is_transactional() && !Arc::ptr_eq(other, self.lane) && self.engine.has_startable(other)
         };
         self.left > 0 && !self.engine.lanes.iter().any(waits_for_it)
+    }
+}
+
+impl<B: Backend> Run<B> {
+    /// No transaction could be begun: it cannot be the doing of this delivery, unless it was undone together with others just now.
+    pub(super) fn not_begun(&self, error: &Error) -> RunEnd {
+        let error = format!("{error:#}");
+        match self.was_together {
+            true => RunEnd::Apart(error),
+            false => RunEnd::Answer(Answer::StoreFailed(StoreFailure { error, is_counted: false })),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use wharf::batch::tx_batch_handler;
 use wharf::store::PostgresOptions;
 use wharf::{
     Failure, Inbox, Message, Postgres, Raw, Registration, RetryPolicy, Store, handler, tx_handler, with_state,
@@ -295,19 +296,19 @@ async fn a_look_from_the_beginning_that_the_server_refuses_holds_up_no_other_cla
     scene.database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
-// Each time it runs, the server ends every session and recovers.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_statement_that_crashes_the_server_is_poisoned_and_the_server_stays_up() {
-    async fn crash_on_first(runs: Runs, message: Message<Raw>, conn: &mut effect::Connection) -> Result<(), Failure> {
-        runs.note(&message);
-        if message.id() == "m000000" {
-            effect::execute(conn, "COPY (SELECT 1) TO PROGRAM 'kill -9 $PPID'").await?;
-        }
-        Ok(effect::write(conn, message.id()).await?)
+const CRASH_THE_SERVER: &str = "COPY (SELECT 1) TO PROGRAM 'kill -9 $PPID'";
+
+async fn crash_on_first(runs: Runs, message: Message<Raw>, conn: &mut effect::Connection) -> Result<(), Failure> {
+    runs.note(&message);
+    if message.id() == "m000000" {
+        effect::execute(conn, CRASH_THE_SERVER).await?;
     }
+    Ok(effect::write(conn, message.id()).await?)
+}
+
+/// Each time its first message runs, the server ends every session and recovers.
+async fn the_crasher_is_poisoned(runs: Runs, crashing: Registration<Postgres>) {
     let server = OwnServer::start().await;
-    let runs = Runs::new();
-    let crashing = tx_handler(key("stock"), with_state(runs.clone(), crash_on_first));
     let limits = quick().trouble_limit(3).backoff_max(Duration::from_millis(500));
     let inbox = Inbox::builder(server.store.clone()).limits(limits).subscribe("orders", crashing).build().unwrap();
     inbox.accept_all(records(20)).await.unwrap();
@@ -323,4 +324,23 @@ async fn a_statement_that_crashes_the_server_is_poisoned_and_the_server_stays_up
     let done = "SELECT count(*) FROM inbox_status WHERE state = 'done' AND errors = 0 AND crashes = 0";
     assert_eq!((server.one(done).await, server.one("SELECT count(*) FROM effect").await), (19, 19));
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_crashes_the_server_is_poisoned_and_the_server_stays_up() {
+    let runs = Runs::new();
+    the_crasher_is_poisoned(runs.clone(), tx_handler(key("stock"), with_state(runs, crash_on_first))).await;
+}
+
+// The others of its call are called alone after the first crash, so that it can be told which one it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_of_a_batch_that_crashes_the_server_is_poisoned_and_the_server_stays_up() {
+    async fn crash(runs: Runs, messages: Vec<Message<Raw>>, conn: &mut effect::Connection) -> Result<(), Failure> {
+        for message in messages {
+            crash_on_first(runs.clone(), message, conn).await?;
+        }
+        Ok(())
+    }
+    let runs = Runs::new();
+    the_crasher_is_poisoned(runs.clone(), tx_batch_handler(key("stock"), with_state(runs, crash))).await;
 }

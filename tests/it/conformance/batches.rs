@@ -212,6 +212,52 @@ async fn a_batch_of_an_ordered_handler_has_one_message_of_each_key_and_keys_are_
     assert_eq!(scene.count_done_uncharged().await, 80);
 }
 
+// Somebody else may run it and the next one of its key already.
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_claim_of_one_is_lost_an_ordered_call_is_stopped_and_made_again_without_it() {
+    let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
+    let handler = calls.gated(&gate).batch(4, HOUR).ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(4).into_iter().enumerate().map(|(key, record)| record.with_key(format!("{key}")))).await.unwrap();
+    calls.reached(1).await;
+    let taken = "UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL, locked_by = NULL, status = 4, finished_at = due_at
+                 WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'm000002')";
+    scene.database.execute(taken).await;
+    calls.reached(2).await;
+    gate.send_replace(true);
+
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((calls.sizes(), scene.count_done_at_first().await), (vec![4, 3], 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_fails_as_a_whole_during_a_shutdown_is_given_back_uncharged() {
+    let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
+    let (noted, opened) = (calls.clone(), gate.clone());
+    let handler = batch_handler(key("stock"), move |messages: Vec<Message<Raw>>| {
+        noted.note(&messages);
+        let mut opened = opened.subscribe();
+        async move {
+            let _ = opened.wait_for(|is_open| *is_open).await;
+            Err::<(), _>(Failure::poison("no"))
+        }
+    });
+    let inbox = scene.inbox().subscribe("orders", handler.batch(10, HOUR)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    calls.reached(1).await;
+
+    // Polled in this order: the gate is opened when the shutdown has begun.
+    let (ended, _) =
+        tokio::join!(running.shutdown(Duration::from_secs(60)), async { gate.send_replace(true) });
+
+    ended.unwrap();
+    let unharmed = "inbox_status WHERE state = 'pending' AND errors = 0 AND crashes = 0";
+    assert_eq!((calls.sizes(), scene.count(unharmed).await), (vec![10], 10));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delayed_delivery_joins_a_call_when_it_is_due_and_an_expired_one_joins_none() {
     let (scene, calls) = (Scene::new().await, Calls::default());
