@@ -40,7 +40,7 @@ const SOURCE_DEFAULT: &str = "wharf";
 /// **What a record carries.** It is sent as a CloudEvent: the headers `ce_id`, `ce_source`, `ce_type` and `ce_specversion`. The id is
 /// [`Record::with_id`], or else random; it is stored with the record, so a record that is sent twice is known by it, and an inbox that reads the
 /// topic accepts it once. What a handler publishes also names the message that it comes from (`wharf_origin_id`, `wharf_origin_source`)
-/// and has its `traceparent` and `tracestate`.
+/// and has its `traceparent` and `tracestate`; a call of a batch handler has several messages, and what it publishes names none of them.
 ///
 /// **Order.** Records of one key are sent in the order in which they were stored. For transactions that publish records of the same key and
 /// wait for each other first (because they lock the same row, or are deliveries of an ordered handler) that is the order of their commits.
