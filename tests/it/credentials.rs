@@ -50,6 +50,10 @@ async fn until_done(server: &Cluster, done: i64) {
     .await;
 }
 
+async fn panics() -> Result<String, Error> {
+    panic!("no password today")
+}
+
 /// A way to rotate: how the store learns the password, and how it is told another.
 struct Way {
     url: String,
@@ -134,7 +138,7 @@ async fn a_password_that_cannot_be_had_is_the_reason_and_is_not_shown() {
     let wrong = PostgresOptions::default().password_from(|| async { Ok::<_, Error>("hunter2secret".to_owned()) });
     let said = refusal(&url(&server, ""), wrong).await;
     assert!(said.contains("authentication failed") && !said.contains("hunter2secret"), "{said}");
-    let panicking = PostgresOptions::default().password_from(|| async { Ok::<String, Error>(panic!("no")) });
+    let panicking = PostgresOptions::default().password_from(panics);
     assert!(refusal(&url(&server, ""), panicking).await.contains("panicked"));
     let missing = folder.path().join("missing");
     let said = refusal(&url(&server, ""), PostgresOptions::default().password_file(&missing)).await;
