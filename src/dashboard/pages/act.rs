@@ -53,7 +53,7 @@ pub(in super::super) async fn act<B: Backend>(
         ActVerb::Replay | ActVerb::Discard => on_deliveries(&app, &visit, &asked).await?,
         ActVerb::Release => release(&app, &visit, &asked).await?,
         ActVerb::Accept | ActVerb::Delete => on_quarantine(&app, &visit, &asked).await?,
-        ActVerb::Pause | ActVerb::Resume => on_handler(&app, &visit, &asked).await?,
+        ActVerb::Pause | ActVerb::Resume | ActVerb::CloseBreaker => on_handler(&app, &visit, &asked).await?,
     };
     // The page that follows shows what has changed.
     app.sampler.refreshed().await;
@@ -111,6 +111,7 @@ async fn on_handler<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) ->
     let operator = app.acting(&visit.visitor, &asked.because);
     let is_changed = match asked.verb {
         ActVerb::Pause => operator.pause(&query.handler).await?,
+        ActVerb::CloseBreaker => operator.close_breaker(&query.handler).await?,
         _ => operator.resume(&query.handler).await?,
     };
     Ok(format!("/?told={}-{}#handlers", asked.verb.name(), u8::from(is_changed)))

@@ -219,6 +219,7 @@ fn told(code: &str) -> Option<String> {
     let text = match (verb, count) {
         ("pause", 0) => "It was paused already.".to_owned(),
         ("resume", 0) => "It was not paused.".to_owned(),
+        ("close-breaker", 0) => "It was not open.".to_owned(),
         (_, 0) => "Nothing was changed: it had changed before.".to_owned(),
         ("replay", 1) => "One delivery was replayed: it is due now.".to_owned(),
         ("replay", _) => format!("{number} deliveries were replayed: they are due now."),
@@ -226,6 +227,7 @@ fn told(code: &str) -> Option<String> {
         ("discard", _) => format!("{number} deliveries were discarded."),
         ("release", _) => "The claim was taken away: the delivery is due now.".to_owned(),
         ("pause", _) => "Paused: nothing more of it is started, within a third of the lease.".to_owned(),
+        ("close-breaker", _) => "Closed: its deliveries are claimed again.".to_owned(),
         ("resume", _) => "Resumed: its deliveries are claimed again.".to_owned(),
         ("accept", _) => {
             format!("Asked for {number} of them to be accepted anew. A running inbox does so within seconds.")

@@ -30,6 +30,8 @@ pub(in super::super) enum ActVerb {
     Release,
     Pause,
     Resume,
+    /// Closes a handler's breaker.
+    CloseBreaker,
     /// Accepts quarantined records anew.
     Accept,
     /// Deletes quarantined records.
@@ -44,6 +46,7 @@ impl ActVerb {
             Self::Release => "release",
             Self::Pause => "pause",
             Self::Resume => "resume",
+            Self::CloseBreaker => "close-breaker",
             Self::Accept => "accept",
             Self::Delete => "delete",
         }
@@ -57,6 +60,7 @@ impl ActVerb {
             Self::Release => "Take the claim away",
             Self::Pause => "Pause",
             Self::Resume => "Resume",
+            Self::CloseBreaker => "Close the breaker",
             Self::Accept => "Accept anew",
             Self::Delete => "Delete for good",
         }
@@ -79,6 +83,9 @@ impl ActVerb {
                 "No process starts deliveries of this handler any more, within a third of the lease. What runs goes on to its end."
             }
             Self::Resume => "Deliveries of this handler are started again.",
+            Self::CloseBreaker => {
+                "Deliveries of this handler are started again, without waiting for a probe. When they fail, it opens again."
+            }
             Self::Accept => {
                 "A running inbox that subscribes to their topic accepts them anew, with the identity policy it has now. What is accepted \
                  leaves the quarantine; what is not stays, with its reason of now."
@@ -141,7 +148,7 @@ pub(in super::super) async fn preview<B: Backend>(
             PreviewPage { target: format!("{}&attempt={}", page.target, text::encode(&wanted.attempt)), ..page }
         }
         ActVerb::Accept | ActVerb::Delete => of_quarantine(&app, &visit, wanted.verb, &quarantine).await?,
-        ActVerb::Pause | ActVerb::Resume => {
+        ActVerb::Pause | ActVerb::Resume | ActVerb::CloseBreaker => {
             let page = page(&app, &visit, wanted.verb, "/").await;
             let target = encoded(&[("handler", &deliveries.handler)]);
             PreviewPage { about: vec![("handler", deliveries.handler)], target, ..page }
@@ -221,7 +228,7 @@ fn can(verb: ActVerb, state: Standing) -> bool {
         ActVerb::Replay => matches!(state, Standing::Poisoned | Standing::Discarded),
         ActVerb::Discard => matches!(state, Standing::Poisoned | Standing::Pending),
         ActVerb::Release => state == Standing::Running,
-        ActVerb::Pause | ActVerb::Resume | ActVerb::Accept | ActVerb::Delete => false,
+        ActVerb::Pause | ActVerb::Resume | ActVerb::CloseBreaker | ActVerb::Accept | ActVerb::Delete => false,
     }
 }
 

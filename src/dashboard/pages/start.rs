@@ -73,7 +73,11 @@ struct HandlerRow {
     lag: String,
     processes: u64,
     paused: Option<When>,
+    /// Since when its breaker is open, and what opened it.
+    broken: Option<(When, String)>,
     unknown: Option<When>,
+    /// How many start in a second at the most; empty without a limit.
+    limit: String,
     is_ordered: bool,
     is_idle: bool,
 }
@@ -109,9 +113,11 @@ fn finding(symptom: &Symptom) -> FindingView {
     let link = match &*symptom.code {
         "poisoned" | "held keys" => Some((of_handler("/poisoned"), "Look at them")),
         "quarantine" | "replay waits" => Some(("/quarantine".to_owned(), "Look at them")),
-        "paused" => {
+        "paused" | "breaker open" => {
             let handler = symptom.handler_key.as_deref().unwrap_or_default();
-            Some((format!("/act?{}", encoded(&[("verb", "resume"), ("handler", handler)])), "Resume…"))
+            let (verb, name) =
+                if symptom.code == "paused" { ("resume", "Resume…") } else { ("close-breaker", "Close it…") };
+            Some((format!("/act?{}", encoded(&[("verb", verb), ("handler", handler)])), name))
         }
         "backoff" | "slow" | "unknown key" => {
             Some((format!("{}&state=pending", of_handler("/deliveries")), "Look at them"))
@@ -166,6 +172,10 @@ fn handler_row(handler: &HandlerStatus, lags: &[Lag], now: SystemTime) -> Handle
         lag: lag.map_or_else(|| "–".to_owned(), |lag| text::span(lag.p50_secs)),
         processes: handler.processors,
         paused: handler.paused_at.map(|at| When::new(at, now)),
+        broken: handler
+            .breaker_opened_at
+            .map(|at| (When::new(at, now), handler.breaker_error.clone().unwrap_or_default())),
+        limit: handler.rate_per_sec.map_or_else(String::new, |limit| format!("at most {}", text::rate(limit))),
         unknown: handler.unknown_since.map(|at| When::new(at, now)),
         is_ordered: handler.is_ordered,
         is_idle: handler.processors == 0,

@@ -85,6 +85,12 @@ async fn a_page_is_kept_up_to_date_and_reached_by_the_keyboard() {
     // Nobody touches the page: it changes by itself when somebody else acts.
     scene.store.operate().acting_as("bob").pause("stock").await.unwrap();
     browser.until("stock is paused").await;
+    scene.store.operate().acting_as("bob").resume("stock").await.unwrap();
+    scene.store.operate().acting_as("bob").open_breaker("stock").await.unwrap();
+    browser.until("breaker open").await;
+    browser.click("Close it…").await;
+    browser.click_on("button.primary").await;
+    browser.until("Closed: its deliveries are claimed again").await;
 
     // The first stop of the keyboard leads past the menu; a plot says in words what it shows; each table has headers.
     browser.press('\u{e004}').await;
