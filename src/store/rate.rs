@@ -28,7 +28,8 @@ pub(super) fn look_again_in(early_us: i64, interval_us: i64, burst: i32) -> Opti
     Some(Duration::from_micros(free_in_us.saturating_add(interval_us.saturating_mul(worth)).unsigned_abs()))
 }
 
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(test)]
+#[cfg(feature = "sqlite")]
 mod tests {
     use super::*;
 

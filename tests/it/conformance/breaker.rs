@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use wharf::batch::batch_handler;
 use wharf::flow::Breaker;
 use wharf::order::OrderKey;
-use wharf::{Failure, Record, Registration, RetryPolicy};
+use wharf::{Failure, Message, Raw, Record, Registration, RetryPolicy};
 
 use super::effect::{self, effects};
-use super::scene::{Database, Db, Runs, Scene, quick, record, records};
+use super::scene::{Database, Db, Runs, Scene, key, quick, record, records};
 use support::events::Events;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -119,6 +120,32 @@ async fn an_outage_of_a_handler_that_shares_transactions_leaves_one_effect_each(
     let sharing = service.transactional(&runs).share_transaction(8);
     outage(&scene, &service, &runs, sharing, records(MESSAGES)).await;
     assert_eq!(effects(&scene).await.len(), MESSAGES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_finds_nobody_opens_the_breaker_and_one_message_probes() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    let (answering, noted) = (service.clone(), runs.clone());
+    let batches = batch_handler(key("mail"), move |messages: Vec<Message<Raw>>| {
+        messages.iter().for_each(|message| noted.note(message));
+        let answer = answering.answer();
+        async { answer }
+    });
+    let inbox = scene.inbox().subscribe("orders", breaking(batches).concurrency(1)).build().unwrap();
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+    inbox.drain().await.unwrap();
+    scene.until(IS_OPEN).await;
+    let before = runs.count();
+    scene.database.execute(PROBE_NOW).await;
+    assert_eq!(inbox.drain().await.unwrap(), 1);
+    assert_eq!(runs.count(), before + 1);
+    service.returns();
+    scene.database.execute(PROBE_NOW).await;
+    scene.database.execute(ALL_DUE).await;
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!(scene.count_done_uncharged().await, i64::try_from(MESSAGES).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]
