@@ -138,10 +138,7 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
     let now = clock::now(conn)?;
     let changed = match *act {
         Act::Deliveries { verb, ref filter, limit } => {
-            let meant: Vec<(i64, i16)> = match filter.message_id {
-                Some(_) => OfMessage::new(filter, verb == Verb::Replay, limit, now).load(conn)?,
-                None => OfFilter::new(filter, limit, now).load(conn)?,
-            };
+            let meant = meant(conn, verb, filter, limit, now)?;
             let audit_id = audited(conn, act, meant.len() as u64, signed)?;
             for &(message_seq, handler_id) in &meant {
                 keep_history(conn, audit_id, message_seq, handler_id)?;
@@ -204,6 +201,20 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
     };
     audited(conn, act, changed as u64, signed)?;
     Ok(changed as u64)
+}
+
+/// The deliveries that a filter means, of those that an act may take.
+fn meant(
+    conn: &mut SqliteConnection,
+    verb: Verb,
+    filter: &DeliveryFilter,
+    limit: u32,
+    now: i64,
+) -> QueryResult<Vec<(i64, i16)>> {
+    match filter.message_id {
+        Some(_) => OfMessage::new(filter, verb == Verb::Replay, limit, now).load(conn),
+        None => OfFilter::new(filter, limit, now).load(conn),
+    }
 }
 
 fn running(filter: &DeliveryFilter, attempt: i32, now: i64) -> Running<'_> {
