@@ -92,6 +92,8 @@ async fn a_page_is_kept_up_to_date_and_reached_by_the_keyboard() {
     browser.click_on("button.primary").await;
     browser.until("Closed: its deliveries are claimed again").await;
 
+    browser.go(&served.url("/")).await;
+    browser.until("1 poisoned delivery of stock").await;
     // The first stop of the keyboard leads past the menu; a plot says in words what it shows; each table has headers.
     browser.press('\u{e004}').await;
     let focused = browser.ask("return document.activeElement.textContent").await;
