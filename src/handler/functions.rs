@@ -108,7 +108,8 @@ where
 /// **What is charged.** An answer for one message counts for that message alone. A call that fails as a whole (one `Err` for all, a wrong
 /// number of answers, a panic, a timeout) charges nothing while it has several messages: it is followed by a call for each half, and so on.
 /// Only a call with one message charges, as for any other handler. So one bad message among `n` is found with about `2 log2(n)` more calls, and
-/// `n` bad ones with `n - 1` more calls than `n` calls with one message each. Halves have the same attempt.
+/// `n` bad ones with `n - 1` more calls than `n` calls with one message each. Halves have the same attempt. One
+/// [`Failure::unavailable`](crate::Failure::unavailable) for all counts for each message at once: no half would find the service back.
 ///
 /// **What is called alone.** A delivery that was held when a process crashed, or that the store made fail, is called with one message, until it
 /// has an outcome. So a batch that kills its process makes no more suspects than other handlers do; see

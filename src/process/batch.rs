@@ -18,7 +18,7 @@ use super::leash::Leash;
 use super::observe;
 use super::run::{Ended, Run, RunEnd, Runner, watched};
 use super::slots::Slot;
-use crate::handler::{Answered, BatchBody, ErasedBatchHandler, ErasedHandler, Handed};
+use crate::handler::{Answered, BatchBody, ErasedBatchHandler, ErasedHandler, Failure, Handed, Wish};
 use crate::store::Backend;
 use crate::telemetry::events;
 
@@ -115,6 +115,10 @@ async fn call<B: Backend>(
             end_each(lane, runs.into_iter().zip(answers), began_at);
             Vec::new()
         }
+        Ended::Answered(Answered::Whole(failure)) if failure.wish == Wish::Unavailable => {
+            end_alike(lane, runs, &failure, began_at);
+            Vec::new()
+        }
         Ended::Stopped(reason) => stopped(lane, runs, reason),
         failed @ (Ended::Answered(Answered::Whole(_)) | Ended::Panicked(_) | Ended::TimedOut(_)) => {
             tell_failed(engine, lane, runs.len(), &failed);
@@ -174,7 +178,7 @@ pub(super) async fn any_pulled(leashes: &[Arc<Leash>], on_lost: OnLost) -> StopR
 /// Ends runs by their answers.
 pub(super) fn end_each<B: Backend>(
     lane: &Lane<B>,
-    answered: impl ExactSizeIterator<Item = (Run<B>, Result<(), crate::handler::Failure>)>,
+    answered: impl ExactSizeIterator<Item = (Run<B>, Result<(), Failure>)>,
     began_at: Instant,
 ) {
     let took = began_at.elapsed() / u32::try_from(answered.len()).unwrap_or(u32::MAX).max(1);
@@ -186,6 +190,12 @@ pub(super) fn end_each<B: Backend>(
             }
         }
     }
+}
+
+/// Ends runs by one answer for all of them. For what no half of the call would change: the service that the handler depends on is away.
+pub(super) fn end_alike<B: Backend>(lane: &Lane<B>, runs: Vec<Run<B>>, failure: &Failure, began_at: Instant) {
+    let answers = runs.into_iter().map(|run| (run, Err(failure.clone())));
+    end_each(lane, answers, began_at);
 }
 
 /// Ends what was stopped. Returns what is to be called again, because only the claim of another is lost.

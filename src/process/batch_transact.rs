@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::{
-    BatchPart, Begun, OnLost, again, any_pulled, end_each, halves, leashes, part, stopped, tell_failed,
+    BatchPart, Begun, OnLost, again, any_pulled, end_alike, end_each, halves, leashes, part, stopped, tell_failed,
 };
 use super::decide::StopReason;
 use super::engine::Engine;
@@ -81,6 +81,11 @@ impl<B: Backend> Turn<'_, B> {
             Ended::Answered(Answered::Each(answers)) => {
                 let answered = runs.into_iter().zip(answers).collect();
                 self.answered(transaction, answered, began_at).await
+            }
+            Ended::Answered(Answered::Whole(failure)) if failure.wish == Wish::Unavailable => {
+                let _ = transaction.roll_back().await;
+                end_alike(self.lane, runs, &failure, began_at);
+                Vec::new()
             }
             failed @ Ended::Answered(Answered::Whole(_)) => {
                 tell_failed(self.engine, self.lane, runs.len(), &failed);

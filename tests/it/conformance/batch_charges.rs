@@ -114,6 +114,27 @@ async fn whatever_a_whole_call_answers_is_asked_of_halves_until_it_is_one_messag
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_answer_that_the_service_is_away_counts_for_each_message_and_no_half_asks_again() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let is_away = Arc::new(Mutex::new(true));
+    let away = Arc::clone(&is_away);
+    let handler = calls.answering(move |_| match *away.lock().unwrap() {
+        true => Err(Failure::unavailable("connection refused")),
+        false => Ok(()),
+    });
+    let at_once = RetryPolicy::exponential().max_retries(1).delay_by(|_, _| Some(Duration::ZERO));
+    let inbox = scene.inbox().subscribe("orders", handler.retry(at_once)).build().unwrap();
+    inbox.accept_all(records(20)).await.unwrap();
+    assert_eq!(inbox.run_due().await.unwrap(), 20);
+    assert_eq!(calls.sizes(), [20]);
+    let charged = "SELECT count(*) FROM inbox_status WHERE errors = 1 AND state = 'pending'";
+    assert_eq!(scene.database.query_one_i64(charged).await, 20);
+    *is_away.lock().unwrap() = false;
+    inbox.drain().await.unwrap();
+    assert_eq!(calls.sizes(), [20, 20]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_number_of_answers_is_a_failure_that_names_it() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let handler = calls.answering(|_| Vec::<Result<(), Failure>>::new());

@@ -135,8 +135,11 @@ async fn a_batch_that_finds_nobody_opens_the_breaker_and_one_message_probes() {
     inbox.accept_all(records(MESSAGES)).await.unwrap();
     inbox.drain().await.unwrap();
     scene.until(IS_OPEN).await;
+    // One call, and its one answer counts for each message.
     let before = runs.count();
+    assert_eq!(before, MESSAGES);
     scene.database.execute(PROBE_NOW).await;
+    scene.database.execute(ALL_DUE).await;
     assert_eq!(inbox.drain().await.unwrap(), 1);
     assert_eq!(runs.count(), before + 1);
     service.returns();
