@@ -24,7 +24,8 @@ pub(super) fn look_again_in(early_us: i64, interval_us: i64, burst: i32) -> Opti
     if free_in_us <= 0 {
         return None;
     }
-    let worth = COLLECT_US.checked_div(interval_us).unwrap_or(0).clamp(0, i64::from(burst) - 1);
+    // Beside the first, which is free then.
+    let worth = COLLECT_US.checked_div(interval_us).map_or(0, |all| (all - 1).clamp(0, i64::from(burst) - 1));
     Some(Duration::from_micros(free_in_us.saturating_add(interval_us.saturating_mul(worth)).unsigned_abs()))
 }
 

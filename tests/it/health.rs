@@ -1,5 +1,7 @@
 //! `running.health()` says what keeps an inbox from its work, without asking the database or Kafka.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +10,8 @@ use wharf::health::{Health, HealthReason, Monitor};
 
 use crate::own_server::OwnServer;
 use crate::scene::{Runs, Scene, quick, record, within};
+use support::child::example;
+use support::http;
 
 /// Waits until the health is as wanted.
 async fn until(monitor: &Monitor, is_wanted: impl Fn(&Health) -> bool) -> Health {
@@ -67,4 +71,22 @@ async fn handlers_that_do_not_return_are_no_progress_and_the_longest_is_named() 
     gate.add_permits(1);
     until(&monitor, |health| !health.is_degraded()).await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_answers_both_probes() {
+    let mut served = Command::new(example("health"))
+        .env("HEALTH_LISTEN", "127.0.0.1:0")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example starts");
+    let mut said = String::new();
+    BufReader::new(served.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let address = said.trim().strip_prefix("listening on ").expect("it says where it listens").to_owned();
+    for path in ["/livez", "/readyz"] {
+        let answer = http::request(&address, "GET", path, &[], "").await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, "healthy"), "{path}");
+    }
+    served.kill().unwrap();
+    served.wait().unwrap();
 }
