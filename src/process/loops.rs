@@ -34,6 +34,8 @@ use crate::types::{Error, HealthReason, Kind, Limits, Result, panic_text};
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How often a drain looks whether the last slot is free.
 const SLOT_LOOK: Duration = Duration::from_millis(1);
+/// How long a drain waits at its beginning for slots that an earlier one has not given up yet.
+const SLOTS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Who decides when work is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,6 +167,8 @@ impl<B: Backend> Loops<B> {
         let turns = self.engine.lanes.iter().map(|lane| lane.ids.all.len()).max().unwrap_or(1);
         let mut claimer = Claimer::new(Arc::clone(&self.engine));
         self.engine.lanes.iter().for_each(|lane| lane.breaker.ask_now());
+        // The slots of a drain before this one, if it was cut off, are given up shortly after its end. A handler that blocks keeps its slot.
+        let _ = tokio::time::timeout(SLOTS_PATIENCE, self.slots_free()).await;
         let (mut total, mut empty) = (0, 0);
         while empty < turns && self.engine.is_running() {
             claimer.look_anew();
