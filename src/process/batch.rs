@@ -3,6 +3,8 @@
 //! A call that fails as a whole says that something is wrong with at least one of its messages, and not with which. So it charges nothing: each
 //! half has a call of its own, under the claims that it has, until a call has one message. That one is a run like any other handler's, and its
 //! answer counts. With `n` messages that is one call for each level of halves where one is bad, and `2n - 1` calls where all are.
+//!
+//! One answer that the handler's service is away counts for each message at once: no half would find it back.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -8,6 +8,7 @@ use diesel::deserialize::FromSqlRow;
 use diesel::sql_types::{BigInt, Integer, Nullable, SmallInt, Text};
 
 use super::ledger::{Gap, LedgerState};
+use super::outbound::PoisonCall;
 use super::seam::{Age, ClaimId, Claimed, Stamp};
 use super::statement::{SqlValue, rows, sql_values};
 use super::version::SchemaRow;
@@ -29,6 +30,12 @@ rows! {
 
     /// The newest corrected payload of a delivery.
     CorrectionRow<S> { corrected_at: Option<S>, payload: Vec<u8> }
+
+    /// A call that is due for a poisoned delivery.
+    PoisonCallRow<S> {
+        id: i64, calls: i32, poisoned_at: S, attempts: i32, reason: Option<String>, error: Option<String>, handler_key: Option<String>,
+        message_id: Option<String>, source: Option<String>, topic: Option<String>,
+    }
 
     GapRow<S> { topic: String, partition: i32, from_offset: i64, to_offset: i64, noticed_at: S }
 }
@@ -107,6 +114,21 @@ pub(super) fn record<S: DatabaseStamp>(row: RecordRow<S>) -> Record {
 pub(super) fn correction<S: DatabaseStamp>(row: CorrectionRow<S>) -> Correction {
     let CorrectionRow { corrected_at, payload } = row;
     Correction { corrected_at: corrected_at.map(S::to_time), payload: payload.into() }
+}
+
+pub(super) fn poison_call<S: DatabaseStamp>(row: PoisonCallRow<S>) -> PoisonCall {
+    PoisonCall {
+        id: row.id,
+        calls: row.calls,
+        poisoned_at: row.poisoned_at.to_time(),
+        attempts: row.attempts,
+        reason: row.reason.unwrap_or_default(),
+        error: row.error,
+        handler_key: row.handler_key.unwrap_or_default(),
+        message_id: row.message_id,
+        source: row.source,
+        topic: row.topic,
+    }
 }
 
 pub(super) fn gap<S: DatabaseStamp>(row: GapRow<S>) -> Gap {

@@ -7,19 +7,12 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::errors::database;
 use super::process::millis;
-use super::statement::{rows, statements};
+use super::statement::statements;
 use crate::store::counts::limit;
 use crate::store::outbound::PoisonCall;
-use crate::store::rows::DatabaseStamp;
+use crate::store::rows::{PoisonCallRow, poison_call};
 use crate::store::seam::WantedHandler;
 use crate::types::Result;
-
-rows! {
-    CallRow {
-        id: i64, calls: i32, poisoned_at: PgTimestamp, attempts: i32, reason: Option<String>, error: Option<String>, handler_key: Option<String>,
-        message_id: Option<String>, source: Option<String>, topic: Option<String>,
-    }
-}
 
 statements! {
     ClaimCalls("
@@ -33,7 +26,7 @@ statements! {
         LEFT JOIN inbox_handler own ON own.id = c.handler_id
         LEFT JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id)
         LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true
-        ORDER BY c.id") -> CallRow { lease_ms: i64, limit: i32 }
+        ORDER BY c.id") -> PoisonCallRow<PgTimestamp> { lease_ms: i64, limit: i32 }
 
     EndCall("DELETE FROM inbox_poison_call WHERE id = :id") { id: i64 }
 
@@ -62,20 +55,11 @@ pub(super) async fn set(conn: &mut AsyncPgConnection, handler: &WantedHandler, a
 
 pub(super) async fn claim(conn: &mut AsyncPgConnection, lease: Duration, rows: u32) -> Result<Vec<PoisonCall>> {
     let claiming = ClaimCalls { lease_ms: millis(lease), limit: limit(rows) };
-    let claimed = claiming.load::<CallRow>(conn).await.map_err(database("cannot look for poisoned deliveries"))?;
-    let call = |row: CallRow| PoisonCall {
-        id: row.id,
-        calls: row.calls,
-        poisoned_at: row.poisoned_at.to_time(),
-        attempts: row.attempts,
-        reason: row.reason.unwrap_or_default(),
-        error: row.error,
-        handler_key: row.handler_key.unwrap_or_default(),
-        message_id: row.message_id,
-        source: row.source,
-        topic: row.topic,
-    };
-    Ok(claimed.into_iter().map(call).collect())
+    let claimed = claiming
+        .load::<PoisonCallRow<PgTimestamp>>(conn)
+        .await
+        .map_err(database("cannot look for poisoned deliveries"))?;
+    Ok(claimed.into_iter().map(poison_call).collect())
 }
 
 pub(super) async fn end(conn: &mut AsyncPgConnection, id: i64) -> Result<()> {

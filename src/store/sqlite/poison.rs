@@ -6,18 +6,11 @@ use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock::{self, micros};
 use super::errors::database;
-use super::statement::{rows, statements};
+use super::statement::statements;
 use crate::store::counts::limit;
 use crate::store::outbound::PoisonCall;
-use crate::store::rows::DatabaseStamp;
+use crate::store::rows::{PoisonCallRow, poison_call};
 use crate::types::Result;
-
-rows! {
-    CallRow {
-        id: i64, calls: i32, poisoned_at: i64, attempts: i32, reason: Option<String>, error: Option<String>, handler_key: Option<String>,
-        message_id: Option<String>, source: Option<String>, topic: Option<String>,
-    }
-}
 
 statements! {
     DueCalls("
@@ -26,7 +19,7 @@ statements! {
         LEFT JOIN inbox_handler own ON own.id = c.handler_id
         LEFT JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id)
         LEFT JOIN inbox_message m ON m.seq = c.message_seq
-        WHERE c.due_at <= :now ORDER BY c.due_at, c.id LIMIT :limit") -> CallRow { now: i64, limit: i32 }
+        WHERE c.due_at <= :now ORDER BY c.due_at, c.id LIMIT :limit") -> PoisonCallRow<i64> { now: i64, limit: i32 }
 
     ClaimCall("UPDATE inbox_poison_call SET due_at = :due_at, calls = calls + 1 WHERE id = :id") { due_at: i64, id: i64 }
 
@@ -44,26 +37,14 @@ pub(super) fn set(conn: &mut SqliteConnection, calls: bool, all: &[i16]) -> Quer
 pub(super) fn claim(conn: &mut SqliteConnection, lease: Duration, rows: u32) -> Result<Vec<PoisonCall>> {
     let claim = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
-        let due = DueCalls { now, limit: limit(rows) }.load::<CallRow>(conn)?;
+        let due = DueCalls { now, limit: limit(rows) }.load::<PoisonCallRow<i64>>(conn)?;
         for row in &due {
             ClaimCall { due_at: now + micros(lease), id: row.id }.execute(conn)?;
         }
         QueryResult::Ok(due)
     };
-    let call = |row: CallRow| PoisonCall {
-        id: row.id,
-        calls: row.calls,
-        poisoned_at: row.poisoned_at.to_time(),
-        attempts: row.attempts,
-        reason: row.reason.unwrap_or_default(),
-        error: row.error,
-        handler_key: row.handler_key.unwrap_or_default(),
-        message_id: row.message_id,
-        source: row.source,
-        topic: row.topic,
-    };
     let claimed = claim(conn).map_err(database("cannot look for poisoned deliveries"))?;
-    Ok(claimed.into_iter().map(call).collect())
+    Ok(claimed.into_iter().map(poison_call).collect())
 }
 
 pub(super) fn end(conn: &mut SqliteConnection, id: i64) -> Result<()> {
