@@ -1,11 +1,12 @@
-//! Exactly once with tokio-postgres, in a transaction and in a stored procedure: both settle their deliveries themselves.
+//! Exactly once with tokio-postgres, in a transaction and in a stored procedure. Both settle their deliveries
+//! themselves.
 //!
 //! ```sh
 //! export DATABASE_URL=postgres://postgres@localhost/postgres
 //! cargo run --example any_client_tokio_postgres
 //! ```
 
-#![allow(clippy::print_stdout, reason = "a program that talks to a person")]
+#![allow(clippy::print_stdout, reason = "the output is for a person")]
 
 use std::error::Error;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use wharf::{Failure, HandlerKey, Inbox, Message, Postgres, Raw, Record, Store, h
 const BOOK: HandlerKey = HandlerKey::new("books.order");
 const SHIP: HandlerKey = HandlerKey::new("shipping.order");
 
-/// What the handlers write to. The function settles the delivery too: a call of it is a whole transaction.
+/// The tables that the handlers write to. The function also settles the delivery, so one call of it is a whole
+/// transaction.
 const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS booking (order_id text NOT NULL);
     CREATE TABLE IF NOT EXISTS shipment (order_id text NOT NULL);
@@ -27,7 +29,7 @@ const TABLES: &str = "
         PERFORM inbox_settle(claim);
     END $$";
 
-/// One transaction: the booking, the settlement, COMMIT.
+/// Books and settles in one transaction.
 async fn book(client: Arc<Mutex<Client>>, order: Message<Raw>) -> Result<(), Failure> {
     let mut client = client.lock().await;
     let transaction = client.transaction().await?;
@@ -37,7 +39,7 @@ async fn book(client: Arc<Mutex<Client>>, order: Message<Raw>) -> Result<(), Fai
     Ok(())
 }
 
-/// One statement.
+/// Ships and settles in one statement, which is a transaction of its own.
 async fn ship(client: Arc<Mutex<Client>>, order: Message<Raw>) -> Result<(), Failure> {
     client.lock().await.execute("SELECT ship($1, $2)", &[&order.id(), &order.claim()]).await?;
     Ok(())

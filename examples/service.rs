@@ -1,4 +1,5 @@
-//! A service: every order on a Kafka topic is handled twice, whatever dies in between. Start it, kill it, start several.
+//! A service with two handlers for every order on a Kafka topic. No order is lost when a process, a broker or the
+//! database crashes: start it, kill it, start several.
 //!
 //! ```sh
 //! export DATABASE_URL=postgres://postgres@localhost/postgres
@@ -7,10 +8,10 @@
 //! echo '{"order":17,"sku":"tea"}' | kcat -P -b localhost:9092 -t orders -H message-id=order-17/placed
 //! ```
 //!
-//! `KAFKA_BROKERS`, `KAFKA_GROUP` and `KAFKA_TOPIC` say where orders come from. Every limit of Wharf can be set by its name
-//! (`LIMIT_LEASE=10s`), and every setting of librdkafka (`RDKAFKA_GROUP_INSTANCE_ID=shop-1`).
+//! `KAFKA_BROKERS`, `KAFKA_GROUP` and `KAFKA_TOPIC` set where orders come from. Variables also set every limit of Wharf
+//! by its name (`LIMIT_LEASE=10s`) and every librdkafka setting (`RDKAFKA_GROUP_INSTANCE_ID=shop-1`).
 
-#![allow(missing_docs, reason = "the table's macro documents nothing")]
+#![allow(missing_docs, reason = "the code of the `table!` macro has no documentation")]
 
 use std::env;
 use std::error::Error;
@@ -43,7 +44,7 @@ async fn reserve_stock(message: Message<OrderPlaced>, conn: &mut AsyncPgConnecti
     Ok(())
 }
 
-/// At least once: a mail cannot be taken back. An error is retried, later and later.
+/// At least once: sending a mail cannot be rolled back. An error is retried with backoff.
 async fn send_receipt(message: Message<OrderPlaced>) -> Result<(), Failure> {
     tracing::info!(order = message.payload.order, attempt = message.attempt(), "receipt sent");
     Ok(())
@@ -76,7 +77,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let failure = tokio::select! {
         _ = terminate.recv() => None,
         _ = tokio::signal::ctrl_c() => None,
-        // Only what a person has to put right. Brokers or a database that are away for a day come back, and it goes on.
+        // Resolves only for errors that a person must fix. When brokers or the database are unreachable, even for a
+        // day, the inbox waits and resumes.
         error = running.failure() => Some(error),
     };
     running.shutdown(Duration::from_secs(20)).await?;
@@ -87,7 +89,7 @@ fn variable(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// The variables that begin like this, without it and in lower case.
+/// The variables with this prefix. Their names are without the prefix and in lower case.
 fn variables(prefix: &str) -> impl Iterator<Item = (String, String)> {
     env::vars().filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?.to_lowercase(), value)))
 }

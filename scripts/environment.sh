@@ -1,9 +1,9 @@
-# Where the test set-up keeps what it fetches, and the versions it fetches. Sourced by the scripts beside it.
+# The folder and the versions of everything that the test set-up fetches. Sourced by the scripts beside it.
 #
-# tests/support/src/cache.rs looks in the same folder: change both or neither.
+# tests/support/src/cache.rs uses the same folder: change both or neither.
 #
 # shellcheck shell=bash
-# shellcheck disable=SC2034  # used by who sources this
+# shellcheck disable=SC2034  # used by the scripts that source this file
 
 if [[ -n ${WHARF_TEST_CACHE:-} ]]; then
     cache=$WHARF_TEST_CACHE
@@ -14,7 +14,7 @@ else
     cache=${XDG_CACHE_HOME:-$HOME/.cache}/wharf-test
 fi
 
-# The oldest and the newest PostgreSQL the suite is held to, beside the one the machine has.
+# The oldest and the newest PostgreSQL that the suite runs on, besides the one of the machine.
 postgres_oldest=14.15.0
 postgres_newest=18.1.0
 

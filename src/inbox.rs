@@ -1,9 +1,11 @@
 //! The inbox: a store and its handlers, ready to accept and to process.
 //!
-//! Building checks everything that can be checked without the database and names every problem at once. Handler ids are fetched on
-//! first use. Several inboxes can live in one process; nothing is global.
+//! Building checks everything that can be checked without the database and reports every problem at once. Handler ids
+//! are fetched on first use. One process can have several inboxes; they share only metrics and the trace bridge.
 
+mod accepting;
 mod builder;
+mod decoders;
 mod problems;
 mod running;
 
@@ -18,145 +20,143 @@ use tokio::sync::OnceCell;
 pub use builder::InboxBuilder;
 pub use running::{Monitor, Running};
 
-use crate::accept::{Acceptor, Intake, Unfit, accept_in, replay_loop};
+use crate::accept::{Acceptor, Intake, replay_loop};
 use crate::handler::{PoisonHook, Registration};
 #[cfg(feature = "kafka")]
-use crate::kafka::{Ingest, Kafka, Relay};
+use crate::kafka::{Ingest, Kafka, Relay, duplicate_names, source_problems};
 use crate::operate::{Manifest, Retention};
 use crate::process::{ClaimMode, Extent, Lane, Loops, Redact};
 use crate::store::seam::HandlerIds;
-use crate::store::transacts::Transacts;
 use crate::store::{Backend, Store};
-use crate::types::{Error, Receipt, Record, Result};
+use crate::types::{Error, Result};
 
-/// A durable inbox. Cheap to clone; clones are the same inbox.
+/// A durable inbox: it stores records as messages and delivers each message to its handlers. Cloning is cheap; clones
+/// are the same inbox.
+///
+/// [`Inbox::builder`] configures it. [`Inbox::accept`] stores a record from your own code; [`Inbox::start_from`] reads
+/// records from Kafka. [`Inbox::start`] runs handlers in the background, and [`Inbox::drain`] runs them once, for tests
+/// and jobs.
+///
+/// ```
+/// use wharf::{Failure, HandlerKey, Inbox, Message, Record, Sqlite, Store, handler};
+///
+/// async fn send_receipt(order: Message<u32>) -> Result<(), Failure> {
+///     println!("a receipt for order {}", order.payload);
+///     Ok(())
+/// }
+///
+/// # #[tokio::main]
+/// # async fn main() -> wharf::Result<()> {
+/// let store = Store::<Sqlite>::in_memory().await?;
+/// store.migrate().await?;
+/// let inbox = Inbox::builder(store)
+///     .subscribe("orders", handler(HandlerKey::new("mail.receipt"), send_receipt))
+///     .build()?;
+/// inbox.accept(Record::new("orders").with_id("order-17/placed").json(&17)).await?;
+/// assert_eq!(inbox.drain().await?, 1); // one delivery ran
+/// # Ok(()) }
+/// ```
 pub struct Inbox<B: Backend> {
     shared: Arc<Shared<B>>,
 }
 
-/// What clones share: the parts that an inbox is composed of.
+/// The state that clones share.
 struct Shared<B: Backend> {
     intake: Arc<Intake<B>>,
     acceptor: Acceptor,
+    /// The handlers with their options, in the order of registration.
     registrations: Vec<Registration<B>>,
+    /// Removes secrets from the errors of handlers.
     redact: Option<Redact>,
     retention: Option<Retention>,
+    /// The function to call for each poisoned delivery.
     hook: Option<PoisonHook>,
+    /// Sends the outbox while the inbox is running.
     #[cfg(feature = "kafka")]
     relay: Option<Relay>,
+    /// The Kafka sources of the builder.
+    #[cfg(feature = "kafka")]
+    sources: Vec<Kafka>,
     manifest: Manifest,
-    /// The handlers at work, in the order of registration. Empty until the first use.
+    /// The handlers with their ids, in the order of registration. Empty until the first use.
     lanes: OnceCell<Arc<[Arc<Lane<B>>]>>,
 }
 
 impl<B: Backend> Inbox<B> {
-    /// Begins an inbox in `store`.
+    /// Starts to build an inbox in `store`.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Inbox, Message, Raw, Sqlite, Store, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let store = Store::<Sqlite>::in_memory().await?;
+    /// let inbox = Inbox::builder(store)
+    ///     .subscribe("orders", handler(HandlerKey::new("mail.receipt"), send_receipt))
+    ///     .build()?;
+    /// # Ok(()) }
+    /// ```
     pub fn builder(store: Store<B>) -> InboxBuilder<B> {
         InboxBuilder::new(store)
     }
 
-    /// Accepts one record: when this returns a receipt, it is stored with one delivery for each handler that wants it.
-    ///
-    /// Calls from many tasks share statements. Dropping the future does not take the record back.
-    ///
-    /// # Errors
-    /// When the record cannot become a message ([`Error::is_refused`](crate::Error::is_refused)): it has no identity, its identity or
-    /// its payload is too large, it is a broken CloudEvent; nothing is stored then. When its identity belongs to a message with another
-    /// payload, or the database does not take its content: the error says so, and the record is kept in quarantine for a person.
-    ///
-    /// When the database stayed away for longer than [`Limits::accept_patience`](crate::Limits::accept_patience), or its schema is not this build's. Calling again
-    /// with the same record is safe.
-    pub async fn accept(&self, record: Record) -> Result<Receipt> {
-        let mut receipts = self.accept_all([record]).await?;
-        receipts.pop().ok_or_else(|| Error::stopped("the record was not accepted"))
-    }
-
-    /// Accepts many records, any number, in as few statements as the limits allow; one receipt each, in order.
-    ///
-    /// # Errors
-    /// As [`Inbox::accept`]; the error names the first record that is refused. A record without usable identity or of a size that is
-    /// not allowed is found before anything is written, so nothing is stored then. After every other error some of the records may have
-    /// been accepted; calling again with all of them is safe.
-    pub async fn accept_all(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
-        self.shared.intake.handlers().await?;
-        self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect(), Unfit::Refuse).await
-    }
-
-    /// As [`Inbox::accept_all`], but a record that cannot become a message is kept in quarantine, as it is when it comes from Kafka. For
-    /// sources that cannot be told that a record is bad: the receipts say which, and somebody has to look at the quarantine.
-    ///
-    /// # Errors
-    /// When the database does not answer, as [`Inbox::accept`]. Calling again with all records is safe.
-    pub async fn accept_or_quarantine(&self, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>> {
-        self.shared.intake.handlers().await?;
-        self.shared.acceptor.accept(&self.shared.intake, records.into_iter().collect(), Unfit::Quarantine).await
-    }
-
-    /// Accepts records in a transaction of your own, on a connection of the store's kind: their messages appear with your writes when you commit, or
-    /// not at all. One receipt each, in order; they hold if you commit.
-    ///
-    /// The transaction may be that of a transactional handler, or any other on the inbox's database. On PostgreSQL its role needs no rights
-    /// on tables but the right to call `inbox_accept_prepared` (the role `client` in `docs/roles.sql`), and its `search_path` has to lead to the inbox. All records of a call are
-    /// stored or none; after an error your transaction can go on. From other languages and clients: the SQL function `inbox_accept`.
-    ///
-    /// Nobody sees the messages before you commit, so call [`Inbox::wake`] after it: otherwise they are found by the next poll ([`Limits::poll`](crate::Limits::poll)). In a
-    /// handler nothing has to be called. Keep the transaction short: who accepts the same identity meanwhile waits for its end. Messages of one key of an ordered
-    /// handler are in the order in which they were accepted here, not in that of the commits.
+    /// Returns the handler keys of this build. [`Manifest::plan`] compares them with the keys in the database, to check
+    /// a deploy. [`InboxBuilder::manifest`] needs no database.
     ///
     /// ```
-    /// # use wharf::{Failure, Inbox, Message, Postgres, Raw, Record};
-    /// # use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
-    /// async fn place_order(inbox: &Inbox<Postgres>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
-    ///     conn.transaction::<_, Failure, _>(async |conn| {
-    ///         conn.batch_execute("INSERT INTO orders (id) VALUES (17)").await?;
-    ///         inbox.accept_in(conn, [Record::new("orders").with_id("order-17/placed")]).await?;
-    ///         Ok(())
-    ///     })
-    ///     .await?;
-    ///     inbox.wake();
-    ///     Ok(())
-    /// }
+    /// # async fn example(inbox: wharf::Inbox<wharf::Postgres>, store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// let plan = inbox.manifest().plan(&store.operate().handlers().await?);
+    /// assert!(plan.iter().all(|handler| handler.is_safe()));
+    /// # Ok(()) }
     /// ```
-    ///
-    /// # Errors
-    /// When a record cannot become a message, or its identity belongs to a message with another payload ([`Error::is_refused`](crate::Error::is_refused)); nothing is
-    /// kept in quarantine. When no transaction is open on the connection, it leads to another inbox, or the database refuses. Nothing of the call is stored then.
-    pub async fn accept_in<C>(&self, conn: &mut C, records: impl IntoIterator<Item = Record>) -> Result<Vec<Receipt>>
-    where
-        B: Transacts<C>,
-    {
-        accept_in(&self.shared.intake, conn, records.into_iter().collect()).await
-    }
-
-    /// Looks for work that is due at once, if the inbox is running in this process: for messages that were accepted by
-    /// [`Inbox::accept_in`] or in SQL, after their transaction was committed. Otherwise they are found by the next poll.
-    ///
-    /// ```
-    /// # fn example(inbox: &wharf::Inbox<wharf::Postgres>) {
-    /// inbox.wake();
-    /// # }
-    /// ```
-    pub fn wake(&self) {
-        if let Some(hand_over) = self.shared.intake.hand_over() {
-            hand_over.wake();
-        }
-    }
-
-    /// The keys of this build's handlers, for [`Manifest::plan`]: what a deploy of it would mean for what is stored. Without a
-    /// database: [`InboxBuilder::manifest`].
     pub fn manifest(&self) -> Manifest {
         self.shared.manifest.clone()
     }
 
-    /// Starts processing in the background, until [`Running::shutdown`].
+    /// Starts to run handlers in the background, and to read from every Kafka source of the builder
+    /// ([`InboxBuilder::source`]), until [`Running::shutdown`]. The brokers need not be available yet, and a source
+    /// that cannot be read does not delay the others.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use wharf::{Failure, HandlerKey, Inbox, Message, Raw, Record, Sqlite, Store, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let store = Store::<Sqlite>::in_memory().await?;
+    /// # store.migrate().await?;
+    /// # let send = handler(HandlerKey::new("mail.receipt"), send_receipt);
+    /// # let inbox = Inbox::builder(store).subscribe("orders", send).build()?;
+    /// let running = inbox.start().await?;
+    /// inbox.accept(Record::new("orders").with_id("order-17/placed")).await?;
+    /// running.shutdown(Duration::from_secs(20)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Offsets are committed only when their records are messages, are quarantined, or are unwanted by every handler.
+    /// The position is read from the ledger in the database, not from the consumer group. Without a ledger, reading
+    /// continues at the group's offset, and a new group begins at the earliest record;
+    /// [`Kafka::begin`](crate::kafka::Kafka::begin) changes that.
     ///
     /// # Errors
-    /// When the database does not answer, its schema is not this build's, or the inbox is running already.
+    /// When the database does not answer, its schema is not the one of this build, or the inbox is running already.
     pub async fn start(&self) -> Result<Running<B>> {
+        #[cfg(feature = "kafka")]
+        {
+            self.start_sources(&self.shared.sources).await
+        }
+        #[cfg(not(feature = "kafka"))]
+        self.start_processing().await
+    }
+
+    /// Starts processing and the relay, but no source. If this fails after the loops were attached, dropping `Running`
+    /// detaches them.
+    async fn start_processing(&self) -> Result<Running<B>> {
+        self.shared.intake.begin_counting();
         let mut loops = self.open(ClaimMode::InBackground).await?;
         let intake = Arc::clone(&self.shared.intake);
         loops.spawn_beside("replay", |stopping| replay_loop(intake, stopping));
-        // Another call may have been quicker.
+        // A concurrent call may have attached its loops first.
         if !self.shared.intake.attach(loops.hand_over()) {
             return Err(already_running());
         }
@@ -169,49 +169,105 @@ impl<B: Backend> Inbox<B> {
         Ok(running)
     }
 
-    /// Starts processing in the background and consuming from Kafka: the topics that handlers subscribe to. Kafka need not be there yet.
+    /// Like [`Inbox::start`], and also reads from this Kafka. This is the short form for an inbox with one source.
     ///
-    /// An offset is committed only after its record is a message, a quarantine row or unwanted by every handler. Where reading begins is
-    /// decided by the ledger in the database, not by the group's offset; without a ledger, the group goes on where it was, and a new
-    /// group begins at the earliest record.
+    /// ```no_run
+    /// # async fn run(inbox: wharf::Inbox<wharf::Postgres>) -> wharf::Result<()> {
+    /// use std::time::Duration;
+    /// use wharf::kafka::Kafka;
+    ///
+    /// let running = inbox.start_from(Kafka::new("broker-1:9092,broker-2:9092", "shop")).await?;
+    /// // … until SIGTERM:
+    /// running.shutdown(Duration::from_secs(20)).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`Inbox::start`]; and when settings of Kafka cannot be used, all of them named.
+    /// As [`Inbox::start`]; and when the configuration of the source is invalid, with every reason.
     #[cfg(feature = "kafka")]
     pub async fn start_from(&self, kafka: Kafka) -> Result<Running<B>> {
-        let window = self.shared.retention.as_ref().map(Retention::window);
-        let prepared = Ingest::prepare(&self.shared.intake, &kafka, window)?;
-        let running = self.start().await?;
-        Ok(running.with(prepared.start()?))
+        let mut sources = self.shared.sources.clone();
+        sources.push(kafka);
+        let mut problems = duplicate_names(sources.iter());
+        problems.extend(sources.iter().flat_map(|source| source_problems(source, &self.shared.intake.rules)));
+        if !problems.is_empty() {
+            return Err(Error::configuration(format!("cannot start the inbox: {}", problems.join("; "))));
+        }
+        self.start_sources(&sources).await
     }
 
-    /// Runs what is due now, once, without background work: for tests and serverless functions. Returns how many deliveries ran, at most as
-    /// many of a handler as it has slots and one claim takes ([`Limits::claim_batch_rows`](crate::Limits::claim_batch_rows)).
+    /// Prepares all sources before anything is started, so that an invalid setting starts nothing.
+    #[cfg(feature = "kafka")]
+    async fn start_sources(&self, sources: &[Kafka]) -> Result<Running<B>> {
+        let window = self.shared.retention.as_ref().map(Retention::window);
+        let prepare = |source| Ingest::prepare(&self.shared.intake, source, window);
+        let prepared = sources.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+        let mut running = self.start_processing().await?;
+        for ingest in prepared {
+            running = running.with(ingest.start()?);
+        }
+        Ok(running)
+    }
+
+    /// Claims and runs due deliveries once, without background work: for tests and serverless functions. Returns how
+    /// many deliveries ran: for each handler at most its concurrency and at most
+    /// [`Limits::claim_batch_rows`](crate::Limits::claim_batch_rows).
     ///
-    /// Between calls no processor knows the handlers' keys. Where another process runs other handlers of the same inbox, set
-    /// [`Limits::unknown_key_grace`](crate::Limits::unknown_key_grace) there to longer than the calls are apart.
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};
+    /// # use wharf::testing::TestInbox;
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let send = handler(HandlerKey::new("mail.receipt"), send_receipt).concurrency(2);
+    /// # let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", send)).await?;
+    /// # let inbox = inbox.inbox();
+    /// # inbox.accept_all((0..3).map(|number| Record::new("orders").with_id(format!("order-{number}")))).await?;
+    /// // Three deliveries are due, and the handler has a concurrency of 2.
+    /// assert_eq!(inbox.run_due().await?, 2);
+    /// assert_eq!(inbox.run_due().await?, 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Between calls, no live process has the handlers. If another process runs other handlers of the same inbox, set
+    /// its [`Limits::unknown_key_grace`](crate::Limits::unknown_key_grace) to more than the time between calls.
     ///
     /// # Errors
-    /// When the database does not answer or its schema is not this build's.
+    /// When the database does not answer, its schema is not the one of this build, or the inbox is running already.
     pub async fn run_due(&self) -> Result<usize> {
         self.rounds(Extent::Once).await
     }
 
-    /// Runs until nothing is due. Retries that are due later stay. Returns how many deliveries ran.
+    /// Runs deliveries until none is due, without background work. Retries that are due later do not run. Returns how
+    /// many deliveries ran.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};
+    /// # use wharf::testing::TestInbox;
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let send = handler(HandlerKey::new("mail.receipt"), send_receipt);
+    /// # let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", send)).await?;
+    /// # let inbox = inbox.inbox();
+    /// inbox.accept_all((0..3).map(|number| Record::new("orders").with_id(format!("order-{number}")))).await?;
+    /// assert_eq!(inbox.drain().await?, 3);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the database does not answer or its schema is not this build's.
+    /// As [`Inbox::run_due`].
     pub async fn drain(&self) -> Result<usize> {
         self.rounds(Extent::UntilNothingIsDue).await
     }
 
-    /// As [`Inbox::drain`], but when `death` comes every claim is abandoned, as if the process were gone.
+    /// Like [`Inbox::drain`], but when `crash` resolves, every claim is abandoned, as if the process had crashed.
     #[cfg(feature = "testing")]
-    pub(crate) async fn drain_dying(&self, death: impl Future<Output = ()>) -> Result<usize> {
+    pub(crate) async fn drain_until(&self, crash: impl Future<Output = ()>) -> Result<usize> {
         let loops = self.open(ClaimMode::OnDemand).await?;
         let ran = tokio::select! {
             ran = loops.rounds(Extent::UntilNothingIsDue) => ran,
-            () = death => {
+            () = crash => {
                 loops.abandon_all();
                 Ok(0)
             }
@@ -220,10 +276,11 @@ impl<B: Backend> Inbox<B> {
         ran.and_then(|ran| ended.map(|()| ran))
     }
 
+    /// Runs due deliveries without background work.
     async fn rounds(&self, extent: Extent) -> Result<usize> {
         let loops = self.open(ClaimMode::OnDemand).await?;
-        // On the store's thread, to its end: a caller that goes away in the middle of a claim must not leave it behind. It is told to
-        // stop then.
+        // Runs on the store's thread, because claims must be settled or released even if the caller's future is
+        // dropped. In that case `_stop` ends the loops early.
         let _stop = loops.stop_on_drop();
         let working = self.shared.intake.store.backend.reactor().spawn(async move {
             let ran = loops.rounds(extent).await;
@@ -233,6 +290,7 @@ impl<B: Backend> Inbox<B> {
         working.await.unwrap_or_else(|_| Err(Error::stopped("the store was closed while deliveries were run")))
     }
 
+    /// Starts the loops of this inbox, unless it is running already.
     async fn open(&self, mode: ClaimMode) -> Result<Loops<B>> {
         if self.shared.intake.hand_over().is_some() {
             return Err(already_running());
@@ -249,7 +307,7 @@ fn already_running() -> Error {
 }
 
 impl<B: Backend> Shared<B> {
-    /// The handlers at work, with their ids; registers them on first use.
+    /// Returns the handlers with their ids. Registers them on first use.
     async fn lanes(&self) -> Result<Arc<[Arc<Lane<B>>]>> {
         let lane = |(registration, ids): (&Registration<B>, &HandlerIds)| {
             Arc::new(Lane::new(registration, ids.clone(), self.redact.clone(), &self.intake.store.permits))

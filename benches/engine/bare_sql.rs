@@ -1,4 +1,4 @@
-//! The baseline: hand-written SQL on the same tables, prepared, batched, two connections, nothing around it.
+//! The baseline: hand-written SQL on the same tables, prepared, batched, on two connections, without an engine.
 
 use tokio_postgres::Client;
 

@@ -1,4 +1,4 @@
-//! What must not grow: the time of a claim with what lies beside it, and memory with the backlog.
+//! Measures what must stay constant: the time of a claim with other rows in the tables, and memory with the backlog.
 
 use crate::ours::Order;
 use crate::{Scale, fresh_database, ours, tidy_up};
@@ -20,8 +20,8 @@ pub struct Memory {
     pub large_mib: f64,
 }
 
-/// Claims with nothing beside the work, and with many done, not yet due and other handlers' deliveries beside it, in turns. A turn is
-/// short, so there are many; who begins changes.
+/// Claims without other rows, and with many deliveries that are done, not yet due or of other handlers, in alternating
+/// short turns; which one begins alternates too.
 pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
     let beside = fresh_database(cluster).await;
@@ -29,8 +29,8 @@ pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     compared(cluster, scale, work, &beside, "beside much", Order::None).await
 }
 
-/// Claims of an ordered handler with nothing beside the work, and with many deliveries held behind one key and many other keys beside it,
-/// each of them with a head that is due later.
+/// Claims of an ordered handler without other rows, and with many deliveries held behind one key and many other keys,
+/// each with a head that is due later.
 pub async fn claim_growth_ordered(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
     let beside = fresh_database(cluster).await;
@@ -47,8 +47,8 @@ pub async fn claim_growth_ordered(cluster: &Cluster, scale: Scale) -> Growth {
     compared(cluster, scale, work, &beside, "beside held ones", Order::ByKey).await
 }
 
-/// Claims with nothing beside the work, and with many deliveries that are done and that the server may not clean up: somebody, a backup or a
-/// forgotten session, holds a snapshot from before.
+/// Claims without other rows, and with many done deliveries that vacuum cannot remove, because a backup or a forgotten
+/// session holds an older snapshot.
 pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(100_000), ..scale };
     let held = fresh_database(cluster).await;
@@ -63,7 +63,7 @@ pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Grow
         ),
         "UPDATE inbox_delivery SET locked_until = now(), locked_by = 1, attempts = 1".to_owned(),
         "UPDATE inbox_delivery SET status = 2, finished_at = now(), locked_until = NULL, locked_by = NULL".to_owned(),
-        // The rows go, and their entries in the index stay as long as the snapshot does.
+        // Vacuum cannot remove the old row versions and their index entries while the snapshot is held.
         "VACUUM ANALYZE inbox_delivery".to_owned(),
         "CHECKPOINT".to_owned(),
     ];
@@ -75,16 +75,16 @@ pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Grow
     growth
 }
 
-/// Claims in an empty database and in this one, in turns; the median of the ratios.
+/// Claims in an empty database and in this one, alternating; returns the median of the ratios.
 async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, what: &str, order: Order) -> Growth {
     let empty = fresh_database(cluster).await;
     let empty = empty.as_str();
     for url in [empty, beside] {
-        // A vacuum of millions of rows would run beside some turns and not beside others. Each turn begins with its own.
+        // A vacuum of millions of rows would run during some turns only, so each turn begins with one.
         let off = "ALTER TABLE inbox_delivery SET (autovacuum_enabled = off); ALTER TABLE inbox_message SET (autovacuum_enabled = off)";
         connect(url).await.batch_execute(off).await.unwrap();
     }
-    // The first turns after a table was filled find it cold.
+    // In the first turns after a table was filled, the cache is cold.
     for url in [empty, beside] {
         claim_ms(cluster, url, work, order).await;
     }
@@ -106,7 +106,7 @@ async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, wh
     growths[growths.len() / 2]
 }
 
-/// Puts rows of each kind beside the work. Handler 1 is the one that is measured.
+/// Adds other rows of each kind. Handler 1 is measured.
 async fn fill(url: &str, ballast: usize) {
     drop(ours::inbox(url).await.accept_all([]).await.unwrap());
     let rows = |from: usize, columns: &str, values: &str| {
@@ -122,6 +122,7 @@ async fn fill(url: &str, ballast: usize) {
     tidy_up(url).await;
 }
 
+/// The server's time per claimed delivery, from `pg_stat_statements`: the time of the engine does not count.
 async fn claim_ms(cluster: &Cluster, url: &str, work: Scale, order: Order) -> f64 {
     let inbox = ours::inbox_in(url, order).await;
     let client = connect(url).await;

@@ -1,11 +1,11 @@
-//! How fast the engine is beside bare SQL that does the same durable writes, in one run on one machine.
+//! Compares the engine with bare SQL that does the same durable writes, in one run on one machine.
 //!
-//! `cargo bench --bench engine` prints a table and writes `target/bench/engine.json`. Every ratio is the median of interleaved
-//! repeats, so that a busy moment of the machine hits both sides; beside it stands the processor time of both, which hardly
-//! depends on who else is there. `-- --smoke` only shows that everything still runs;
-//! `--messages=`, `--repeats=` and `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: claims under one only;
-//! `--defaults`: the default concurrency beside a tuned one only; `--transactions`: transactional handlers only);
-//! `--statements` shows what the server was asked.
+//! `cargo bench --bench engine` prints a table and writes `target/bench/engine.json`. Every ratio is the median of
+//! interleaved repeats, so that other load on the machine affects both sides. The CPU time of both is printed too; it
+//! hardly depends on other load. `-- --smoke` only shows that everything still runs; `--messages=`, `--repeats=` and
+//! `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: only claims under one; `--defaults`:
+//! only the default concurrency compared with a tuned one; `--transactions`: only transactional handlers);
+//! `--statements` shows the statements that the server executed.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@
     missing_docs,
     reason = "a program, not a library"
 )]
-#![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
+#![allow(unreachable_pub, clippy::missing_panics_doc, reason = "nothing of a program is reachable from outside")]
 
 mod bare_sql;
 mod growth;
@@ -28,12 +28,12 @@ use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, st
 use support::postgres::{Cluster, connect};
 use wharf::{Postgres, Store};
 
-/// How much is done.
+/// The scale of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     pub messages: usize,
     pub repeats: usize,
-    /// Rows of each kind that lie beside the work when claim growth is measured.
+    /// Other rows of each kind when claim growth is measured.
     pub ballast: usize,
 }
 
@@ -77,7 +77,7 @@ async fn run(scale: Scale) {
         let bare_sql = bare_sql::drain(&cluster, scale).await;
         let unordered = ours::drain(&cluster, scale, ours::MANY, Order::None).await;
         report.drain.add(Pair { bare_sql, ours: unordered });
-        // In the place of bare SQL stands the same engine without order.
+        // The baseline is the same engine without order, instead of bare SQL.
         let ordered = ours::drain(&cluster, scale, ours::MANY, Order::ByKey).await;
         report.ordered_drain.add(Pair { bare_sql: unordered, ours: ordered });
         let bare_sql = bare_sql::accept_to_done(&cluster, scale).await;
@@ -87,7 +87,7 @@ async fn run(scale: Scale) {
         report.ordered_accept_to_done.add(Pair { bare_sql: unordered, ours: ordered });
         defaults(&cluster, scale, &mut report).await;
     }
-    // For a quick look at the ratios alone, which is not written down.
+    // Only the ratios, for a quick check; no JSON is written.
     if is_transactions_only {
         return report.print_transactions();
     }
@@ -102,12 +102,12 @@ async fn run(scale: Scale) {
     report.write();
 }
 
-/// A handler with the default concurrency, beside one whose concurrency was tuned for it.
+/// A handler with the default concurrency, compared with one whose concurrency was tuned.
 async fn defaults(cluster: &Cluster, scale: Scale, report: &mut Report) {
     let tuned = ours::drain(cluster, scale, ours::TUNED, Order::None).await;
     let single = ours::drain(cluster, scale, ours::DEFAULT, Order::None).await;
     report.drain_default.add("drain", tuned, single);
-    // In the place of bare SQL stands the same engine with one message a run.
+    // The baseline is the same engine with one message per run, instead of bare SQL.
     report.batch_drain.add(Pair { bare_sql: single, ours: ours::drain_in_batches(cluster, scale).await });
     let tuned = ours::accept_to_done(cluster, scale, ours::TUNED, Order::None).await;
     report.accept_to_done_default.add(
@@ -117,10 +117,10 @@ async fn defaults(cluster: &Cluster, scale: Scale, report: &mut Report) {
     );
 }
 
-/// What a prefilled table looks like in production: vacuumed, analysed, written out.
+/// The state of a production table: vacuumed, analysed, written to disk.
 pub async fn tidy_up(url: &str) {
     let client = connect(url).await;
-    // Each on its own: VACUUM cannot be part of a transaction.
+    // Separate statements, because VACUUM cannot run in a transaction.
     client.batch_execute("VACUUM ANALYZE").await.unwrap();
     client.batch_execute("CHECKPOINT").await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! The engine on the same tables, with the same batches, a no-op handler and as many statements under way as the baseline has
-//! connections.
+//! The engine on the same tables, with the same batches, a no-op handler and as many concurrent statements as the
+//! baseline has connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,20 +12,20 @@ use crate::{Scale, fresh_database, tidy_up};
 use support::bench::{BATCH_ROWS, CONNECTIONS, Measured, Meter, PAYLOAD_BYTES, done_with};
 use support::postgres::{Cluster, connect};
 
-/// More than the engine can use.
+/// More slots than the engine can fill, so that the concurrency is not the limit.
 pub const MANY: Option<usize> = Some(8 * BATCH_ROWS);
-/// What somebody would set who has measured.
+/// The concurrency that a user would set for a fast handler.
 pub const TUNED: Option<usize> = Some(2_000);
-/// What a handler has when nothing is set.
+/// The default of a handler.
 pub const DEFAULT: Option<usize> = None;
 
-/// Runs of the handler, to know without asking the database, which would slow down what is measured.
+/// Counts runs of the handler without a query, which would disturb the measurement.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 pub async fn accept(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     let inbox = inbox(&url).await;
-    // Registration happens on first use and is not what is measured.
+    // Registration happens on first use and is not measured.
     inbox.accept_all([]).await.unwrap();
     let meter = Meter::start(cluster, None);
     accept_all(&inbox, scale).await;
@@ -44,7 +44,7 @@ pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>, 
     measured
 }
 
-/// The default concurrency, with calls for as many messages as a claim brings.
+/// The default concurrency, with calls for as many messages as one claim returns.
 pub async fn drain_in_batches(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     let store = Store::<Postgres>::connect(&url).await.unwrap();
@@ -77,7 +77,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale, concurrency: Option
     measured
 }
 
-/// Starts the inbox, waits until the database says that nothing is open, and returns what that took.
+/// Starts the inbox, waits until the database has nothing open, and returns how long that took.
 pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url: &str, messages: usize) -> Measured {
     HANDLED.store(0, Ordering::Relaxed);
     let meter = Meter::start(cluster, None);
@@ -117,13 +117,14 @@ async fn inbox_with(url: &str, concurrency: Option<usize>, order: Order) -> Inbo
         Some(concurrency) => no_op.concurrency(concurrency),
         None => no_op,
     };
-    // Read out of the id, so that the records are the same with and without an order.
+    // Derived from the id, so that the records are the same with and without order.
     let key = OrderKey::by(|record| record.id().map(|id| id[id.len().saturating_sub(4)..].to_vec()));
     let no_op = if order == Order::ByKey { no_op.ordered_by(key) } else { no_op };
     Inbox::builder(store).limits(limits).subscribe("bench", no_op).build().unwrap()
 }
 
-/// Accepts all messages in batches, from twice as many tasks as there are statements under way, so that a next batch is always there.
+/// Accepts all messages in batches, from twice as many tasks as there are concurrent statements, so that a next batch
+/// is always ready.
 pub async fn accept_all(inbox: &Inbox<Postgres>, scale: Scale) {
     const CALLERS: usize = 2 * CONNECTIONS;
     let tasks: Vec<_> = (0..CALLERS)

@@ -1,10 +1,10 @@
-//! The figures: a table for people, JSON for machines.
+//! The results: a table for people, JSON for programs.
 
 use crate::Scale;
 use crate::growth::{Growth, Memory};
 use support::bench::{BATCH_ROWS, CONNECTIONS, Measured, PAYLOAD_BYTES, Pairs, median, write_json};
 
-/// A tuned handler and one with the default concurrency, in messages a second, measured in turns.
+/// A tuned handler and one with the default concurrency, in messages per second, measured alternately.
 #[derive(Debug, Default)]
 pub struct Defaults(Vec<(f64, f64)>);
 
@@ -24,6 +24,7 @@ impl Defaults {
     }
 }
 
+/// All results of a run. A [`Pairs`] has our result beside that of the baseline.
 #[derive(Debug)]
 pub struct Report {
     scale: Scale,
@@ -32,13 +33,13 @@ pub struct Report {
     pub accept_to_done: Pairs,
     pub drain_default: Defaults,
     pub accept_to_done_default: Defaults,
-    /// Transactional handlers, one transaction a delivery and several deliveries a transaction.
+    /// Transactional handlers, with one and with several deliveries per transaction.
     pub tx: Pairs,
     pub tx_shared: Pairs,
     pub tx_batch: Pairs,
-    /// A batch handler, beside one that takes a message at a time.
+    /// A batch handler, compared with one that takes one message at a time.
     pub batch_drain: Pairs,
-    /// Beside the same engine without order.
+    /// Compared with the same engine without order.
     pub ordered_drain: Pairs,
     pub ordered_accept_to_done: Pairs,
     pub growth: Growth,

@@ -1,5 +1,6 @@
-//! Transactional handlers: a backlog that is worked off one transaction a delivery, several deliveries a transaction, and a batch handler with one
-//! statement a call, beside a bare loop of prepared statements on as many connections.
+//! Transactional handlers: a backlog is processed with one delivery per transaction, with several deliveries per
+//! transaction, and by a batch handler with one statement per call, compared with a bare loop of prepared statements on
+//! as many connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use support::postgres::{Cluster, connect};
 
 /// Connections that transactional handlers may hold at a time, with the default options.
 const CONNECTIONS: usize = 8;
-/// Deliveries in one transaction, where they share one.
+/// Deliveries in a shared transaction.
 const SHARED: usize = 32;
 
 const EFFECT: &str = "CREATE TABLE effect (message_id text NOT NULL)";
@@ -29,12 +30,12 @@ const COMPLETE: &str = "
 
 diesel::table! { effect (message_id) { message_id -> Text } }
 
-/// Runs of the handler, to know without asking the database.
+/// Counts runs of the handler without a query.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-/// One repeat of all of them, a tenth of the messages each: every one of them is a commit.
+/// One repeat of all variants, with half of the messages each, because each message is a commit.
 pub async fn measure(cluster: &Cluster, scale: Scale, report: &mut Report) {
-    let scale = Scale { messages: (scale.messages / 10).max(CONNECTIONS), ..scale };
+    let scale = Scale { messages: (scale.messages / 2).max(CONNECTIONS), ..scale };
     let bare_sql = bare_loop(cluster, scale).await;
     report.tx.add(Pair { bare_sql, ours: drain(cluster, scale, "one by one", |handler| handler).await });
     let shared = drain(cluster, scale, "shared", |handler| handler.share_transaction(SHARED)).await;
@@ -44,7 +45,7 @@ pub async fn measure(cluster: &Cluster, scale: Scale, report: &mut Report) {
     report.tx_batch.add(Pair { bare_sql, ours: drain(cluster, scale, "batches", batches).await });
 }
 
-/// BEGIN, insert, fenced update, COMMIT: a round trip each. What is claimed is claimed beforehand and not measured.
+/// BEGIN, insert, fenced update, COMMIT, one round trip each. Deliveries are claimed before the measurement.
 async fn bare_loop(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     bare_sql::insert_all(cluster, &url, scale, 0).await;
@@ -83,6 +84,7 @@ async fn one_by_one(client: Client, seqs: Vec<i64>) {
     }
 }
 
+/// Processes a backlog with one variant, and checks that each message has had its effect once.
 async fn drain(
     cluster: &Cluster,
     scale: Scale,
@@ -113,7 +115,7 @@ async fn drain(
 
 /// An inbox with the defaults and a handler that inserts a row.
 async fn inbox(url: &str, option: impl FnOnce(Registration<Postgres>) -> Registration<Postgres>) -> Inbox<Postgres> {
-    assert_eq!(PostgresOptions::default().pool_size, CONNECTIONS + 2);
+    assert_eq!(PostgresOptions::default().handler_connections, CONNECTIONS);
     let store = Store::<Postgres>::connect(url).await.unwrap();
     let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
     let handler = tx_handler(HandlerKey::new("bench"), write_effect);
@@ -121,7 +123,7 @@ async fn inbox(url: &str, option: impl FnOnce(Registration<Postgres>) -> Registr
 }
 
 async fn write_effect(message: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
-    // Here and not above: its methods would hide those of others.
+    // Imported here: at the top, its methods would hide others.
     use diesel_async::RunQueryDsl;
     diesel::insert_into(effect::table).values(effect::message_id.eq(message.id())).execute(conn).await?;
     HANDLED.fetch_add(1, Ordering::Relaxed);

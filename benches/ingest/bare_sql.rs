@@ -1,4 +1,5 @@
-//! The baseline: hand-written SQL on the same tables, prepared, batched, two connections, nothing around it, records already in memory.
+//! The baseline: hand-written SQL on the same tables, prepared, batched, on two connections, without an engine, with
+//! records already in memory.
 
 use tokio_postgres::Client;
 

@@ -1,4 +1,4 @@
-//! One hot partition of eight, with the database some milliseconds away and without: by way of the same proxy, in turns.
+//! One hot partition of eight, with the database some milliseconds away and nearby, alternately through the same proxy.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use crate::throughput::{ingest_by_way_of, record};
 use crate::{PARTITIONS, Scale, Servers};
 use support::bench::{Measured, median};
 
-/// How long a byte takes to the database, and back.
+/// The delay to the database in each direction.
 pub const EACH_WAY: Duration = Duration::from_millis(2);
-/// For each record of the others, which share what is not the hot partition's.
+/// Records of the hot partition for each record of the other partitions.
 const HOT_SHARE: usize = 20;
 
 const TOPIC: &str = "hot";
@@ -18,7 +18,7 @@ const TOPIC: &str = "hot";
 pub struct Far(Vec<(Measured, Measured)>);
 
 impl Far {
-    /// A topic with as many records as the scale says, nearly all in one partition.
+    /// A topic with the records of the scale, nearly all in one partition.
     pub async fn fill(servers: &Servers, scale: Scale) {
         servers.kafka.create_topic(TOPIC, PARTITIONS, &[]).await;
         let trickle = scale.messages / HOT_SHARE;

@@ -1,13 +1,19 @@
-//! From producing a record to its handler being called, at a paced thousand records a second, beside a bare durable insert of one row paced alike.
+//! The time from producing a record to the call of its handler, at a thousand records per second. It is compared with a
+//! bare durable insert of one row and with a bare consumer that stores nothing, both at the same pace. The time of the
+//! bare consumer is that of the producer, the broker and librdkafka.
 //!
-//! Where the time of a record goes: to the broker and back out of it (the producer waits for nobody, the consumer's fetch is answered when there is
-//! something), then until the batch before it is committed, because a partition's lane writes one at a time, which takes half a commit on average, then
-//! its own commit, which also has to write its delivery and the ledger. The handler is called from memory: hand-over adds no statement.
+//! The time of a record has three parts: to and from the broker (the producer does not linger, and the consumer's fetch
+//! is answered as soon as there is a record); the wait for the commit of the batch before it, half a commit on average,
+//! because a partition's lane writes one batch at a time; and its own commit, which also writes its delivery and the
+//! ledger. The handler is called from memory: hand-over adds no statement.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::Message as _;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::{Offset, TopicPartitionList};
 use wharf::kafka::Kafka as Source;
 use wharf::{Failure, HandlerKey, Identity, Message, Raw, handler};
 
@@ -17,25 +23,34 @@ use support::kafka_admin::unique_name;
 use support::postgres::connect;
 
 const PER_SECOND: usize = 1_000;
-/// Until the consumer has joined and everything is warm.
+/// The time until the consumer has joined and caches are warm.
 const WARM_UP: usize = 2 * PER_SECOND;
 
 #[derive(Debug, Default)]
 pub struct Latency {
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// Of the bare insert.
+    /// The bare insert.
     pub commit_p50_ms: f64,
+    /// From producing a record to a bare consumer.
+    pub consume_p50_ms: f64,
 }
 
-/// The bare insert half before and half after, so that a machine that becomes busier is busier for both.
+/// The bare insert is measured half before and half after, so that growing load on the machine affects both.
 pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
     let mut bare = bare_insert(servers, scale).await;
     let mut late = record_to_handler(servers, scale).await;
+    let mut consumed = record_to_consumer(servers, scale).await;
     bare.append(&mut bare_insert(servers, scale).await);
-    Latency { p50_ms: at(&mut late, 0.50), p99_ms: at(&mut late, 0.99), commit_p50_ms: at(&mut bare, 0.50) }
+    Latency {
+        p50_ms: at(&mut late, 0.50),
+        p99_ms: at(&mut late, 0.99),
+        commit_p50_ms: at(&mut bare, 0.50),
+        consume_p50_ms: at(&mut consumed, 0.50),
+    }
 }
 
+/// The value at this share of the sorted measurements.
 fn at(measured: &mut [f64], share: f64) -> f64 {
     measured.sort_by(f64::total_cmp);
     measured[((measured.len() - 1) as f64 * share) as usize]
@@ -89,7 +104,7 @@ async fn record_to_handler(servers: &Servers, scale: Scale) -> Vec<f64> {
     let running = inbox.start_from(Source::new(servers.kafka.brokers(), unique_name("latency"))).await.unwrap();
     let total = WARM_UP + scale.paced_secs * PER_SECOND;
     let producer = servers.kafka.client_config().set("linger.ms", "0").create::<BaseProducer>().unwrap();
-    // A new group takes seconds to give the partitions out, and that belongs to no measurement.
+    // A new group takes seconds to assign partitions, which is not measured.
     let (producer, topic) = tokio::task::spawn_blocking(move || {
         pace(&producer, &topic, PARTITIONS as usize);
         (producer, topic)
@@ -109,7 +124,30 @@ async fn record_to_handler(servers: &Servers, scale: Scale) -> Vec<f64> {
     seen.lock().unwrap().split_off(WARM_UP)
 }
 
-/// One record each millisecond, with the time in it.
+/// How long each record took from being produced to a consumer that does nothing with it, in ms.
+async fn record_to_consumer(servers: &Servers, scale: Scale) -> Vec<f64> {
+    let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
+    let config = servers.kafka.client_config().set("group.id", unique_name("bare")).clone();
+    let consumer = config.create::<BaseConsumer>().unwrap();
+    let mut assigned = TopicPartitionList::new();
+    (0..PARTITIONS).for_each(|partition| drop(assigned.add_partition_offset(&topic, partition, Offset::Beginning)));
+    consumer.assign(&assigned).unwrap();
+    let total = WARM_UP + scale.paced_secs * PER_SECOND;
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut took = Vec::with_capacity(total);
+        while took.len() < total {
+            let Some(Ok(message)) = consumer.poll(Duration::from_millis(50)) else { continue };
+            let sent_us: u64 = std::str::from_utf8(message.payload().unwrap()).unwrap().parse().unwrap();
+            took.push((now_us() - sent_us) as f64 / 1e3);
+        }
+        took
+    });
+    let producer = servers.kafka.client_config().set("linger.ms", "0").create::<BaseProducer>().unwrap();
+    tokio::task::spawn_blocking(move || pace(&producer, &topic, total)).await.unwrap();
+    reading.await.unwrap().split_off(WARM_UP)
+}
+
+/// One record each millisecond, which contains its time.
 fn pace(producer: &BaseProducer, topic: &str, count: usize) {
     let started_at = std::time::Instant::now();
     for number in 0..count {

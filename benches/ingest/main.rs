@@ -1,9 +1,11 @@
-//! How fast records become durable rows beside bare SQL in the same run, how soon a handler sees them, and how much memory that takes.
+//! Compares how fast records become durable rows with bare SQL in the same run, and measures how soon a handler gets
+//! them and how much memory that takes.
 //!
-//! `cargo bench --bench ingest` prints a table and writes `target/bench/ingest.json`. Topics are filled before anything is timed; the
-//! broker that serves them runs on the same machine. `-- --smoke` only shows that everything still runs; `--messages=` and `--repeats=`
-//! set the scale, `--batches=` how many are written at a time, `--only-throughput`, `--only-latency` and `--only-far` leave the rest out and write nothing down,
-//! `--statements` shows what the server was asked.
+//! `cargo bench --bench ingest` prints a table and writes `target/bench/ingest.json`. Topics are filled before anything
+//! is timed; the broker that serves them runs on the same machine. `-- --smoke` only shows that everything still runs;
+//! `--messages=` and `--repeats=` set the scale, `--batches=` how many are written at a time, `--only-throughput`,
+//! `--only-latency`, `--only-far` and `--only-formats` leave out the rest and write no JSON, `--statements` shows the
+//! statements that the server executed.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,16 +15,18 @@
     missing_docs,
     reason = "a program, not a library"
 )]
-#![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
+#![allow(unreachable_pub, clippy::missing_panics_doc, reason = "nothing of a program is reachable from outside")]
 
 mod bare_sql;
 mod far;
+mod formats;
 mod latency;
 mod memory;
 mod report;
 mod throughput;
 
 use far::Far;
+use formats::Formats;
 use report::Report;
 use support::bench::{Pair, argument, empty_database, is_asked_for, on_a_disk, start_postgres};
 use support::kafka::Kafka;
@@ -35,13 +39,13 @@ pub const PARTITIONS: i32 = 8;
 pub struct Scale {
     pub messages: usize,
     pub repeats: usize,
-    /// How long records are paced for the latency.
+    /// How long latency is measured.
     pub paced_secs: usize,
-    /// Partitions and records of 1 MiB in each, for the memory.
+    /// Partitions, and records of 1 MiB in each, for the measurement of memory.
     pub large: (i32, usize),
 }
 
-/// The servers, of their own.
+/// The servers of this benchmark.
 pub struct Servers {
     pub postgres: Cluster,
     pub kafka: Kafka,
@@ -78,6 +82,10 @@ async fn run(scale: Scale) {
         measure_far(&servers, scale, &mut report).await;
         return report.far.print();
     }
+    if is_asked_for("--only-formats") {
+        measure_formats(&servers, scale, &mut report).await;
+        return report.formats.print();
+    }
     println!("filling a topic with {} records", scale.messages);
     let topic = throughput::fill(&servers, scale).await;
     for repeat in 1..=scale.repeats {
@@ -92,6 +100,7 @@ async fn run(scale: Scale) {
         return report.print_throughput();
     }
     measure_far(&servers, scale, &mut report).await;
+    measure_formats(&servers, scale, &mut report).await;
     report.latency = latency::measure(&servers, scale).await;
     report.memory = memory::measure(&servers, scale).await;
     report.print();
@@ -103,6 +112,14 @@ async fn measure_far(servers: &Servers, scale: Scale, report: &mut Report) {
     Far::fill(servers, scale).await;
     for _ in 0..scale.repeats {
         report.far.measure(servers, scale).await;
+    }
+}
+
+async fn measure_formats(servers: &Servers, scale: Scale, report: &mut Report) {
+    println!("filling a topic with Avro");
+    Formats::fill(servers, scale).await;
+    for _ in 0..scale.repeats {
+        report.formats.measure(servers, scale).await;
     }
 }
 

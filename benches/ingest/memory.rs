@@ -1,4 +1,5 @@
-//! What a process holds while large records keep coming and the database is away: a child consumes, the parent stops PostgreSQL.
+//! The memory of a process while large records arrive and the database is unavailable: a child consumes, the parent
+//! stops PostgreSQL.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -14,10 +15,10 @@ use support::kafka_records::TestRecord;
 use support::postgres::connect;
 
 const RECORD_BYTES: usize = 1 << 20;
-/// Long after the queues are full.
+/// Long enough for the child to fill its queues, so that its memory has reached the maximum.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// The child: argument by argument.
+/// The arguments of the child process.
 pub struct Role {
     url: String,
     brokers: String,
@@ -36,14 +37,14 @@ impl Role {
         })
     }
 
-    /// Consumes; says `ready` when it does, and its peak when it is told to.
+    /// Consumes; prints `ready` when it has started, and its peak memory on request.
     pub async fn play(self) {
         let store = Store::<Postgres>::connect(&self.url).await.unwrap();
         let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| async { Ok::<(), Failure>(()) });
         let builder = Inbox::builder(store).subscribe(&*self.topic, no_op);
         let inbox = builder.identity(&*self.topic, Identity::position()).build().unwrap();
         let _running = inbox.start_from(Source::new(&self.brokers, unique_name("memory"))).await.unwrap();
-        // A partition whose position is not found yet is not read.
+        // Partitions are not read before their position is found.
         let client = connect(&self.url).await;
         while client.query("SELECT FROM inbox_ledger", &[]).await.unwrap().len() < self.partitions {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -56,7 +57,7 @@ impl Role {
     }
 }
 
-/// The peak, in MiB.
+/// The peak memory in MiB.
 pub async fn measure(servers: &Servers, scale: Scale) -> f64 {
     let (partitions, count) = scale.large;
     let topic = servers.kafka.create_unique_topic(partitions).await;

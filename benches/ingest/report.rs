@@ -1,6 +1,7 @@
-//! The figures: a table for people, JSON for machines.
+//! The results: a table for people, JSON for programs.
 
 use crate::far::Far;
+use crate::formats::Formats;
 use crate::latency::Latency;
 use crate::{PARTITIONS, Scale};
 use support::bench::{BATCH_ROWS, CONNECTIONS, PAYLOAD_BYTES, Pairs, write_json};
@@ -11,8 +12,9 @@ pub struct Report {
     pub one_handler: Pairs,
     pub three_handlers: Pairs,
     pub far: Far,
+    pub formats: Formats,
     pub latency: Latency,
-    /// Peak of a process that reads large records while the database is away, in MiB.
+    /// Peak memory of a process that reads large records while the database is unavailable, in MiB.
     pub memory: f64,
 }
 
@@ -23,6 +25,7 @@ impl Report {
             one_handler: Pairs::default(),
             three_handlers: Pairs::default(),
             far: Far::default(),
+            formats: Formats::default(),
             latency: Latency::default(),
             memory: 0.0,
         }
@@ -40,10 +43,10 @@ impl Report {
     }
 
     pub fn print_latency(&self) {
-        let Latency { p50_ms, p99_ms, commit_p50_ms } = self.latency;
+        let Latency { p50_ms, p99_ms, commit_p50_ms, consume_p50_ms } = self.latency;
         println!(
             "record to handler, 1,000 a second for {} s: p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms; bare insert of one row: p50 \
-             {commit_p50_ms:.1} ms, ratio {:.2}",
+             {commit_p50_ms:.1} ms, ratio {:.2}; bare consumer: p50 {consume_p50_ms:.1} ms",
             self.scale.paced_secs,
             p50_ms / commit_p50_ms
         );
@@ -52,6 +55,7 @@ impl Report {
     pub fn print(&self) {
         self.print_throughput();
         self.far.print();
+        self.formats.print();
         let (partitions, records) = self.scale.large;
         self.print_latency();
         println!(
@@ -67,9 +71,14 @@ impl Report {
             "far_hot_vs_near": self.far.ratio(),
             "far_hot_per_second": self.far.far().per_second,
             "near_hot_per_second": self.far.near().per_second,
+            "avro_vs_raw": self.formats.ratio(),
+            "avro_per_second": self.formats.decoded(),
+            "raw_per_second": self.formats.raw(),
             "record_to_handler_p50_ms": self.latency.p50_ms,
             "record_to_handler_p99_ms": self.latency.p99_ms,
             "commit_p50_ms": self.latency.commit_p50_ms,
+            "record_to_consumer_p50_ms": self.latency.consume_p50_ms,
+            "latency_p50_vs_consumer_and_commit": self.latency.p50_ms / (self.latency.consume_p50_ms + self.latency.commit_p50_ms),
             "latency_p50_vs_commit": self.latency.p50_ms / self.latency.commit_p50_ms,
             "rss_mib": self.memory,
             "ingest_per_second": self.one_handler.ours().per_second,

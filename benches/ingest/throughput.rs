@@ -1,4 +1,4 @@
-//! Kafka to durable rows: a topic that was filled before, handlers that are paused, the ledger as the witness.
+//! Kafka to durable rows: a prefilled topic, paused handlers, and the ledger to measure progress.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use support::proxy::Proxy;
 
 const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("bench.b"), HandlerKey::new("bench.c")];
 
-/// As long as what the baseline writes.
+/// Filled once; each measurement reads it with a new consumer group.
 const TOPIC: &str = "bench";
 
 /// A topic with all records, each with an id in a header.
@@ -25,16 +25,17 @@ pub async fn fill(servers: &Servers, scale: Scale) -> &'static str {
     TOPIC
 }
 
+/// As large as the records of the baseline.
 pub fn record(number: usize) -> TestRecord {
     TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"))
 }
 
-/// From the first records that are stored to the last.
+/// Measured from the first stored records to the last.
 pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16) -> Measured {
     ingest_by_way_of(None, servers, scale, topic, handlers).await
 }
 
-/// The same with the database behind a proxy that is this far away from it.
+/// The same with the database behind a proxy with this delay.
 pub async fn ingest_by_way_of(
     delay: Option<Duration>,
     servers: &Servers,
@@ -80,8 +81,8 @@ fn limits() -> Limits {
     }
 }
 
-/// Waits until the ledger has passed this many records; returns how many it has. Asks seldom while that is far away, because asking takes
-/// from what is measured.
+/// Waits until the ledger has passed this many records; returns how many it has. Polls rarely while many are missing,
+/// because polling disturbs the measurement.
 async fn stored(client: &Client, count: usize) -> usize {
     const NEAR: usize = 10_000;
     let sum = client.prepare("SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger").await.unwrap();

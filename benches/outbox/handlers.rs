@@ -1,4 +1,4 @@
-//! What publishing costs: a backlog of a transactional handler that writes a row, and of one that also publishes a record.
+//! The cost of publishing: compares a transactional handler that writes a row with one that also publishes a record.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub enum Publishes {
     OneRecord,
 }
 
-/// Runs of the handler, to know without asking the database.
+/// Counts runs of the handler without a query.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 async fn handle(
@@ -28,7 +28,7 @@ async fn handle(
     message: Message<Raw>,
     conn: &mut AsyncPgConnection,
 ) -> Result<(), Failure> {
-    // Here and not above: its methods would hide those of others.
+    // Imported here: at the top, its methods would hide others.
     use diesel_async::RunQueryDsl;
     diesel::insert_into(effect::table).values(effect::message_id.eq(message.id())).execute(conn).await?;
     if publishes == Publishes::OneRecord {
@@ -39,7 +39,7 @@ async fn handle(
     Ok(())
 }
 
-/// A tenth of the messages: every one of them is a commit.
+/// A tenth of the messages: each one is a commit.
 pub async fn drain(servers: &Servers, scale: Scale, publishes: Publishes) -> Measured {
     let messages = (scale.messages / 10).max(100);
     let url = fresh_database(&servers.postgres).await;
@@ -59,6 +59,7 @@ pub async fn drain(servers: &Servers, scale: Scale, publishes: Publishes) -> Mea
     while HANDLED.load(Ordering::Relaxed) < messages {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+    // `HANDLED` counts before the commit, so the shutdown, which waits for the last commits, is measured too.
     running.shutdown(Duration::from_secs(10)).await.unwrap();
     let measured = meter.stop(messages);
     let published: i64 = client.query_one("SELECT count(*) FROM inbox_outbox", &[]).await.unwrap().get(0);

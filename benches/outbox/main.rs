@@ -1,8 +1,9 @@
-//! How fast the relay sends beside a bare producer loop in the same run, and what publishing costs a handler.
+//! Compares the relay with a bare producer loop in the same run, and measures what publishing costs a handler.
 //!
-//! `cargo bench --bench outbox` prints a table and writes `target/bench/outbox.json`: `relay_vs_bare` is the relay's throughput as a share of the bare
-//! loop's, `publish_cost` is the time of a handler that publishes one record as a multiple of one that does not. `-- --smoke` only shows that everything
-//! still runs; `--messages=` and `--repeats=` set the scale, `--statements` shows what the server was asked.
+//! `cargo bench --bench outbox` prints a table and writes `target/bench/outbox.json`: `relay_vs_bare` is the relay's
+//! throughput as a share of the bare loop's, `publish_cost` is the time of a handler that publishes one record as a
+//! multiple of one that does not. `-- --smoke` only shows that everything still runs; `--messages=` and `--repeats=`
+//! set the scale, `--statements` shows the statements that the server executed.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +13,7 @@
     missing_docs,
     reason = "a program, not a library"
 )]
-#![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
+#![allow(unreachable_pub, clippy::missing_panics_doc, reason = "nothing of a program is reachable from outside")]
 
 mod handlers;
 mod sending;
@@ -28,7 +29,7 @@ pub struct Scale {
     pub repeats: usize,
 }
 
-/// The servers, of their own.
+/// The servers of this benchmark.
 pub struct Servers {
     pub postgres: Cluster,
     pub kafka: Kafka,
@@ -55,7 +56,7 @@ async fn run(scale: Scale) {
         println!("repeat {repeat} of {}", scale.repeats);
         let bare_sql = sending::bare(&servers, scale).await;
         sending.add(Pair { bare_sql, ours: sending::relay(&servers, scale).await });
-        // In the place of bare SQL stands a handler that does not publish.
+        // The baseline is a handler that does not publish, instead of bare SQL.
         let bare_sql = handlers::drain(&servers, scale, handlers::Publishes::Nothing).await;
         publishing.add(Pair { bare_sql, ours: handlers::drain(&servers, scale, handlers::Publishes::OneRecord).await });
     }
@@ -80,10 +81,10 @@ pub async fn fresh_database(cluster: &Cluster) -> String {
     url
 }
 
-/// What a prefilled table looks like in production: vacuumed, analysed, written out.
+/// The state of a production table: vacuumed, analysed, written to disk.
 pub async fn tidy_up(url: &str) {
     let client = connect(url).await;
-    // Each on its own: VACUUM cannot be part of a transaction.
+    // Separate statements, because VACUUM cannot run in a transaction.
     client.batch_execute("VACUUM ANALYZE").await.unwrap();
     client.batch_execute("CHECKPOINT").await.unwrap();
 }

@@ -1,4 +1,5 @@
-//! Rows of the outbox to acknowledged records: by the relay, and by a loop that reads a batch, produces it, waits for all of it and marks it.
+//! From rows of the outbox to acknowledged records: by the relay, and by a loop that reads a batch, produces it, waits
+//! for all acknowledgements and marks it.
 
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ use support::bench::{Measured, Meter, PAYLOAD_BYTES, done_with};
 use support::postgres::connect;
 
 const PARTITIONS: i32 = 8;
-/// Records on their way at a time, on both sides.
+/// Records in flight at a time, for both.
 const BATCH: i64 = 1_000;
 
 const READ: &str =
     "SELECT id, topic, record_key, payload, message_id FROM inbox_outbox WHERE status = 0 ORDER BY id LIMIT $1";
 const MARK: &str = "UPDATE inbox_outbox SET status = 2, finished_at = now() WHERE id = ANY ($1)";
 
-/// A database with records that wait, of a thousand keys.
+/// A database with waiting records of a thousand keys.
 async fn filled(servers: &Servers, scale: Scale) -> (String, String) {
     let url = fresh_database(&servers.postgres).await;
     let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
@@ -35,6 +36,7 @@ async fn filled(servers: &Servers, scale: Scale) -> (String, String) {
     (url, topic)
 }
 
+/// The bare loop: no lease, no order between processes, no handling of errors.
 pub async fn bare(servers: &Servers, scale: Scale) -> Measured {
     let (url, _) = filled(servers, scale).await;
     let client = connect(&url).await;
@@ -67,6 +69,7 @@ pub async fn bare(servers: &Servers, scale: Scale) -> Measured {
     measured
 }
 
+/// The relay with its defaults.
 pub async fn relay(servers: &Servers, scale: Scale) -> Measured {
     let (url, _) = filled(servers, scale).await;
     let store = Store::<Postgres>::connect(&url).await.unwrap();

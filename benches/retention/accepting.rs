@@ -1,4 +1,4 @@
-//! Accepts records one by one at a steady rate, whatever each takes, and measures from when each should have begun.
+//! Accepts records one by one at a fixed rate, however long each takes, and measures each from its scheduled start.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use wharf::{Failure, HandlerKey, Inbox, Message, Postgres, Raw, Record, Store, handler};
 
+/// Starts an accept at each tick. A slow accept does not delay the next one, so a stall is measured in full.
 pub struct Accepting {
     inbox: Inbox<Postgres>,
     interval: Duration,
@@ -22,7 +23,7 @@ impl Accepting {
         Self { inbox, interval: Duration::from_secs(1) / u32::try_from(rate).unwrap(), number: AtomicUsize::new(0) }
     }
 
-    /// Accepts while `work` goes on.
+    /// Accepts while `work` runs.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> (T, Latencies) {
         let mut work = std::pin::pin!(work);
         let mut ticks = tokio::time::interval(self.interval);

@@ -1,9 +1,9 @@
-//! A database full of messages that were done two days ago.
+//! A database full of messages that were finished two days ago.
 
 use crate::Scale;
 use support::postgres::{Cluster, connect};
 
-/// One delivery each, as they are after a handler was done with them.
+/// One delivery for each, in the state after its handler is done.
 const FILL: &str = r"
     INSERT INTO inbox_handler (key) VALUES ('bench');
     INSERT INTO inbox_handler_key (key, handler_id) SELECT key, id FROM inbox_handler;
@@ -18,7 +18,8 @@ pub async fn database(cluster: &Cluster, scale: Scale) -> String {
     let url = cluster.url("bench");
     wharf::Store::<wharf::Postgres>::connect(&url).await.unwrap().migrate().await.unwrap();
     let client = connect(&url).await;
-    // What a table looks like in production: vacuumed, analysed, written out. Each on its own: VACUUM cannot be part of a transaction.
+    // The state of a production table: vacuumed, analysed, written to disk. Separate statements, because VACUUM cannot
+    // run in a transaction.
     for sql in [FILL.replace("$rows", &scale.rows.to_string()).as_str(), "VACUUM ANALYZE", "CHECKPOINT"] {
         client.batch_execute(sql).await.unwrap();
     }

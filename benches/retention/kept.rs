@@ -1,7 +1,7 @@
-//! How long a purge takes beside messages that stay, and how long without them.
+//! How long a purge takes with and without messages that stay.
 //!
-//! What stays was looked at once by a purge before, as in any service that has run for a while: each message was done two days ago by a handler whose
-//! period is 90 days.
+//! An earlier purge has scanned the messages that stay, as in any service that has run for a while: a handler with a
+//! period of 90 days finished each of them two days ago.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use wharf::{Postgres, Retention, Store};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Messages done two days ago by a handler.
+/// Messages that a handler finished two days ago.
 const FILL: &str = r"
     INSERT INTO inbox_message (message_id, source, topic, received_at, payload_hash, payload)
     SELECT '$handler-' || n, 'bench', 'bench', now() - interval '2 days', '\x00112233445566778899aabbccddeeff', '\x0011223344556677'
@@ -26,7 +26,7 @@ pub struct Kept {
     pub go: usize,
 }
 
-/// How many times longer the purge takes beside what stays.
+/// How many times longer the purge takes with messages that stay.
 pub async fn growth(cluster: &Cluster, Kept { stay, go }: Kept) -> f64 {
     let alone = purge_takes(cluster, "alone", 0, go).await;
     let beside = purge_takes(cluster, "beside", stay, go).await;
@@ -56,7 +56,7 @@ async fn purge_takes(cluster: &Cluster, name: &str, stay: usize, go: usize) -> D
     assert_eq!(looked.messages, 0, "{looked}");
     fill("goes", go).await;
 
-    // Another process: nothing that the first one remembers helps.
+    // A new store, as in another process: only what the first purge wrote to the database can help.
     let store = Store::<Postgres>::connect(&url).await.unwrap();
     let begun_at = Instant::now();
     let purged = store.purge(&retention, |_| {}).await.unwrap();

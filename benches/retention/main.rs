@@ -1,9 +1,10 @@
-//! How long an accept takes while finished rows are purged, beside how long it takes while they are not, in one run on one machine.
+//! Compares how long an accept takes during a purge and without one, in one run on one machine.
 //!
-//! `cargo bench --bench retention` fills a table, accepts at a steady rate before, during and after its purge, prints a table and writes
-//! `target/bench/retention.json`. `-- --smoke` only shows that everything still runs; `--rows=`, `--rate=` and `--quiet-secs=` set the
-//! scale; with `--identities` the identities of purged messages are kept. Then a purge of `--go=` messages is measured beside `--stay=` that stay, and
-//! without them; `--kept-only` measures nothing else.
+//! `cargo bench --bench retention` fills a table, accepts at a fixed rate before, during and after its purge, prints a
+//! table and writes `target/bench/retention.json`. `-- --smoke` only shows that everything still runs; `--rows=`,
+//! `--rate=` and `--quiet-secs=` set the scale; with `--identities` the identities of purged messages are kept. Then a
+//! purge of `--go=` messages is measured with `--stay=` messages that stay, and without them; `--kept-only` measures
+//! nothing else.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,12 +27,12 @@ use support::bench::{argument, is_asked_for, on_a_disk, start_postgres, write_js
 use wharf::operate::Purged;
 use wharf::{Postgres, Retention, Store};
 
-/// How much is done.
+/// The scale of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     /// Finished messages that are purged.
     pub rows: usize,
-    /// Records accepted a second.
+    /// Records accepted per second.
     pub rate: usize,
     /// How long accepts are measured without a purge, before and after.
     pub quiet: Duration,
@@ -71,6 +72,7 @@ async fn run(scale: Scale, kept: Kept) {
     report(scale, &without, &under, took, growth);
 }
 
+/// Purges the old messages, and measures how long it takes.
 async fn purge(store: &Store<Postgres>, scale: Scale) -> (Purged, Duration) {
     const DAY: Duration = Duration::from_secs(86_400);
     let retention = Retention::after(DAY);

@@ -1,4 +1,5 @@
-//! Shows what happens as it happens: Wharf's own events as lines, and on a terminal a table of the deliveries that is kept up to date.
+//! Prints Wharf's events as lines while they happen. On a terminal it also shows a table of the deliveries and updates
+//! it.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Write};
@@ -15,11 +16,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 const REFRESH: Duration = Duration::from_millis(100);
 
+/// The output of the quickstart. It has its own connection to the database, as any other program could have.
 pub struct Board {
     conn: SqliteConnection,
     lines: Arc<Mutex<Vec<Line>>>,
     is_terminal: bool,
-    /// Lines of the table that stands below everything, to be drawn over.
+    /// The height of the table at the bottom, which the next frame overwrites.
     drawn: usize,
 }
 
@@ -52,13 +54,13 @@ impl Board {
         diesel::sql_query(sql).execute(&mut self.conn)
     }
 
-    /// The value of an SQL expression: a number, or 1 if it is true.
+    /// Returns the value of an SQL expression: a number, or 1 if it is true.
     pub fn ask(&mut self, expression: &str) -> diesel::QueryResult<i64> {
         let question = format!("SELECT CAST(coalesce({expression}, 0) AS INTEGER) AS value");
         Ok(diesel::sql_query(question).get_result::<Answer>(&mut self.conn)?.value)
     }
 
-    /// Shows lines and table until the condition holds.
+    /// Shows lines and the table until the condition is true.
     pub async fn show_until(&mut self, condition: &str) -> diesel::QueryResult<()> {
         loop {
             self.show()?;
@@ -69,7 +71,7 @@ impl Board {
         }
     }
 
-    /// The last lines, and the table for good.
+    /// Shows the last lines and the final table.
     pub fn finish(&mut self) -> diesel::QueryResult<()> {
         self.show()?;
         if !self.is_terminal {
@@ -119,7 +121,7 @@ impl Board {
     }
 }
 
-/// One event, as a line.
+/// One event as a line.
 #[derive(Default)]
 struct Line {
     what: String,
@@ -149,7 +151,7 @@ impl Line {
     }
 }
 
-/// Keeps the decisions among the events.
+/// Collects the events that are decisions. Called while Wharf works, so it only stores them; `show` prints them.
 struct Listener(Arc<Mutex<Vec<Line>>>);
 
 impl<S: Subscriber> Layer<S> for Listener {

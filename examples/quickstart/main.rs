@@ -1,19 +1,21 @@
-//! The whole flow in one process, with nothing installed but Rust: a Kafka broker (librdkafka's in-process mock), an inbox in
-//! `quickstart.db`, three handlers.
+//! The whole flow in one process, which needs nothing but Rust: a Kafka broker (librdkafka's in-process mock), an inbox
+//! in `quickstart.db`, three handlers.
 //!
 //! ```sh
 //! cargo run --example quickstart
 //! ```
 //!
-//! Five orders come in, one of them twice, and a record that is broken. Stock is reserved exactly once, receipts go out although the mail
-//! server is down for a while, and one fraud check is hopeless and left for a person. Afterwards:
+//! Five orders arrive, one of them twice, and one invalid record. Stock is reserved exactly once, receipts are sent
+//! although the mail server is down for a while, and one fraud check fails permanently and is poisoned. Afterwards:
 //!
-//! - `-- resume` repairs that handler and runs whatever is left to do.
+//! - `-- resume` starts with that handler repaired and runs the remaining deliveries.
 //! - `-- crash` accepts an order without Kafka and is killed while it sends the receipt; `-- resume` then sends it.
-//! - `-- --dashboard` shows it in a browser, with that handler repaired: replay the hopeless check there and read its story.
-//! - `-- renamed` registers the receipt handler under a new key: what was handled under the old key stays handled.
-#![allow(clippy::print_stdout, reason = "a program that talks to a person")]
-#![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
+//! - `-- --dashboard` shows the inbox in a browser, with that handler repaired: replay the poisoned delivery there and
+//!   read its timeline.
+//! - `-- renamed` registers the receipt handler under a new key: messages that were handled under the old key are not
+//!   handled again.
+#![allow(clippy::print_stdout, reason = "the output is for a person")]
+#![allow(unreachable_pub, reason = "a binary has no public API")]
 
 mod board;
 mod shop;
@@ -34,8 +36,9 @@ use wharf::{
 };
 
 const DATABASE: &str = "quickstart.db";
-/// How long the claims of a killed process keep others away. Short, so that you see the end of it.
+/// How long the claims of a killed process block its deliveries. Short, so that you do not wait long.
 const LEASE: Duration = Duration::from_secs(5);
+/// True when no delivery is pending or running.
 const ALL_FINISHED: &str = "NOT EXISTS (SELECT 1 FROM inbox_delivery WHERE finished_at IS NULL)";
 type AnyError = Box<dyn std::error::Error>;
 
@@ -51,7 +54,7 @@ async fn main() -> Result<(), AnyError> {
     }
 }
 
-/// The inbox: which handlers a topic has, and where its records have their identity.
+/// Builds the inbox: which handlers a topic has, and how to find the identity of its records.
 fn inbox(
     store: Store<Sqlite>,
     receipt: Registration<Sqlite>,
@@ -72,7 +75,7 @@ fn receipt(key: HandlerKey, mail_server: MailServer) -> Registration<Sqlite> {
     handler(key, move |order| shop::send_receipt(order, mail_server))
 }
 
-/// Impatient, so that you see the end of it.
+/// Retries quickly, so that you do not wait long.
 fn retry() -> RetryPolicy {
     RetryPolicy::exponential().max_retries(3).max_delay(Duration::from_millis(800))
 }
@@ -93,7 +96,7 @@ async fn first_run() -> Result<(), AnyError> {
     println!("{records} records wait in the topic orders; three handlers want them. Each line is a decision.");
     println!("First the broker has to give the topic's partitions to this process, which takes a moment.\n");
     let inbox = inbox(store, receipt(shop::SEND_RECEIPT, MailServer::Flaky), FraudService::Broken)?;
-    // The newer group protocol: with the classic one the broker waits three seconds for more members.
+    // Uses the newer group protocol: with the classic one the broker waits three seconds for more members.
     let kafka = Kafka::new(broker.bootstrap_servers(), "quickstart").set("group.protocol", "consumer");
     let running = inbox.start_from(kafka).await?;
     board.show_until(&format!("(SELECT sum(next_offset) FROM inbox_ledger) = 7 AND {ALL_FINISHED}")).await?;
@@ -116,7 +119,8 @@ async fn first_run() -> Result<(), AnyError> {
     Ok(())
 }
 
-/// A later deploy with the fraud check repaired. No record comes in; what was replayed, or interrupted by a crash, is run.
+/// A later deploy with the fraud check repaired. No record arrives; deliveries that were replayed or interrupted by a
+/// crash run.
 async fn resume() -> Result<(), AnyError> {
     let (store, mut board) = open().await?;
     let open = board.ask("(SELECT count(*) FROM inbox_delivery WHERE finished_at IS NULL)")?;
@@ -160,7 +164,7 @@ async fn renamed() -> Result<(), AnyError> {
     Ok(())
 }
 
-/// The inbox in a browser, and a service beside it in which the fraud check is repaired: what is replayed there, runs.
+/// Serves the inbox in a browser, beside a running inbox with the repaired fraud check, which runs replayed deliveries.
 async fn dashboard() -> Result<(), AnyError> {
     if !std::path::Path::new(DATABASE).exists() {
         first_run().await?;
@@ -178,7 +182,7 @@ async fn dashboard() -> Result<(), AnyError> {
     Ok(())
 }
 
-/// What the first run has left.
+/// Opens the database of the first run.
 async fn open() -> Result<(Store<Sqlite>, Board), AnyError> {
     if !std::path::Path::new(DATABASE).exists() {
         return Err(format!("there is no {DATABASE} here: run cargo run --example quickstart first").into());
@@ -186,12 +190,13 @@ async fn open() -> Result<(Store<Sqlite>, Board), AnyError> {
     Ok((Store::<Sqlite>::open(DATABASE).await?, Board::open(DATABASE)?))
 }
 
-/// An order with the identity that its CloudEvent has, or would have.
+/// An order with the same identity as its CloudEvent.
 fn direct(number: i32) -> Record {
     Record::new("orders").with_source("/shop").with_id(format!("order-{number}")).with_payload(shop::order(number))
 }
 
-/// Five orders as CloudEvents, the first of them twice, and one record that is no CloudEvent although it says so.
+/// Produces five orders as CloudEvents, the first of them twice, and one record that claims to be a CloudEvent and is
+/// not.
 fn produce(brokers: &str) -> Result<usize, AnyError> {
     let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", brokers).create()?;
     let numbers = [1, 2, 3, 4, 1, 5];

@@ -1,4 +1,4 @@
-//! The handlers: plain async functions. What they do is yours; when they are run, and how often, is Wharf's.
+//! The handlers: plain async functions. They contain your code; Wharf decides when and how often they run.
 
 use diesel::sql_types::Integer;
 use diesel_async::RunQueryDsl;
@@ -8,7 +8,7 @@ use wharf::{Failure, HandlerKey, Message};
 
 pub const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve");
 pub const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
-/// What [`SEND_RECEIPT`] is called after a rename.
+/// The key of [`SEND_RECEIPT`] after a rename.
 pub const SEND_CONFIRMATION: HandlerKey = HandlerKey::new("mail.confirm");
 pub const CHECK_FRAUD: HandlerKey = HandlerKey::new("fraud.check");
 
@@ -23,7 +23,7 @@ pub fn order(number: i32) -> String {
     serde_json::json!({ "number": number, "customer": customer }).to_string()
 }
 
-/// Healthy, and exactly once: the row and the outcome commit together.
+/// Exactly once: the row and the outcome are committed together.
 pub async fn reserve_stock(order: Message<Order>, conn: &mut AsyncSqliteConnection) -> Result<(), Failure> {
     diesel::sql_query("INSERT INTO reservation (order_number) VALUES (?)")
         .bind::<Integer, _>(order.payload.number)
@@ -34,7 +34,7 @@ pub async fn reserve_stock(order: Message<Order>, conn: &mut AsyncSqliteConnecti
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MailServer {
-    /// Down for the second order, and back at its third attempt.
+    /// Fails for the second order, and succeeds at its third attempt.
     Flaky,
     /// The first attempt to send the receipt of the sixth order kills the process.
     Deadly,
@@ -49,7 +49,7 @@ pub async fn send_receipt(order: Message<Order>, server: MailServer) -> Result<(
     }
 }
 
-/// As `kill -9` from another terminal would.
+/// Does the same as `kill -9` from another terminal.
 fn kill_this_process() -> ! {
     let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
     std::process::abort()
@@ -57,12 +57,12 @@ fn kill_this_process() -> ! {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FraudService {
-    /// Knows no mallory.
+    /// Fails for the customer mallory.
     Broken,
     Repaired,
 }
 
-/// Hopeless for one customer, until somebody repairs it.
+/// Fails for one customer until the service is repaired.
 pub async fn check_fraud(order: Message<Order>, service: FraudService) -> Result<(), Failure> {
     match (order.payload.customer.as_str(), service) {
         ("mallory", FraudService::Broken) => Err(Failure::retry("the fraud service does not know mallory")),

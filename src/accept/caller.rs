@@ -1,29 +1,33 @@
-//! Accepts records in a transaction of the caller's: their messages appear when the caller commits.
+//! Accepts records in the caller's transaction: their messages become visible when the caller commits.
 //!
-//! Nothing is handed over, because nobody else sees the deliveries yet, and nothing is quarantined, because the caller can be told. Neither is
-//! anything reported as accepted: only the caller knows whether it commits.
+//! Nothing is handed over, because the deliveries are not visible before the commit. Nothing is quarantined, because
+//! the caller gets an error. No event reports acceptance, because only the caller knows whether it commits.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::acceptor::{TOPIC_CHARS_SHOWN, refused};
 use super::intake::Intake;
-use super::write::{Row, new_messages};
+use super::observe::observed;
+use super::write::{Row, RowBatch, new_messages};
 use crate::store::Backend;
 use crate::store::seam::{Accepted, NewMessage};
+use crate::telemetry::spans::AcceptedBy;
 use crate::types::{Error, Receipt, Record, Result, sanitize};
 
-/// Stores the records, all or nothing; one receipt each, in order.
+/// Stores the records, all or nothing. Returns one receipt for each, in order.
 pub(crate) async fn accept_in<B: Backend>(
     intake: &Arc<Intake<B>>,
     conn: &mut B::Connection,
     records: Vec<Record>,
 ) -> Result<Vec<Receipt>> {
+    let deadline = Instant::now() + intake.limits.accept_patience;
     let handlers = intake.handlers().await?;
     let mut receipts = Vec::with_capacity(records.len());
     let (mut rows, mut places) = (Vec::new(), Vec::new());
     for (at, record) in records.into_iter().enumerate() {
         receipts.push(Receipt::Unwanted);
-        match intake.row(record) {
+        match intake.row_by(record, deadline).await? {
             None => {}
             Some((Row::Quarantine(quarantined), _)) => return Err(refused(at, &quarantined)),
             Some((row @ Row::Message { .. }, _)) => {
@@ -36,7 +40,9 @@ pub(crate) async fn accept_in<B: Backend>(
         return Ok(receipts);
     }
     let messages = new_messages(intake, &rows, &handlers, None);
-    let answers = intake.store.backend.accept_in(conn, batches(intake, messages.clone())).await?;
+    let writing = intake.store.backend.accept_in(conn, batches(intake, messages.clone()));
+    let batch = RowBatch { rows: &rows, ledger: &[], is_in_doubt: false };
+    let answers = observed(AcceptedBy::Caller, batch, writing).await?;
     for ((answer, message), at) in answers.iter().zip(&messages).zip(places) {
         receipts[at] = match answer {
             Accepted::New { .. } => Receipt::Accepted { deliveries: message.deliveries.len() },
@@ -51,7 +57,7 @@ pub(crate) async fn accept_in<B: Backend>(
     Ok(receipts)
 }
 
-/// Messages by the statement, each within the limits of one.
+/// Splits messages into batches that are within the limits of one statement.
 fn batches<B: Backend>(intake: &Intake<B>, messages: Vec<NewMessage>) -> Vec<Vec<NewMessage>> {
     let mut batches: Vec<Vec<NewMessage>> = Vec::new();
     let mut size_bytes = 0;

@@ -1,4 +1,4 @@
-//! Reads a value out of a record: the places that an identity and an order can stand in. Pure; hostile bytes welcome.
+//! Reads a value of a record, for an identity, an ordering key or a tenant. Pure, and safe with hostile bytes.
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,25 +8,33 @@ use bytes::Bytes;
 use super::json::{self, Found, Scalar};
 use crate::types::{Record, panic_text};
 
-/// A place in a record.
+/// A place in a record that can hold a value.
 #[derive(Clone, Copy)]
 pub(super) enum Field<'p> {
+    /// The first header of this name.
     Header(&'p str),
+    /// The record's key.
     Key,
+    /// An RFC 6901 pointer into the JSON payload.
     JsonPointer(&'p str),
+    /// The user's function.
     Function(&'p (dyn Fn(&Record) -> Option<Bytes> + Send + Sync)),
 }
 
 /// Why a value cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UnreadableField {
+    /// The payload is not JSON.
     NotJson,
+    /// A member on the way to the value occurs twice in its object.
     Twice,
+    /// The value is an object, an array, a boolean, or a string that is not valid Unicode.
     NotScalar,
+    /// The user's function panicked.
     Panicked,
 }
 
-/// The value in a place; `None` when there is none.
+/// The value of a field; `None` when the record has none.
 pub(super) fn read<'r>(record: &'r Record, field: Field<'_>) -> Result<Option<Cow<'r, [u8]>>, UnreadableField> {
     match field {
         Field::Header(name) => Ok(record.headers.get(name).map(Cow::Borrowed)),
@@ -36,6 +44,7 @@ pub(super) fn read<'r>(record: &'r Record, field: Field<'_>) -> Result<Option<Co
     }
 }
 
+/// The value at a pointer; `None` without a payload, without a value, or for `null`.
 fn read_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, [u8]>>, UnreadableField> {
     let Some(payload) = &record.payload else { return Ok(None) };
     match json::pointed_to(payload, pointer).map_err(|_| UnreadableField::NotJson)? {
@@ -50,13 +59,14 @@ fn read_payload<'r>(record: &'r Record, pointer: &str) -> Result<Option<Cow<'r, 
     }
 }
 
-/// A panic must not end whoever accepts: the record would come again after every restart.
+/// Calls the user's function. Catches a panic: it would end the accepting task, and the record would be read again
+/// after every restart.
 fn ask(
     record: &Record,
     function: &(dyn Fn(&Record) -> Option<Bytes> + Send + Sync),
 ) -> Result<Option<Cow<'static, [u8]>>, UnreadableField> {
     catch_unwind(AssertUnwindSafe(|| function(record).map(|value| Cow::Owned(Vec::from(value))))).map_err(|panic| {
-        // Its text may hold anything of the record.
+        // The text is not reported, because it may contain parts of the record.
         drop(panic_text(panic));
         UnreadableField::Panicked
     })

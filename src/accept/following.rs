@@ -1,42 +1,49 @@
-//! Sends a batch of Kafka's records while an earlier batch of the same partition is still under way.
+//! Sends a batch of Kafka records while an earlier batch of the same partition is still being written.
 //!
-//! The database decides whether the earlier one is stored, and writes all of this one or nothing of it. So a partition's next batch is on its
-//! way while the one before it is being written, and what is stored of the partition is a prefix of it at every instant.
+//! The database checks that the earlier batch is stored, and writes the whole batch or nothing. So a batch is on its
+//! way to the database while the one before it is written, and the stored records of a partition are always a prefix of
+//! it.
 
 use std::sync::Arc;
 
 use super::intake::Intake;
+use super::observe::observed;
 use super::quarantine_run;
 use super::write::{BatchTurn, Row, RowBatch, WrittenBatch, try_write};
 use crate::store::Backend;
 use crate::store::ledger::LedgerEntry;
 use crate::telemetry::events;
+use crate::telemetry::spans::AcceptedBy;
 
 /// What became of a batch that was sent early.
 pub(crate) enum Followed {
+    /// The batch is stored.
     Written(WrittenBatch),
-    /// Nothing was written.
+    /// Nothing was written, because the earlier batch is not stored yet or the batch must not be sent early.
     NotYet,
-    /// Nobody knows whether it was written.
+    /// The try failed, and may have been committed.
     InDoubt,
 }
 
-/// One try. Unless it is written, the caller waits until the earlier batches have ended, and writes it as any other.
+/// Tries once. Unless the batch is written, the caller waits until the earlier batches have ended, then writes it in
+/// the usual way.
 pub(crate) async fn follow<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row], ledger: &[LedgerEntry]) -> Followed {
-    // Whether too many records in a row were quarantined is known when the earlier batch has ended, not before.
+    // Whether intake has to stop is only known when the earlier batch has ended, so a batch with quarantined records
+    // is not sent early.
     let has_quarantined = rows.iter().any(|row| matches!(row, Row::Quarantine(_)));
-    if has_quarantined || quarantine_run::refuse_while_stopped(intake).await.is_err() {
+    if has_quarantined || quarantine_run::refuse_while_stopped(intake, ledger).await.is_err() {
         return Followed::NotYet;
     }
     let batch = RowBatch { rows, ledger, is_in_doubt: false };
-    match try_write(intake, batch, BatchTurn::Unknown, intake.hand_over()).await {
+    let writing = try_write(intake, batch, BatchTurn::Unknown, intake.hand_over());
+    match observed(AcceptedBy::Engine, batch, writing).await {
         Ok(Some((written, _))) => {
-            quarantine_run::note(intake, rows, &written.receipts);
+            quarantine_run::note(intake, rows, ledger, &written.receipts);
             Followed::Written(written)
         }
         Ok(None) => Followed::NotYet,
         Err(error) => {
-            events::store_trouble("accept", &error);
+            events::store_error("accept", &error);
             Followed::InDoubt
         }
     }

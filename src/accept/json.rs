@@ -1,8 +1,8 @@
 //! Finds single values in a JSON text without building the rest of it.
 //!
-//! Values come back as the text they are written in, so a number of thirty digits is not rounded into another one. A member that
-//! stands twice is told apart: parsers disagree on which of the two counts, so neither may be an identity. Nothing recurses: no nesting
-//! is too deep.
+//! Values are returned as the text in which they are written, so a number of thirty digits is not rounded. A member
+//! that occurs twice is reported as such: parsers disagree on which of the two counts, so neither may be an identity.
+//! Nothing recurses, so deep nesting cannot overflow the stack.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,26 +16,26 @@ use serde_json::value::RawValue;
 pub(super) enum Found<'j> {
     Nothing,
     Value(&'j RawValue),
-    /// The name stands twice in one object.
+    /// The name occurs twice in one object.
     Twice,
 }
 
-/// What a value is to somebody who wants text.
+/// A value that can be an identity, an ordering key or a tenant.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Scalar<'j> {
     Null,
     Text(String),
-    /// As it is written.
+    /// The digits as they are written.
     Number(&'j str),
-    /// An object, an array, a boolean, or a string that is no Unicode.
+    /// An object, an array, a boolean, or a string that is not valid Unicode.
     Other,
 }
 
-/// The bytes are not JSON, or not the kind of JSON that was asked for.
+/// The bytes are not JSON, or the value has another type than was expected.
 #[derive(Debug)]
 pub(super) struct NotJson;
 
-/// The members of an object with these names. `json` is all of the text.
+/// Finds the members of an object with these names. `json` is the whole text, and is checked to its end.
 pub(super) fn members<'j, const N: usize>(json: &'j [u8], names: [&str; N]) -> Result<[Found<'j>; N], NotJson> {
     let mut reader = serde_json::Deserializer::from_slice(json);
     let found = reader.deserialize_map(Members { names }).map_err(|_| NotJson)?;
@@ -43,10 +43,10 @@ pub(super) fn members<'j, const N: usize>(json: &'j [u8], names: [&str; N]) -> R
     Ok(found)
 }
 
-/// What an RFC 6901 pointer points to. The pointer is well-formed: see [`pointer_problem`].
+/// Finds the value at an RFC 6901 pointer. The pointer must be well-formed: see [`pointer_problem`].
 pub(super) fn pointed_to<'j>(json: &'j [u8], pointer: &str) -> Result<Found<'j>, NotJson> {
     let mut value: &RawValue = serde_json::from_slice(json).map_err(|_| NotJson)?;
-    // What stands before the first slash is empty.
+    // The part before the first slash is empty.
     for token in pointer.split('/').skip(1) {
         let text = value.get();
         let found = match text.as_bytes().first() {
@@ -65,7 +65,7 @@ pub(super) fn pointed_to<'j>(json: &'j [u8], pointer: &str) -> Result<Found<'j>,
     Ok(Found::Value(value))
 }
 
-/// Why this is not an RFC 6901 pointer.
+/// Why this is not an RFC 6901 pointer; `None` if it is one.
 pub(super) fn pointer_problem(pointer: &str) -> Option<&'static str> {
     if !pointer.is_empty() && !pointer.starts_with('/') {
         return Some("a JSON pointer begins with a slash");
@@ -75,6 +75,7 @@ pub(super) fn pointer_problem(pointer: &str) -> Option<&'static str> {
     (!is_escaped).then_some("in a JSON pointer ~ is written ~0, and / within a name ~1")
 }
 
+/// Classifies a value by its first byte: the text is valid JSON already.
 pub(super) fn scalar(value: &RawValue) -> Scalar<'_> {
     let text = value.get();
     match text.as_bytes().first() {
@@ -85,19 +86,21 @@ pub(super) fn scalar(value: &RawValue) -> Scalar<'_> {
     }
 }
 
-/// A token of a pointer as the name it stands for. `~01` is `~1`: the order matters.
+/// Undoes the escaping of a pointer's token. `~01` stands for `~1`, so `~1` must be replaced before `~0`.
 fn unescaped(token: &str) -> Cow<'_, str> {
     if token.contains('~') { token.replace("~1", "/").replace("~0", "~").into() } else { token.into() }
 }
 
+/// The element of an array at an index without leading zeros, as RFC 6901 requires.
 fn element<'j>(array: &'j str, token: &str) -> Result<Found<'j>, NotJson> {
     let is_index = token == "0" || (!token.starts_with('0') && token.bytes().all(|byte| byte.is_ascii_digit()));
-    // Also for an index that no array can have.
+    // An index that does not fit into `usize` finds nothing either.
     let Some(index) = token.parse().ok().filter(|_| is_index) else { return Ok(Found::Nothing) };
     let mut reader = serde_json::Deserializer::from_str(array);
     reader.deserialize_seq(ArrayElement { index }).map_err(|_| NotJson)
 }
 
+/// Collects the members with these names, and skips the others without storing them.
 struct Members<'n, const N: usize> {
     names: [&'n str; N],
 }
@@ -127,7 +130,7 @@ impl<'j, const N: usize> Visitor<'j> for Members<'_, N> {
     }
 }
 
-/// Reads a member's name, whichever way it is escaped, as its place among the names that are looked for.
+/// Reads a member's name, however it is escaped, and returns its index among the wanted names.
 struct Name<'n>(&'n [&'n str]);
 
 impl<'j> DeserializeSeed<'j> for Name<'_> {
@@ -150,6 +153,7 @@ impl Visitor<'_> for Name<'_> {
     }
 }
 
+/// Returns the element at an index. Reads the array to its end, so that invalid JSON behind the element is detected.
 struct ArrayElement {
     index: usize,
 }

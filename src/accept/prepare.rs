@@ -1,4 +1,5 @@
-//! Decides what a record becomes: a message with its deliveries, a quarantined record, or nothing. Pure; hostile bytes welcome.
+//! Decides what a record becomes: a message with its deliveries, a quarantined record, or nothing. Pure, and safe with
+//! hostile bytes.
 
 use std::sync::Arc;
 
@@ -6,36 +7,47 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::cloud_event::Attributes;
-use super::identify::{Fallback, Identified, Refusal, identify};
+use super::identify::{Fallback, Identified, Refusal, Unidentified, identify};
+use super::ready::{Answers, NotYet};
 use super::rules::TopicRules;
 use crate::store::seam::{Few, Quarantined};
 use crate::types::{Limits, Record, StoredMessage};
 
-/// A record after the decision.
+/// What a record becomes.
 pub(super) enum Prepared {
     Message {
         message: Arc<StoredMessage>,
+        /// Detects a conflict: another payload under the same identity.
         payload_hash: [u8; 16],
-        /// Positions of the handlers that want it, in the order of registration.
+        /// The handlers that want it, by their index in the order of registration.
         wanted_by: Few<usize>,
+        /// The size of the record, which counts against the limits of a batch.
         size_bytes: usize,
-        /// What stood in for an identity that was missing.
+        /// What replaced a missing identity, if it was missing.
         fallback: Option<Fallback>,
     },
     Quarantine(Box<Quarantined>),
+    /// No handler wants it.
     Unwanted,
+    /// Its identity needs a decoder that is not ready.
+    NotYet(Box<Record>, NotYet),
 }
 
-/// `wanted_by` tells which handlers want a CloudEvents type of the record's topic; `chance` is asked when a random id is needed.
+/// Decides what the record becomes. `wanted_by` returns the handlers that want a CloudEvents type of the record's
+/// topic. `answers` has the answers of decoders that were waited for. `chance` provides a random id if one is needed.
 pub(super) fn prepare(
     record: Record,
     limits: &Limits,
     rules: &TopicRules,
     wanted_by: impl FnOnce(Option<&[u8]>) -> Few<usize>,
+    answers: &Answers,
     chance: impl FnOnce() -> u128,
 ) -> Prepared {
-    match decide(&record, limits, rules, wanted_by, chance) {
-        Err(Refusal { reason, detail }) => Prepared::Quarantine(Box::new(Quarantined { record, reason, detail })),
+    match decide(&record, limits, rules, wanted_by, answers, chance) {
+        Err(Unidentified::Refused(Refusal { reason, detail })) => {
+            Prepared::Quarantine(Box::new(Quarantined { record, reason, detail }))
+        }
+        Err(Unidentified::NotYet(not_yet)) => Prepared::NotYet(Box::new(record), not_yet),
         Ok(None) => Prepared::Unwanted,
         Ok(Some((wanted_by, Identified { id, source, fallback }))) => {
             let size_bytes = record.size_bytes();
@@ -51,32 +63,34 @@ pub(super) fn prepare(
     }
 }
 
-/// The text as one that others have too, when it is the same.
+/// Returns `likely` when it is the same text, so that messages share one allocation.
 fn shared_text(text: Arc<str>, likely: &Arc<str>) -> Arc<str> {
     if text == *likely { Arc::clone(likely) } else { text }
 }
 
-/// The handlers that want a record, and its identity; `None` when nobody wants it.
+/// Selects the handlers that want a record, and finds its identity; `None` when no handler wants it. The order matters:
+/// an unwanted record is not quarantined for its size or identity.
 fn decide(
     record: &Record,
     limits: &Limits,
     rules: &TopicRules,
     wanted_by: impl FnOnce(Option<&[u8]>) -> Few<usize>,
+    answers: &Answers,
     chance: impl FnOnce() -> u128,
-) -> Result<Option<(Few<usize>, Identified)>, Refusal> {
-    // Its identity and its type may be in them: it is kept for a person.
+) -> Result<Option<(Few<usize>, Identified)>, Unidentified> {
+    // The identity and the type may be in the headers, so neither can be known.
     if record.are_headers_unreadable {
         return Err("headers cannot be read".into());
     }
     let attributes = Attributes::of(record);
-    // A broken event may be of a type that somebody wants: it is kept, not passed over.
+    // A broken event may have a type that a handler wants, so it is quarantined and not ignored.
     let event_type = if rules.is_type_asked_for { attributes.event()?.event_type.as_deref() } else { None };
     let wanted_by = wanted_by(event_type);
     if wanted_by.is_empty() {
         return Ok(None);
     }
     if let Some(error) = &record.json_error {
-        return Err(Refusal { reason: "payload cannot be written as JSON", detail: Some(error.to_string()) });
+        return Err(Refusal { reason: "payload cannot be written as JSON", detail: Some(error.to_string()) }.into());
     }
     if record.payload.as_ref().is_some_and(|payload| payload.len() > limits.payload_bytes_max) {
         return Err("payload too large".into());
@@ -84,11 +98,12 @@ fn decide(
     if record.headers.size_bytes() > limits.headers_bytes_max {
         return Err("headers too large".into());
     }
-    let identified = identify(&attributes, &rules.identity, chance)?;
+    let identified = identify(&attributes, &rules.identity, answers, chance)?;
     Ok(Some((wanted_by, identified)))
 }
 
-/// 16 bytes of SHA-256: enough that nobody finds a second payload for a hash. No payload is not the empty payload.
+/// 16 bytes of SHA-256, so a second payload with the same hash cannot be constructed. A missing payload and an empty
+/// one have different hashes.
 fn payload_hash(payload: Option<&Bytes>) -> [u8; 16] {
     let mut hash = Sha256::new();
     hash.update([u8::from(payload.is_some())]);
@@ -105,13 +120,13 @@ mod tests {
     use smallvec::smallvec;
 
     fn prepared(record: Record) -> Prepared {
-        prepare(record, &Limits::default(), &TopicRules::default(), |_| smallvec![0], || 0)
+        prepare(record, &Limits::default(), &TopicRules::default(), |_| smallvec![0], &Answers::default(), || 0)
     }
 
     fn reason(record: Record) -> Option<&'static str> {
         match prepared(record) {
             Prepared::Quarantine(quarantined) => Some(quarantined.reason),
-            Prepared::Message { .. } | Prepared::Unwanted => None,
+            Prepared::Message { .. } | Prepared::Unwanted | Prepared::NotYet(..) => None,
         }
     }
 
@@ -132,10 +147,12 @@ mod tests {
     fn handlers_of_a_type_see_it_in_binary_and_in_structured_events_and_miss_no_broken_one() {
         let rules = TopicRules { is_type_asked_for: true, ..TopicRules::default() };
         let wants = |event_type: Option<&[u8]>| if event_type == Some(b"placed") { smallvec![7] } else { Few::new() };
-        let outcome = |record: Record| match prepare(record.with_id("a"), &Limits::default(), &rules, wants, || 0) {
+        let prepared = |record| prepare(record, &Limits::default(), &rules, wants, &Answers::default(), || 0);
+        let outcome = |record: Record| match prepared(record.with_id("a")) {
             Prepared::Message { wanted_by, .. } => format!("{wanted_by:?}"),
             Prepared::Quarantine(quarantined) => quarantined.reason.to_owned(),
             Prepared::Unwanted => "unwanted".to_owned(),
+            Prepared::NotYet(..) => "not yet".to_owned(),
         };
         let structured = |payload: &'static str| {
             Record::new("t")
@@ -178,7 +195,7 @@ mod tests {
                     prop_assert_eq!(quarantined.record.id.as_deref(), id.as_deref());
                     prop_assert_eq!(quarantined.record.payload.as_deref(), payload.as_deref());
                 }
-                Prepared::Unwanted => prop_assert!(false),
+                Prepared::Unwanted | Prepared::NotYet(..) => prop_assert!(false),
             }
         }
     }

@@ -1,8 +1,10 @@
-//! Accepts quarantined records anew when a person has asked for it: identity, fan-out and limits are those of now.
+//! Accepts quarantined records again when an operator has asked for it, with the current identity policy, handlers and
+//! limits.
 //!
-//! An accepted record leaves the quarantine after it is stored. A process that crashes in between does it again and finds a duplicate: a
-//! record without identity gets its id from its row in the quarantine, not by chance. Each process claims the records that it replays, so
-//! that no two do the same work. Rejected records stay in quarantine with an updated reason. So do records that no handler wants.
+//! An accepted record leaves the quarantine after it is stored. After a crash in between, the replay runs again and
+//! finds a duplicate: a record without identity gets an id that is derived from its quarantine row, not a random one.
+//! Each process claims the records that it replays, so that two processes never replay the same one. Rejected records
+//! stay in quarantine with an updated reason. So do records that no handler wants.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,15 +21,18 @@ use crate::store::quarantined::record_hash;
 use crate::telemetry::events;
 use crate::types::{Receipt, Record, Result, jittered};
 
-/// Records that are read and written at a time. Few: they may be the largest there are.
+/// Records that are read and written at a time. The number is small because quarantined records may be very large.
 const BATCH_ROWS: u32 = 20;
+/// The most topics of requested replays that are read in one round, if handlers subscribe to patterns. Further topics
+/// follow when these are done.
+const ASKED_TOPICS_MAX: u32 = 1_000;
 
-/// Looks for replays that were asked for, three times a lease, until `stopping`.
+/// Polls for requested replays, three times per lease, until `stopping` resolves.
 pub(crate) async fn replay_loop<B: Backend>(intake: Arc<Intake<B>>, stopping: impl Future<Output = ()>) {
     let stopping = stopping.shared();
     loop {
         if let Err(error) = replay_asked(&intake, || stopping.clone().now_or_never().is_some()).await {
-            events::store_trouble("replay quarantined records", &error);
+            events::store_error("replay quarantined records", &error);
         }
         tokio::select! {
             () = tokio::time::sleep(jittered(intake.limits.lease / 3)) => {}
@@ -36,24 +41,46 @@ pub(crate) async fn replay_loop<B: Backend>(intake: Arc<Intake<B>>, stopping: im
     }
 }
 
+/// Replays until no request is left. Ends between two batches when `is_stopping`.
 async fn replay_asked<B: Backend>(intake: &Arc<Intake<B>>, is_stopping: impl Fn() -> bool) -> Result<()> {
-    let topics: Vec<String> = intake.rules.topics().map(str::to_owned).collect();
+    let mut topics: Vec<String> = intake.rules.topics().map(str::to_owned).collect();
+    if intake.rules.has_patterns() {
+        // The database cannot match the patterns, so it returns the topics of all requested replays.
+        let asked = intake.store.backend.asked_topics(ASKED_TOPICS_MAX).await?;
+        topics.extend(asked.into_iter().filter(|topic| intake.rules.is_wanted(topic)));
+    }
     while !is_stopping() {
         let claimed = intake.store.backend.claim_replays(topics.clone(), intake.limits.lease, BATCH_ROWS).await?;
         if claimed.is_empty() {
             return Ok(());
         }
-        replay(intake, claimed).await?;
+        let undecoded = replay(intake, claimed).await?;
+        topics.retain(|topic| !undecoded.iter().any(|undecoded| **undecoded == **topic));
     }
     Ok(())
 }
 
-async fn replay<B: Backend>(intake: &Arc<Intake<B>>, claimed: Vec<(i64, Record)>) -> Result<()> {
-    let (mut rows, mut replayed) = (Vec::new(), Vec::new());
+/// Replays claimed records. Returns the topics whose records cannot be decoded now: they are left out of this round,
+/// their claims expire, and the replay is tried again.
+async fn replay<B: Backend>(intake: &Arc<Intake<B>>, claimed: Vec<(i64, Record)>) -> Result<Vec<Arc<str>>> {
+    let (mut rows, mut replayed, mut undecoded) = (Vec::new(), Vec::new(), Vec::new());
+    // Well before the claims expire, so that no other process replays the same records meanwhile.
+    let deadline = Instant::now() + intake.limits.accept_patience.min(intake.limits.lease / 3);
     for (id, record) in claimed {
-        let has_id = record.id.is_some();
+        if undecoded.contains(&record.topic) {
+            continue;
+        }
+        let (topic, has_id) = (Arc::clone(&record.topic), record.id.is_some());
         let own_id = own_id(id, &record);
-        match intake.row_with(record, || own_id) {
+        let row = match intake.row_once(record, deadline, || own_id).await {
+            Ok(row) => row,
+            Err(error) => {
+                events::decoder_error(&topic, &error);
+                undecoded.push(topic);
+                continue;
+            }
+        };
+        match row {
             None => stay(intake, id, "no handler wants it", None).await?,
             Some((Row::Quarantine(quarantined), _)) => {
                 stay(intake, id, quarantined.reason, quarantined.detail.clone()).await?;
@@ -65,23 +92,24 @@ async fn replay<B: Backend>(intake: &Arc<Intake<B>>, claimed: Vec<(i64, Record)>
         }
     }
     if rows.is_empty() {
-        return Ok(());
+        return Ok(undecoded);
     }
     let patience = Patience::Until(Instant::now() + intake.limits.accept_patience);
     let written = write(intake, RowBatch { rows: &rows, ledger: &[], is_in_doubt: false }, patience).await?;
     for ((id, has_id), receipt) in replayed.into_iter().zip(written.receipts) {
         match receipt {
             Receipt::Accepted { .. } | Receipt::Duplicate { .. } => leave(intake, id).await?,
-            // Quarantined under its identity of now: a row of its own, unless it had that identity before.
+            // The record had no id. Now it is in quarantine under the identity that it got, in another row.
             Receipt::Quarantined { .. } if !has_id => leave(intake, id).await?,
             Receipt::Quarantined { reason } => stay(intake, id, reason, None).await?,
             Receipt::Unwanted => stay(intake, id, "no handler wants it", None).await?,
         }
     }
-    Ok(())
+    Ok(undecoded)
 }
 
-/// The same in every process and at every try; another for a record like it that is quarantined later.
+/// The id of a record without identity. It is the same in every process and at every try, but different for an equal
+/// record that is quarantined later.
 fn own_id(id: i64, record: &Record) -> u128 {
     let mut hash = Sha256::new();
     hash.update(id.to_be_bytes());
@@ -91,12 +119,14 @@ fn own_id(id: i64, record: &Record) -> u128 {
     u128::from_be_bytes(short)
 }
 
+/// Removes an accepted record from the quarantine.
 async fn leave<B: Backend>(intake: &Intake<B>, id: i64) -> Result<()> {
     intake.store.backend.replayed(id, Replayed::Left).await?;
     events::left_quarantine(id);
     Ok(())
 }
 
+/// Keeps a record in quarantine, with the current reason.
 async fn stay<B: Backend>(intake: &Intake<B>, id: i64, reason: &'static str, detail: Option<String>) -> Result<()> {
     intake.store.backend.replayed(id, Replayed::Stays { reason, detail }).await?;
     events::stays_in_quarantine(id, reason);

@@ -1,8 +1,8 @@
-//! Gets a batch into the store, whatever the store and the data do.
+//! Stores a batch, through database outages and bad data.
 //!
-//! Database away: the same batch again, with pauses, as long as patience lasts (for Kafka: for ever). Data that the database refuses: the
-//! batch is halved until the record is found, and that one is quarantined; the others are accepted. Deliveries whose handlers have a free slot are
-//! inserted as claimed and started from memory.
+//! While the database is away, the same batch is retried with backoff until `Patience` ends. When the database refuses
+//! data, the batch is halved until the bad record is found: it is quarantined, and the others are accepted. Deliveries
+//! whose handlers have a free slot are inserted as claimed and started from memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,16 +10,18 @@ use std::time::{Instant, SystemTime};
 
 use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
+use super::observe::observed;
 #[cfg(feature = "kafka")]
 use super::quarantine_run;
+use super::rules::KeyHashes;
 use crate::handler::{Subscription, UnreadableDelay};
 use crate::store::Backend;
 use crate::store::ledger::{LedgerEntry, LedgerMove};
 use crate::store::seam::{AcceptBatch, Accepted, Answers, Due, Few, HandlerIds, NewDelivery, NewMessage, Quarantined};
-use crate::telemetry::events;
+use crate::telemetry::{events, spans::AcceptedBy};
 use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage};
 
-/// Tries before a batch that is refused for a reason diesel cannot name is halved: deadlocks and time-outs pass by then.
+/// Tries before a batch is halved after a server error of unknown cause. Deadlocks and timeouts are over by then.
 const REFUSALS_MAX: usize = 3;
 
 /// A record on its way into the store.
@@ -28,31 +30,31 @@ pub(crate) enum Row {
     Quarantine(Box<Quarantined>),
 }
 
-/// A batch, or a part of it with the ledger if it reaches the end.
+/// A batch, or a part of one. Only the last part has the ledger.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBatch<'a> {
     pub(crate) rows: &'a [Row],
     pub(crate) ledger: &'a [LedgerEntry],
-    /// An earlier try may have stored it, with deliveries as claimed.
+    /// An earlier try may have stored the batch, with claimed deliveries.
     pub(crate) is_in_doubt: bool,
 }
 
 impl<'a> RowBatch<'a> {
-    /// Parts are written in order, so when the one that reaches the end is there, all are.
+    /// A part of the batch. Parts are written in order, so the ledger moves only when all parts are stored.
     fn part(&self, part: Range<usize>) -> RowBatch<'a> {
         let ledger = if part.end == self.rows.len() { self.ledger } else { &[] };
         RowBatch { rows: &self.rows[part], ledger, is_in_doubt: self.is_in_doubt }
     }
 }
 
-/// What became of a batch, in its order.
+/// The results of a written batch, in its order.
 #[derive(Default)]
 pub(crate) struct WrittenBatch {
     pub(crate) receipts: Vec<Receipt>,
     pub(crate) ledger: Vec<LedgerMove>,
 }
 
-/// How long a batch is tried.
+/// How long writing a batch is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     Until(Instant),
@@ -71,22 +73,30 @@ impl Patience {
 }
 
 /// Why a part of a batch was not written.
-enum WriteTrouble {
-    /// The database refuses these rows; smaller parts will tell which.
+enum WriteError {
+    /// The database refuses at least one of these rows; the caller splits the part to find it.
     Refused(Error),
-    /// Patience is at an end.
+    /// Retrying has ended, or cannot help.
     GaveUp(Error),
 }
 
-/// Writes the rows; one receipt each, in order. The ledger moves with the last of them.
+/// Writes the rows and returns one receipt for each, in order. The ledger moves with the last row.
 pub(crate) async fn write<B: Backend>(
+    intake: &Arc<Intake<B>>,
+    batch: RowBatch<'_>,
+    patience: Patience,
+) -> Result<WrittenBatch> {
+    observed(AcceptedBy::Engine, batch, write_batch(intake, batch, patience)).await
+}
+
+async fn write_batch<B: Backend>(
     intake: &Arc<Intake<B>>,
     batch: RowBatch<'_>,
     patience: Patience,
 ) -> Result<WrittenBatch> {
     #[cfg(feature = "kafka")]
     if patience == Patience::ForEver {
-        quarantine_run::refuse_while_stopped(intake).await?;
+        quarantine_run::refuse_while_stopped(intake, batch.ledger).await?;
     }
     let mut receipts: Vec<Receipt> = Vec::with_capacity(batch.rows.len());
     let mut ledger = Vec::new();
@@ -97,11 +107,11 @@ pub(crate) async fn write<B: Backend>(
         let part = batch.part(range.clone());
         let written = match write_part(intake, part, patience, &mut hand_over).await {
             Ok(written) => written,
-            Err(WriteTrouble::GaveUp(error)) => return Err(error),
-            Err(WriteTrouble::Refused(error)) if range.len() <= 1 => {
+            Err(WriteError::GaveUp(error)) => return Err(error),
+            Err(WriteError::Refused(error)) if range.len() <= 1 => {
                 quarantine(intake, part, &error, patience, &mut hand_over).await?
             }
-            Err(WriteTrouble::Refused(_)) => {
+            Err(WriteError::Refused(_)) => {
                 let middle = range.start + range.len() / 2;
                 // The last one pushed is written first: the order of the batch is kept.
                 parts.extend([middle..range.end, range.start..middle]);
@@ -111,15 +121,15 @@ pub(crate) async fn write<B: Backend>(
         // The parts come in the order of the batch.
         debug_assert_eq!((receipts.len(), written.receipts.len()), (range.start, range.len()));
         receipts.extend(written.receipts);
-        // Only the part that reaches the end has any.
+        // Only the last part has a ledger.
         ledger.extend(written.ledger);
     }
     if receipts.len() != batch.rows.len() {
-        return Err(Error::bug(format!("{} rows were written and {} answered", batch.rows.len(), receipts.len())));
+        return Err(Error::bug(format!("{} rows got {} receipts", batch.rows.len(), receipts.len())));
     }
     #[cfg(feature = "kafka")]
     if patience == Patience::ForEver {
-        quarantine_run::note(intake, batch.rows, &receipts);
+        quarantine_run::note(intake, batch.rows, batch.ledger, &receipts);
     }
     Ok(WrittenBatch { receipts, ledger })
 }
@@ -128,18 +138,18 @@ pub(crate) async fn write<B: Backend>(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandOvers {
     Allowed,
-    /// An earlier try failed, and may have committed hand-overs that nobody has started: none is made any more, and those are given
-    /// back once the rows are known to be there.
+    /// A try has failed, and may have committed hand-overs that were never started. These are released once the rows
+    /// are known to be stored, and no more are made.
     InDoubt,
 }
 
-/// Writes a part, again and again while the database is away.
+/// Writes a part; retries while the database is away.
 async fn write_part<B: Backend>(
     intake: &Arc<Intake<B>>,
     part: RowBatch<'_>,
     patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<WrittenBatch, WriteTrouble> {
+) -> Result<WrittenBatch, WriteError> {
     let rows = part.rows;
     let mut backoff = Backoff::new(intake.limits.backoff_max);
     let mut refusals = 0;
@@ -149,7 +159,7 @@ async fn write_part<B: Backend>(
             HandOvers::InDoubt => None,
         };
         match try_write(intake, part, BatchTurn::Come, hand_over).await {
-            Ok(None) => return Err(WriteTrouble::GaveUp(Error::bug("a batch that follows no other was told to wait"))),
+            Ok(None) => return Err(WriteError::GaveUp(Error::bug("the store deferred a first batch"))),
             Ok(Some((written, known))) => {
                 if *hand_overs == HandOvers::InDoubt {
                     release_lost_hand_overs(intake, rows, &known).await;
@@ -161,17 +171,17 @@ async fn write_part<B: Backend>(
                 match error.kind() {
                     Kind::Connection | Kind::Passing => {}
                     Kind::Server => refusals += 1,
-                    Kind::Data => return Err(WriteTrouble::Refused(error)),
+                    Kind::Data => return Err(WriteError::Refused(error)),
                     Kind::Bug | Kind::Configuration | Kind::Schema | Kind::Refused | Kind::Stopped => {
-                        return Err(WriteTrouble::GaveUp(error));
+                        return Err(WriteError::GaveUp(error));
                     }
                 }
-                events::store_trouble("accept", &error);
+                events::store_error("accept", &error);
                 if refusals >= REFUSALS_MAX && is_blamed_on(intake, rows).await {
-                    return Err(WriteTrouble::Refused(error));
+                    return Err(WriteError::Refused(error));
                 }
                 if patience.is_over() {
-                    return Err(WriteTrouble::GaveUp(error));
+                    return Err(WriteError::GaveUp(error));
                 }
             }
         }
@@ -179,8 +189,8 @@ async fn write_part<B: Backend>(
     }
 }
 
-/// Whether rows that were refused again and again may be to blame. Several: one of them might be, smaller parts will tell. A single one:
-/// the database is asked, because its own trouble (a lock, a full disk) must never cost a record.
+/// Whether rows that were refused repeatedly may be the cause. One of several rows may be; smaller parts show which.
+/// For a single row, the database is asked: a lock or a full disk must never quarantine a record.
 async fn is_blamed_on<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row]) -> bool {
     match rows {
         [] | [Row::Quarantine(_)] => false,
@@ -193,20 +203,20 @@ async fn is_blamed_on<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row]) -> bool
     }
 }
 
-/// The seq of each row whose message was there already.
+/// For each row, the seq of its message if that was stored before.
 pub(super) type KnownSeqs = Vec<Option<i64>>;
 
-/// Whether everything before a batch is stored, as far as this process knows.
+/// Whether this process knows that everything before a batch is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BatchTurn {
     Come,
-    /// The database decides.
+    /// It does not know that, so the database checks it.
     #[cfg(feature = "kafka")]
     Unknown,
 }
 
-/// One try. With `hand_over`, deliveries are handed over as far as their handlers are free. `None`, and nothing is written, when its turn has
-/// not come.
+/// Tries once. With `hand_over`, deliveries of handlers with a free slot are handed over. Returns `None` and writes
+/// nothing if an earlier batch is not stored yet.
 pub(super) async fn try_write<B: Backend>(
     intake: &Arc<Intake<B>>,
     RowBatch { rows, ledger, .. }: RowBatch<'_>,
@@ -235,21 +245,23 @@ pub(super) async fn try_write<B: Backend>(
         lease: intake.limits.lease,
     });
     let Some(answers) = intake.store.backend.accept(&batch).await? else { return Ok(None) };
+    events::batch_accepted(rows.len(), ledger.is_empty(), answers.sent_at.elapsed());
     let messages = &batch.messages;
     if answers.messages.len() != messages.len() {
         let (sent, answered) = (messages.len(), answers.messages.len());
-        return Err(Error::bug(format!("{sent} messages were accepted and {answered} answered")));
+        return Err(Error::bug(format!("{sent} messages were sent but {answered} answers came back")));
     }
-    let (receipts, known) = told(rows, messages, &answers);
+    let (receipts, known) = report(rows, messages, &answers);
     let new: Vec<Option<i64>> = answers.messages.iter().map(new_seq).collect();
     let is_new = new.iter().all(Option::is_some);
     let is_handing_over = reservations.is_some();
-    let is_ordered = messages.iter().flat_map(|new| &new.deliveries).any(|delivery| delivery.order_hash.is_some());
+    let takes_turns = |delivery: &NewDelivery| delivery.order_hash.is_some() || delivery.fair_hash.is_some();
+    let has_turns = messages.iter().flat_map(|new| &new.deliveries).any(takes_turns);
     if let Some(reservations) = reservations {
         reservations.start(messages, &new, answers.sent_at);
     }
-    // Deliveries that were added to known messages, are in an order, or were stored while nobody could take them over, wait to be claimed.
-    if !(is_new && is_handing_over && !is_ordered)
+    // Deliveries wait to be claimed that were added to known messages, take turns, or were not handed over.
+    if !(is_new && is_handing_over && !has_turns)
         && let Some(hand_over) = intake.hand_over()
     {
         hand_over.wake();
@@ -257,23 +269,23 @@ pub(super) async fn try_write<B: Backend>(
     Ok(Some((WrittenBatch { receipts, ledger: answers.ledger }, known)))
 }
 
-/// A receipt for each row, and the seqs of messages that were known. Tells each as an event.
-fn told(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receipt>, KnownSeqs) {
-    let mut answered = answers.messages.iter().zip(messages);
+/// Returns a receipt for each row and the seqs of known messages. Emits an event for each row.
+fn report(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Receipt>, KnownSeqs) {
+    let mut pairs = answers.messages.iter().zip(messages);
     let mut ids = answers.quarantined.iter().copied();
     let quarantined_for = |reason| (Receipt::Quarantined { reason }, None);
-    let told = rows.iter().filter_map(|row| match row {
+    let receipts = rows.iter().filter_map(|row| match row {
         Row::Quarantine(quarantined) => {
             events::quarantined(&quarantined.record, quarantined.reason, ids.next().flatten());
             Some(quarantined_for(quarantined.reason))
         }
         Row::Message { message, .. } => {
-            // One answer a message: the caller has counted them.
-            let (answer, new) = answered.next()?;
+            // There is one answer for each message: the caller has checked the count.
+            let (answer, new) = pairs.next()?;
             Some((receipt(answer, message, new.deliveries.len()), known_seq(answer)))
         }
     });
-    told.unzip()
+    receipts.unzip()
 }
 
 /// The messages among the rows. Deliveries that are due at once and get a slot are marked as handed over.
@@ -293,12 +305,13 @@ pub(super) fn new_messages<B: Backend>(
         };
         let deliveries = wanted_by
             .iter()
-            .zip(intake.rules.order_hashes(wanted_by, message))
-            .map(|(&handler, order_hash)| {
+            .zip(intake.rules.key_hashes(wanted_by, message))
+            .map(|(&handler, KeyHashes { order: order_hash, fair: fair_hash })| {
                 let due = due(&subscriptions[handler], message);
-                // In an order, whether its turn has come is decided where it is claimed.
-                let is_handed_over = due.is_none() && order_hash.is_none() && reserve(handler);
-                NewDelivery { ids: handlers[handler].clone(), due, is_handed_over, order_hash }
+                // Deliveries in an order, or of a tenant, are never handed over: the claim decides whose turn it is.
+                let takes_turns = order_hash.is_some() || fair_hash.is_some();
+                let is_handed_over = due.is_none() && !takes_turns && reserve(handler);
+                NewDelivery { ids: handlers[handler].clone(), due, is_handed_over, order_hash, fair_hash }
             })
             .collect();
         messages.push(NewMessage { message: Arc::clone(message), payload_hash: *payload_hash, deliveries });
@@ -306,7 +319,7 @@ pub(super) fn new_messages<B: Backend>(
     messages
 }
 
-/// When a handler's delivery of a message is due, if that is not at once.
+/// When a handler's delivery of a message is due; `None` means at once.
 fn due(subscription: &Subscription, message: &StoredMessage) -> Option<Due> {
     let Subscription { key, delay, .. } = subscription;
     if delay.is_none() {
@@ -328,7 +341,7 @@ fn new_seq(answer: &Accepted) -> Option<i64> {
 fn known_seq(answer: &Accepted) -> Option<i64> {
     match answer {
         Accepted::Duplicate { seq, .. } => Some(*seq),
-        // New in a try without hand-overs is not claimed.
+        // Tries after a failed one make no hand-overs, so a message that is new in them has no claimed deliveries.
         Accepted::New { .. } | Accepted::Remembered | Accepted::Conflict { .. } => None,
     }
 }
@@ -354,7 +367,7 @@ fn receipt(answer: &Accepted, message: &StoredMessage, deliveries: usize) -> Rec
     }
 }
 
-/// An earlier try may have stored deliveries as claimed by this process that nobody started.
+/// Releases deliveries that an earlier try may have stored as claimed, and that were never started.
 async fn release_lost_hand_overs<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row], known: &KnownSeqs) {
     let Some(hand_over) = intake.hand_over() else { return };
     let mut deliveries = Vec::new();
@@ -367,8 +380,8 @@ async fn release_lost_hand_overs<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Ro
     }
 }
 
-/// Quarantines the one row that the database refuses. A record that was to be quarantined anyway and is refused even so is the
-/// database's trouble, not the record's.
+/// Quarantines the one row that the database refuses. If it refuses a row that is for the quarantine anyway, the cause
+/// is the database, and not the record.
 async fn quarantine<B: Backend>(
     intake: &Arc<Intake<B>>,
     part: RowBatch<'_>,
@@ -382,6 +395,6 @@ async fn quarantine<B: Backend>(
     let rows = [Row::Quarantine(Box::new(Quarantined { record, reason, detail: Some(format!("{error:#}")) }))];
     match write_part(intake, RowBatch { rows: &rows, ..part }, patience, hand_overs).await {
         Ok(written) => Ok(written),
-        Err(WriteTrouble::Refused(error) | WriteTrouble::GaveUp(error)) => Err(error),
+        Err(WriteError::Refused(error) | WriteError::GaveUp(error)) => Err(error),
     }
 }

@@ -1,7 +1,7 @@
-//! Who may look, see payloads, and act.
+//! Access rules: who may look, see payloads, and act.
 //!
-//! There is no default: whoever serves a dashboard says whom it lets in. A token is compared by its hash and never shown; a visitor who has
-//! given it is known by a cookie that is worth nothing elsewhere.
+//! There is no default: the program that serves a dashboard must choose a rule. A token is compared by its hash and never shown. A visitor who
+//! has entered the token gets a random session cookie, which does not contain the token.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,16 +14,28 @@ use sha2::{Digest, Sha256};
 
 use crate::types::{Error, Result};
 
-/// A token that can be guessed is none.
+/// Shorter tokens could be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
-/// Visitors who are remembered at a time; the longest known are forgotten first.
+/// The maximum number of sessions. When it is exceeded, the oldest session ends.
 const SESSIONS_MAX: usize = 1_000;
+/// The audit name of clients that send the token in a header: programs, which do not log in with a name.
+const TOKEN_NAME: &str = "token";
 /// The name of the cookie.
 pub(super) const COOKIE: &str = "wharf_dashboard";
 
 type Hook = dyn Fn(&Parts) -> Visitor + Send + Sync;
 
-/// Whom the dashboard lets in.
+/// Who may use the dashboard. [`Dashboard`](super::Dashboard) takes it.
+///
+/// ```
+/// use wharf::dashboard::{Access, Visitor};
+///
+/// // A proxy in front of the service authenticates people and adds this header.
+/// let access = Access::by(|request| match request.headers.get("x-user").and_then(|name| name.to_str().ok()) {
+///     Some(name) => Visitor::named(name).may_act(),
+///     None => Visitor::nobody(),
+/// });
+/// ```
 #[derive(Clone)]
 pub struct Access(AccessKind);
 
@@ -36,30 +48,47 @@ enum AccessKind {
 
 struct Token {
     hash: [u8; 32],
-    /// Cookies with the names of those who have them. A std mutex: nothing awaits while holding it.
+    /// Session cookies with the names of their visitors. A std mutex: nothing awaits while holding it.
     sessions: Mutex<VecDeque<(String, String)>>,
 }
 
 impl Access {
-    /// Everybody who reaches it, with all rights. [`Dashboard::serve`](super::Dashboard::serve) refuses this on addresses that other machines reach.
+    /// Allows every client that can connect, with all rights. [`Dashboard::serve`](super::Dashboard::serve) refuses this on addresses that other
+    /// machines can reach.
+    ///
+    /// ```
+    /// let access = wharf::dashboard::Access::on_this_machine();
+    /// ```
     pub fn on_this_machine() -> Self {
         Self(AccessKind::ThisMachine)
     }
 
-    /// Whoever has the token, with all rights: in the header `Authorization: Bearer …`, or typed into the page that asks for it, together with a
-    /// name for the audit.
+    /// Allows every client that has the token, with all rights. The token is typed into the login page together with a name for the audit, or
+    /// sent by a program in the header `Authorization: Bearer …`, which the audit records as `token`.
+    ///
+    /// ```
+    /// # use wharf::dashboard::Access;
+    /// assert!(Access::by_token("b6a1f0c2d3e4958677").is_ok());
+    /// assert!(Access::by_token("too short").is_err());
+    /// ```
     ///
     /// # Errors
     /// When the token has fewer than 16 bytes.
     pub fn by_token(token: impl AsRef<str>) -> Result<Self> {
         let token = token.as_ref().trim();
         if token.len() < TOKEN_BYTES_MIN {
-            return Err(Error::configuration("a token for the dashboard has at least 16 characters"));
+            return Err(Error::configuration("a token for the dashboard must have at least 16 characters"));
         }
         Ok(Self(AccessKind::Token(Arc::new(Token { hash: hash(token), sessions: Mutex::default() }))))
     }
 
-    /// Whoever the service says, by the request's head: its headers, or what a middleware has put into its extensions. Called for each request.
+    /// Lets a function of the service decide, which gets the head of each request: its headers, and the extensions that a middleware has added.
+    ///
+    /// ```
+    /// # use wharf::dashboard::{Access, Visitor};
+    /// // Everybody may look, nobody may act or see payloads.
+    /// let access = Access::by(|_request| Visitor::nobody().may_look());
+    /// ```
     pub fn by(rights: impl Fn(&Parts) -> Visitor + Send + Sync + 'static) -> Self {
         Self(AccessKind::Hook(Arc::new(rights)))
     }
@@ -68,7 +97,7 @@ impl Access {
         matches!(self.0, AccessKind::ThisMachine)
     }
 
-    /// Whether a visitor without rights can give a token.
+    /// Whether a visitor without rights can log in with a token.
     pub(super) fn asks_for_a_token(&self) -> bool {
         matches!(self.0, AccessKind::Token(_))
     }
@@ -81,7 +110,12 @@ impl Access {
         }
     }
 
-    /// Gives the cookie for a token that is the right one.
+    /// Whether the request has the token in its header. Browsers do not add that header by themselves, so no other site can cause such a request.
+    pub(super) fn is_token_sent(&self, headers: &HeaderMap) -> bool {
+        matches!(&self.0, AccessKind::Token(token) if token.is_sent(headers))
+    }
+
+    /// Returns a session cookie if the token is correct.
     pub(super) fn log_in(&self, given: &str, name: &str) -> Option<String> {
         let AccessKind::Token(token) = &self.0 else { return None };
         token.log_in(given, name)
@@ -89,10 +123,14 @@ impl Access {
 }
 
 impl Token {
-    fn visitor(&self, headers: &HeaderMap) -> Visitor {
+    fn is_sent(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-        if bearer.is_some_and(|given| hash(given.trim()) == self.hash) {
-            return Visitor::with_all_rights(None);
+        bearer.is_some_and(|given| hash(given.trim()) == self.hash)
+    }
+
+    fn visitor(&self, headers: &HeaderMap) -> Visitor {
+        if self.is_sent(headers) {
+            return Visitor::with_all_rights(Some(TOKEN_NAME.to_owned()));
         }
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let given = cookies(headers);
@@ -118,7 +156,7 @@ impl Token {
     }
 }
 
-/// Compared in place of the token itself: how long it takes says nothing of the token.
+/// The hashes are compared instead of the tokens, so that the duration of the comparison reveals nothing about the token.
 fn hash(token: &str) -> [u8; 32] {
     Sha256::digest(token).into()
 }
@@ -139,7 +177,14 @@ impl fmt::Debug for Access {
     }
 }
 
-/// Somebody who has come, and what that person may do. A right to act or to see payloads is also one to look.
+/// The client of a request, and its rights. The right to act or to see payloads includes the right to look.
+///
+/// ```
+/// use wharf::dashboard::Visitor;
+///
+/// let support = Visitor::named("ada").may_look();
+/// let on_call = Visitor::named("grace").may_see_payloads().may_act();
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Visitor {
     pub(super) name: Option<String>,
@@ -149,17 +194,29 @@ pub struct Visitor {
 }
 
 impl Visitor {
-    /// Somebody who may nothing.
+    /// A visitor without rights.
+    ///
+    /// ```
+    /// let visitor = wharf::dashboard::Visitor::nobody();
+    /// ```
     pub fn nobody() -> Self {
         Self { name: None, may_look: false, may_see_payloads: false, may_act: false }
     }
 
-    /// Somebody with this name, under which acts are audited; without rights until they are given.
+    /// A visitor with this name, which the audit records. It has no rights until they are added.
+    ///
+    /// ```
+    /// let visitor = wharf::dashboard::Visitor::named("ada").may_look();
+    /// ```
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..Self::nobody() }
     }
 
     /// Adds the right to look at everything but payloads, keys and values of headers.
+    ///
+    /// ```
+    /// let visitor = wharf::dashboard::Visitor::named("ada").may_look();
+    /// ```
     #[must_use]
     pub fn may_look(mut self) -> Self {
         self.may_look = true;
@@ -167,6 +224,10 @@ impl Visitor {
     }
 
     /// Adds the right to see payloads, keys and values of headers.
+    ///
+    /// ```
+    /// let visitor = wharf::dashboard::Visitor::named("ada").may_see_payloads();
+    /// ```
     #[must_use]
     pub fn may_see_payloads(mut self) -> Self {
         self.may_see_payloads = true;
@@ -174,6 +235,10 @@ impl Visitor {
     }
 
     /// Adds the right to act: replay, discard, release, pause, resume.
+    ///
+    /// ```
+    /// let visitor = wharf::dashboard::Visitor::named("ada").may_act();
+    /// ```
     #[must_use]
     pub fn may_act(mut self) -> Self {
         self.may_act = true;

@@ -1,33 +1,54 @@
-//! What all requests share: the store, the sampler, what was looked up for everybody, and acts that take a while.
+//! State that all requests share: the store, the sampler, cached lookups and background actions.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::access::{Access, Visitor};
+use super::decoding::Decoding;
 use super::jobs::Jobs;
-use super::looked_up::LookedUp;
+use super::looked_up::{LookedUp, LookedUpBy};
+use super::reads::Reads;
 use super::sampler::Sampler;
 use crate::operate::Operator;
+use crate::store::story::MessageStory;
 use crate::store::{Backend, Store};
-use crate::types::{LedgerGap, LedgerStatus};
+use crate::types::{DeliverySummary, LedgerGap, LedgerStatus};
 
 pub(super) struct App<B: Backend> {
     pub(super) store: Store<B>,
     pub(super) access: Access,
-    /// The name of those who have none.
+    /// The audit name of visitors without a name.
     actor: String,
-    /// Names under which browsers may reach it, in lower case.
+    /// Host names under which browsers may reach the dashboard, in lower case.
     pub(super) hosts: Vec<String>,
     pub(super) sampler: Arc<Sampler<B>>,
     pub(super) kafka: LookedUp<KafkaLook>,
+    pub(super) stories: LookedUpBy<StoryKey, StoryLook>,
     pub(super) jobs: Arc<Jobs>,
+    pub(super) reads: Reads,
     pub(super) sample_every: Duration,
+    pub(super) decoding: Decoding,
 }
 
-/// What is known of Kafka.
+/// The content of the Kafka page.
 pub(super) struct KafkaLook {
     pub(super) positions: Vec<LedgerStatus>,
     pub(super) gaps: Vec<LedgerGap>,
+}
+
+/// A message by its id and its source, which can be empty.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct StoryKey {
+    pub(super) message: String,
+    pub(super) source: String,
+}
+
+/// The content of the page of one message.
+pub(super) struct StoryLook {
+    /// Of all messages with the id.
+    pub(super) deliveries: Vec<DeliverySummary>,
+    /// Of the first one.
+    pub(super) story: MessageStory,
 }
 
 impl<B: Backend> App<B> {
@@ -37,19 +58,21 @@ impl<B: Backend> App<B> {
         actor: String,
         hosts: Vec<String>,
         sample_every: Duration,
+        decoding: Decoding,
     ) -> Self {
         let sampler = Arc::new(Sampler::new(store.clone(), sample_every));
         let hosts = hosts.into_iter().map(|host| host.to_ascii_lowercase()).collect();
-        let (kafka, jobs) = (LookedUp::default(), Arc::default());
-        Self { store, access, actor, hosts, sampler, kafka, jobs, sample_every }
+        let (kafka, stories, jobs) = (LookedUp::default(), LookedUpBy::default(), Arc::default());
+        let reads = Reads::default();
+        Self { store, access, actor, hosts, sampler, kafka, stories, jobs, reads, sample_every, decoding }
     }
 
-    /// To look.
+    /// For reading.
     pub(super) fn operator(&self) -> Operator<B> {
         self.store.operate()
     }
 
-    /// To act in the visitor's name.
+    /// For actions in the visitor's name.
     pub(super) fn acting(&self, visitor: &Visitor, because: &str) -> Operator<B> {
         let operator = self.operator().acting_as(self.name_of(visitor));
         match because.trim() {

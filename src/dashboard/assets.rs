@@ -1,4 +1,4 @@
-//! The style, the script and the icon: part of the program, so that nothing is loaded from elsewhere.
+//! The style sheet, the script and the icon. They are compiled in, so that nothing is loaded from other servers.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -19,7 +19,7 @@ pub(super) async fn icon() -> Response {
     asset(ICON, "image/svg+xml")
 }
 
-/// Another build may have another one: the browser keeps it for a few minutes.
+/// The browser caches an asset for a few minutes only, because another build may have another version.
 fn asset(text: &'static str, kind: &'static str) -> Response {
     ([(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "private, max-age=300")], text).into_response()
 }

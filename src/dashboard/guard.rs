@@ -1,7 +1,8 @@
-//! What every request passes: a host that is known, for writes the same origin, a visitor with the right; and what every answer carries.
+//! Checks every request: a known host, the same origin or the token for writes, a visitor with the necessary right. Adds security headers to every
+//! response.
 //!
-//! A browser that was lured to another site cannot act here: that site's requests are of another origin. Nor can that site make its own name
-//! lead here, because only names that were given are answered to.
+//! Another site cannot act here through a visitor's browser, because its requests have another origin (CSRF). It cannot point its own host
+//! name here either, because only configured names are served (DNS rebinding).
 
 use std::sync::Arc;
 
@@ -20,15 +21,15 @@ use super::refusal::Refusal;
 use super::{assets, pages, text};
 use crate::store::Backend;
 
-/// Everything of its own, nothing of others; no inline script or style.
+/// Allows content from this server only, and no inline script or style.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                                        form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Who has come, and where the dashboard is mounted: what each page is given.
+/// The visitor and the mount path, which each page gets.
 #[derive(Clone)]
 pub(super) struct Visit {
     pub(super) visitor: Visitor,
-    /// The path it is nested at, without a slash at its end; empty at the root.
+    /// The path that the dashboard is nested at, without a trailing slash. Empty at the root.
     pub(super) base: String,
 }
 
@@ -68,15 +69,15 @@ async fn pass<B: Backend>(State(app): State<Arc<App<B>>>, request: Request, next
         }
         Err(refusal) => *refusal,
     };
-    if let Some(trouble) = response.extensions_mut().remove::<Refusal>() {
-        response = trouble_page(&trouble, &base);
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+        response = refusal_page(&refusal, &base);
     }
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
-        // Not `no-referrer`: with it a browser hides the origin of a form's POST also from its own site.
+        // Not `no-referrer`: with it a browser hides the origin of a form POST from the same site too.
         (header::REFERRER_POLICY, "same-origin"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
@@ -89,15 +90,15 @@ async fn pass<B: Backend>(State(app): State<Arc<App<B>>>, request: Request, next
 
 /// The visitor, or why the request is refused.
 fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &str) -> Result<Visitor, Box<Response>> {
-    let refuse = |trouble: Refusal| Box::new(trouble.into_response());
+    let refuse = |refusal: Refusal| Box::new(refusal.into_response());
     let host = host(parts).unwrap_or_default();
     if !is_known_host(host, &app.hosts) {
-        let what = "this name is not one of the dashboard's: open it by a name that it was given";
+        let what = "the dashboard is not served under this host name: use a configured name";
         return Err(refuse(Refusal::new(StatusCode::MISDIRECTED_REQUEST, what)));
     }
     let is_write = !matches!(parts.method, Method::GET | Method::HEAD);
-    if is_write && !is_same_origin(&parts.headers, host) {
-        return Err(refuse(Refusal::forbidden("an act must come from a page of this dashboard")));
+    if is_write && !is_same_origin(&parts.headers, host) && !app.access.is_token_sent(&parts.headers) {
+        return Err(refuse(Refusal::forbidden("an action must come from a page of this dashboard")));
     }
     let visitor = app.access.visitor(parts);
     let path = parts.uri.path();
@@ -110,7 +111,7 @@ fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &str) -> Result<Visitor,
             let login = format!("{base}/login?next={}", text::encode(wanted));
             return Err(Box::new(Redirect::to(&login).into_response()));
         }
-        (false, _) => return Err(refuse(Refusal::new(StatusCode::UNAUTHORIZED, "you have no right to look at this"))),
+        (false, _) => return Err(refuse(Refusal::new(StatusCode::UNAUTHORIZED, "you have no right to view this"))),
         (true, _) => {}
     }
     if is_write && !visitor.may_act {
@@ -119,7 +120,7 @@ fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &str) -> Result<Visitor,
     Ok(visitor)
 }
 
-/// The part of the path that a router above has taken away.
+/// The part of the path that an outer router has stripped.
 fn base(parts: &Parts) -> String {
     let inner = parts.uri.path();
     let outer = parts.extensions.get::<OriginalUri>().map_or(inner, |original| original.path());
@@ -146,8 +147,8 @@ fn is_known_host(host: &str, hosts: &[String]) -> bool {
     is_loopback || hosts.contains(&name)
 }
 
-/// Browsers say where a request comes from, in `Sec-Fetch-Site` where the connection can be trusted, and in `Origin` for every write. One that
-/// says neither is not from a page of ours.
+/// Browsers send the origin of a request in `Sec-Fetch-Site` on trusted connections, and in `Origin` with every write. A request with neither
+/// does not come from a page of the dashboard.
 fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
     let said = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let is_from_here = |origin: &str| {
@@ -164,17 +165,17 @@ fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
 }
 
 #[derive(Template)]
-#[template(path = "trouble.html")]
+#[template(path = "refusal.html")]
 struct RefusalPage<'a> {
     base: &'a str,
     status: String,
     what: &'a str,
 }
 
-fn trouble_page(trouble: &Refusal, base: &str) -> Response {
-    let page = RefusalPage { base, status: trouble.status.to_string(), what: &trouble.what };
+fn refusal_page(refusal: &Refusal, base: &str) -> Response {
+    let page = RefusalPage { base, status: refusal.status.to_string(), what: &refusal.what };
     let mut response = pages::html(&page);
-    *response.status_mut() = trouble.status;
+    *response.status_mut() = refusal.status;
     response
 }
 
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_that_were_given_are_answered_to() {
+    fn only_configured_host_names_are_served() {
         let hosts = ["inbox.example.com".to_owned()];
         for known in ["localhost", "LocalHost:8088", "127.0.0.1:1", "127.9.9.9", "[::1]:8088", "Inbox.Example.com:443"]
         {

@@ -1,20 +1,25 @@
-//! The dashboard: an inbox in a browser, to look at and to act on. [`Dashboard::router`] is mounted in a service, `wharf dashboard` serves it.
+//! The dashboard: inspect and operate an inbox in a browser. Mount [`Dashboard::router`] in a service, or run `wharf dashboard`.
 //!
-//! Pages are rendered on the server and work without JavaScript; with it, they are kept up to date. One sampler looks at the database for
-//! everybody, however many tabs are open. Nothing is loaded from elsewhere.
+//! Pages are rendered on the server and work without JavaScript; with it, they update by themselves. One sampler queries the database for all
+//! open tabs. Nothing is loaded from other servers.
 //!
-//! Acts go through [`Operator`](crate::operate::Operator), in the visitor's name. Nothing here runs a handler or knows SQL. A page never has a
-//! payload that was not asked for.
+//! Actions go through [`Operator`](crate::operate::Operator), in the visitor's name. Nothing here runs a handler or contains SQL. A page
+//! contains a payload only when the visitor requests it.
 
 mod access;
 mod app;
 mod assets;
+mod bound;
+mod decoding;
+mod groups;
 mod guard;
 mod jobs;
+mod long_act;
 mod looked_up;
 mod pages;
 mod plot;
 mod query;
+mod reads;
 mod refusal;
 mod sampler;
 mod text;
@@ -30,10 +35,11 @@ use tokio::net::TcpListener;
 pub use access::{Access, Visitor};
 
 use crate::store::{Backend, Store};
-use crate::types::{Error, Kind, Result};
+use crate::types::{Decoder, Error, Kind, Readable, Result};
 use app::App;
+use decoding::{Decoding, ForPeople};
 
-/// How often the database is looked at while somebody has a page open.
+/// How often the sampler queries the database while a page is open.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 
 /// The dashboard of one inbox, before it is served.
@@ -52,16 +58,17 @@ pub struct Dashboard<B: Backend> {
     actor: String,
     hosts: Vec<String>,
     sample_every: Duration,
+    decoder: Option<ForPeople>,
 }
 
 impl<B: Backend> Dashboard<B> {
-    /// The dashboard of this store, for those whom `access` lets in.
+    /// Creates the dashboard of this store, for the visitors that `access` allows.
     pub fn new(store: &Store<B>, access: Access) -> Self {
         let (store, actor) = (store.clone(), "dashboard".to_owned());
-        Self { store, access, actor, hosts: Vec::new(), sample_every: SAMPLE_EVERY }
+        Self { store, access, actor, hosts: Vec::new(), sample_every: SAMPLE_EVERY, decoder: None }
     }
 
-    /// In whose name visitors act who have no name of their own. Default: `dashboard`.
+    /// Sets the audit name for visitors who have no name of their own. Default: `dashboard`.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) {
@@ -74,8 +81,8 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// A name under which browsers reach the dashboard, without port. A request for another host is refused, so that no other site can make
-    /// its own name lead here (DNS rebinding). `localhost` and loopback addresses are always known. Can be called several times.
+    /// Adds a host name, without port, under which browsers reach the dashboard. Requests for other hosts are refused, which prevents DNS
+    /// rebinding. `localhost` and loopback addresses are always allowed. Can be called several times.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
@@ -89,7 +96,7 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// How often the database is looked at while somebody has a page open; a sixth as often otherwise. Default: 5 s.
+    /// Sets how often the sampler queries the database while a page is open. Otherwise it queries a sixth as often. Default: 5 s.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) {
@@ -103,15 +110,57 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// The dashboard as a router, to be nested in a service's own: links follow the path that it is nested at. The database is first looked
-    /// at when somebody comes, and no longer when the router is dropped.
+    /// Shows payloads and keys also as this decoder decodes them, above their raw form. `wharf::formats::AnyFormat` decodes what a schema
+    /// registry has schemas for, and CloudEvents; a function or a type of your own decodes other formats. Default: none, so JSON and text
+    /// are shown as they are, and other bytes in hexadecimal.
+    ///
+    /// The decoder is called when a visitor requests a payload and has the right to see it, once for the payload and once for the key
+    /// ([`Encoded::is_key`](crate::formats::Encoded::is_key)). For bytes whose format it does not know it returns `None`. The page shows an
+    /// error or a panic as a sentence, waits at most ten seconds, and shows at most 256 KiB. A decoder that does not return occupies a thread
+    /// of the runtime until it does; no more than four run at a time.
+    ///
+    /// ```no_run
+    /// # fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// # use wharf::dashboard::{Access, Dashboard};
+    /// use wharf::formats::{AnyFormat, Registry};
+    /// let registry = Registry::at("https://schemas.example.com").build()?;
+    /// let decoder = AnyFormat::new().registry(&registry);
+    /// let dashboard = Dashboard::new(&store, Access::on_this_machine()).decoded_by(decoder);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// With a format of your own:
+    ///
+    /// ```no_run
+    /// # fn example(store: wharf::Store<wharf::Postgres>) {
+    /// # use wharf::dashboard::{Access, Dashboard};
+    /// use wharf::formats::{Encoded, Readable, Undecoded};
+    ///
+    /// fn decode(encoded: &Encoded<'_>) -> Result<Option<Readable>, Undecoded> {
+    ///     match (encoded.topic(), encoded.bytes()) {
+    ///         ("temperatures", [high, low]) => Ok(Some(Readable::new("big endian", u16::from_be_bytes([*high, *low])))),
+    ///         ("temperatures", _) => Err("a temperature has two bytes".into()),
+    ///         _ => Ok(None),
+    ///     }
+    /// }
+    ///
+    /// let dashboard = Dashboard::new(&store, Access::on_this_machine()).decoded_by(decode);
+    /// # }
+    /// ```
+    pub fn decoded_by(mut self, decoder: impl Decoder<Option<Readable>>) -> Self {
+        self.decoder = Some(Arc::new(decoder));
+        self
+    }
+
+    /// Returns the dashboard as a router, to nest in the router of a service. Links follow the path that it is nested at. The database is queried
+    /// from the first request on, until the router is dropped.
     ///
     /// With [`Access::on_this_machine`] the service must listen on a loopback address only: a router does not know where it is served.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) {
     /// use wharf::dashboard::{Access, Dashboard, Visitor};
-    /// // `Employee` is what the service's own middleware has put into the request.
+    /// // The service's own middleware adds `Employee` to the request.
     /// #[derive(Clone)]
     /// struct Employee { name: String, is_on_call: bool }
     /// let access = Access::by(|request| match request.extensions.get::<Employee>() {
@@ -124,14 +173,14 @@ impl<B: Backend> Dashboard<B> {
     /// # }
     /// ```
     pub fn router(self) -> Router {
-        let Self { store, access, actor, hosts, sample_every } = self;
-        guard::router(Arc::new(App::new(store, access, actor, hosts, sample_every)))
+        let Self { store, access, actor, hosts, sample_every, decoder } = self;
+        guard::router(Arc::new(App::new(store, access, actor, hosts, sample_every, Decoding::new(decoder))))
     }
 
-    /// Serves it until the future is dropped.
+    /// Serves the dashboard until the future is dropped.
     ///
     /// # Errors
-    /// When the listener's address is not a loopback one and everybody on this machine would be let in; or the listener fails.
+    /// When the access rule is [`Access::on_this_machine`] and the listener's address is not a loopback one; or the listener fails.
     pub async fn serve(mut self, listener: TcpListener) -> Result<()> {
         let address = listener.local_addr().map_err(cannot_serve)?;
         self.check_address(address)?;
@@ -139,12 +188,12 @@ impl<B: Backend> Dashboard<B> {
         axum::serve(listener, self.router()).await.map_err(cannot_serve)
     }
 
-    /// Whether it may be served there.
+    /// Refuses access without a token or a rule on an address that other machines can reach.
     fn check_address(&self, address: SocketAddr) -> Result<()> {
         match self.access.is_for_this_machine_only() && !address.ip().is_loopback() {
             false => Ok(()),
             true => Err(Error::configuration(format!(
-                "{address} is reached from other machines: the dashboard needs a token there, or rights of your own"
+                "other machines can reach {address}: the dashboard needs a token there, or an access rule of your own"
             ))),
         }
     }

@@ -1,4 +1,4 @@
-//! Plots as inline SVG, with the same in words for those who do not see them. Pure.
+//! Plots as inline SVG, with the same values in text for screen readers. Pure.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -6,15 +6,18 @@ use std::time::{Duration, SystemTime};
 use super::text;
 use crate::operate::Diagnosis;
 
-/// The size of a plot in its own units; the page stretches it.
+/// The size of a plot in SVG units. The page scales it.
 const WIDTH: f64 = 300.0;
 const HEIGHT: f64 = 64.0;
-/// A line is not drawn over a longer time without a look.
+/// A longer time without a sample breaks the line.
 const BREAK: Duration = Duration::from_secs(120);
-/// What a plot shows at the least, and at the most.
+/// The possible time spans of a plot.
 const SPANS_SECS: [u64; 4] = [300, 900, 1_800, 3_600];
 
-/// What is plotted, of one look.
+/// Younger samples do not fill an hour. Less than an hour, because old samples are dropped.
+const YOUNG: Duration = Duration::from_secs(3_500);
+
+/// The plotted values of one sample.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Point {
     pub(super) at: SystemTime,
@@ -41,14 +44,14 @@ impl Point {
 /// One plot, ready for its template.
 pub(super) struct Plot {
     pub(super) name: &'static str,
-    /// What it means.
+    /// The explanation below the name.
     pub(super) meaning: &'static str,
     pub(super) now: String,
     pub(super) highest: String,
     pub(super) span: String,
     pub(super) line: String,
     pub(super) area: String,
-    /// Which colour it has.
+    /// The CSS class, which sets the colour.
     pub(super) class: &'static str,
 }
 
@@ -58,7 +61,7 @@ struct Series {
     class: &'static str,
     value: fn(&Point) -> f64,
     shown: fn(f64) -> String,
-    /// The axis is never shorter.
+    /// The minimum of the axis' upper end.
     top_min: f64,
 }
 
@@ -73,7 +76,7 @@ const SERIES: [Series; 4] = [
     },
     Series {
         name: "Done",
-        meaning: "deliveries done in a second",
+        meaning: "deliveries done per second",
         class: "done",
         value: |point| point.done_per_sec,
         shown: text::rate,
@@ -81,7 +84,7 @@ const SERIES: [Series; 4] = [
     },
     Series {
         name: "Failures",
-        meaning: "attempts failed in a second",
+        meaning: "failed attempts per second",
         class: "failed",
         value: |point| point.failed_per_sec,
         shown: text::rate,
@@ -96,6 +99,14 @@ const SERIES: [Series; 4] = [
         top_min: 10.0,
     },
 ];
+
+/// Since when there are samples, if that is less than the whole hour: the samples of a process that was just started begin with it.
+pub(super) fn since(points: &[Point], now: SystemTime) -> Option<String> {
+    let first = points.first()?.at;
+    let is_young = now.duration_since(first).is_ok_and(|age| age < YOUNG);
+    // Hours and minutes of `2026-11-18T14:03:07Z`.
+    is_young.then(|| humantime::format_rfc3339_seconds(first).to_string().chars().skip(11).take(5).collect())
+}
 
 /// The four plots of the start page.
 pub(super) fn plots(points: &[Point], now: SystemTime) -> Vec<Plot> {
@@ -122,7 +133,7 @@ fn plot(series: &Series, points: &[Point], now: SystemTime) -> Plot {
             let _ = write!(line, "{}{x:.1} {y:.1}", if number == 0 { 'M' } else { 'L' });
             let _ = write!(area, "L{x:.1} {y:.1}");
         }
-        // A single look is seen as a dot.
+        // Draws a single sample as a dot.
         let _ = write!(line, "h0.01");
         let _ = write!(area, "L{:.1} {HEIGHT}Z", last.0);
     }
@@ -152,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_broken_where_nobody_looked_and_stays_within_the_plot() {
+    fn a_line_is_broken_where_samples_are_missing_and_stays_within_the_plot() {
         let now = SystemTime::now();
         let drawn = plot(&SERIES[0], &points(&[(600, 5.0), (590, 20.0), (10, 0.0), (0, 40.0)], now), now);
         assert_eq!(drawn.line.matches('M').count(), 2, "{}", drawn.line);
@@ -161,7 +172,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_seen_yet_is_an_empty_plot() {
+    fn a_young_dashboard_says_since_when_it_has_samples() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 + 14 * 3_600 + 600);
+        assert_eq!(since(&points(&[(420, 1.0), (10, 1.0)], now), now).as_deref(), Some("14:03"));
+        assert_eq!(since(&points(&[(3_595, 1.0), (10, 1.0)], now), now), None);
+        assert_eq!(since(&[], now), None);
+    }
+
+    #[test]
+    fn without_samples_a_plot_is_empty() {
         let drawn = plots(&[], SystemTime::now());
         assert_eq!((drawn.len(), drawn[1].line.as_str(), drawn[1].now.as_str()), (4, "", "0/s"));
     }

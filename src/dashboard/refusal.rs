@@ -1,4 +1,4 @@
-//! A page that cannot be shown, and why. The guard makes a page of it.
+//! Why a page cannot be shown. The guard turns it into an error page.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -16,7 +16,7 @@ impl Refusal {
         Self { status, what: what.into() }
     }
 
-    /// What was asked for cannot be meant.
+    /// The request is invalid.
     pub(super) fn wrong(what: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, what)
     }

@@ -1,7 +1,7 @@
-//! Looks at the database for everybody: one task, however many tabs are open. Keeps the last hour in memory.
+//! Queries the database for all visitors: one task, however many tabs are open. Keeps the last hour in memory.
 //!
-//! Begins when the first visitor comes and ends with the dashboard. Looks less often while nobody has a page open. When the database does
-//! not answer, the last that was seen stays, with the error.
+//! It starts with the first request and ends with the dashboard. It samples less often while no page is open. When the database does not
+//! answer, pages show the last snapshot together with the error.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,31 +15,31 @@ use crate::operate::Diagnosis;
 use crate::store::{Backend, Store};
 use crate::types::{DeliveryFilter, ErrorSummary};
 
-/// What is shown as plots.
+/// How long samples are kept for the plots.
 const KEPT: Duration = Duration::from_secs(3_600);
-/// A page that was open no longer ago counts as open.
+/// How long a page counts as open after its last request.
 const WATCHED: Duration = Duration::from_secs(60);
-/// How much less often it looks while nobody watches.
+/// How many times longer the pause is while no page is open.
 const UNWATCHED_FACTOR: u32 = 6;
-/// How long a request waits for a look that it needs.
+/// How long a request waits for a fresh sample.
 const LOOK_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Poisoned deliveries of each handler that are looked at to name what fails most.
-const GROUPS_LOOKED_MAX: u32 = 1_000;
-/// Groups are counted again after so many looks, or when the number of poisoned deliveries has changed.
+/// How many poisoned deliveries of each handler are examined to find the most frequent errors.
+const GROUP_ROWS_MAX: u32 = 1_000;
+/// Groups are counted again after this many samples, or when the number of poisoned deliveries has changed.
 const GROUPS_EVERY: u64 = 6;
 
-/// What one look found.
+/// The result of one sample.
 #[derive(Clone)]
 pub(super) struct Snapshot {
-    /// Looks are numbered.
+    /// The number of the sample.
     pub(super) number: u64,
     begun: Instant,
     pub(super) taken_at: SystemTime,
     pub(super) diagnosis: Option<Arc<Diagnosis>>,
-    /// What fails most, of each handler.
+    /// The most frequent errors of each handler.
     pub(super) groups: Arc<Vec<ErrorSummary>>,
     groups_of: Option<(u64, u64)>,
-    /// Why the newest look found nothing.
+    /// Why the newest sample failed.
     pub(super) error: Option<String>,
 }
 
@@ -67,19 +67,19 @@ impl<B: Backend> Sampler<B> {
         }
     }
 
-    /// What was found last, however it was; waits for the first look.
+    /// Returns the last snapshot, or waits for the first one.
     pub(super) async fn latest(self: &Arc<Self>) -> Option<Arc<Snapshot>> {
         self.watch();
         let newest = self.latest.borrow().clone();
         match newest {
-            // Nobody has watched for a while.
+            // No page was open for a while, so the snapshot is old.
             Some(snapshot) if snapshot.begun.elapsed() > self.every * 2 => self.refreshed().await.or(Some(snapshot)),
             Some(snapshot) => Some(snapshot),
             None => self.refreshed().await,
         }
     }
 
-    /// What is found by a look that begins now: for somebody who has changed something.
+    /// Returns a snapshot that begins now, for a visitor who has just changed something.
     pub(super) async fn refreshed(self: &Arc<Self>) -> Option<Arc<Snapshot>> {
         self.watch();
         let (now, mut looks) = (Instant::now(), self.latest.subscribe());
@@ -89,13 +89,13 @@ impl<B: Backend> Sampler<B> {
         found.clone()
     }
 
-    /// Every look from now on.
+    /// Every snapshot from now on.
     pub(super) fn looks(self: &Arc<Self>) -> watch::Receiver<Option<Arc<Snapshot>>> {
         self.watch();
         self.latest.subscribe()
     }
 
-    /// Says that somebody has a page open, and starts the task if it is not there.
+    /// Records that a page is open, and starts the task on the first call.
     pub(super) fn watch(self: &Arc<Self>) {
         *lock(&self.watched_at) = Instant::now();
         if !self.is_started.swap(true, Ordering::SeqCst) {
@@ -128,7 +128,7 @@ impl<B: Backend> Sampler<B> {
                 if poisoned == 0 {
                     (groups, groups_of) = (Arc::default(), Some((0, number)));
                 } else if !is_fresh {
-                    match operator.poisoned_groups(&DeliveryFilter::all(), GROUPS_LOOKED_MAX).await {
+                    match operator.poisoned_groups(&DeliveryFilter::all(), GROUP_ROWS_MAX).await {
                         Ok(found) => (groups, groups_of) = (Arc::new(found), Some((poisoned, number))),
                         Err(failed) => error = Some(format!("{failed:#}")),
                     }
@@ -151,7 +151,7 @@ impl<B: Backend> Sampler<B> {
 }
 
 impl<B: Backend> Drop for Sampler<B> {
-    /// The task ends now, not at its next look.
+    /// Wakes the task, so that it ends now and not at its next sample.
     fn drop(&mut self) {
         self.wake.notify_one();
     }

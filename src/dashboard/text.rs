@@ -1,14 +1,14 @@
-//! How numbers, times and bytes are written, and how text from outside is made harmless. Pure.
+//! Formats numbers, times and bytes, and makes text from outside harmless. Pure.
 //!
-//! The templates escape HTML. Beyond that, characters that hide or reorder what a person reads are shown as what they are, in the finished
-//! page: [`visible`] is called at the one place where pages are made.
+//! The templates escape HTML. In addition, characters that hide or reorder text are shown as escapes: [`visible`] is called on every
+//! finished page, at the one place where pages are made.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use crate::types::HandlerStatus;
 
-/// With commas; the bound of counting as what it means.
+/// Formats a count with commas; a count that stopped at `COUNT_MAX` gets a `+`.
 pub(super) fn count(count: u64) -> String {
     if count == HandlerStatus::COUNT_MAX {
         return "10,000+".to_owned();
@@ -16,7 +16,7 @@ pub(super) fn count(count: u64) -> String {
     number(count)
 }
 
-/// A sum of counts, each of which may have ended at the bound.
+/// Formats a sum of counts, each of which may have stopped at `COUNT_MAX`.
 pub(super) fn at_least(sum: u64) -> String {
     format!("{}{}", number(sum), if sum >= HandlerStatus::COUNT_MAX { "+" } else { "" })
 }
@@ -38,7 +38,7 @@ pub(super) fn signed(number: i64) -> String {
     format!("{sign}{}", self::number(number.unsigned_abs()))
 }
 
-/// In a second.
+/// Formats a rate per second.
 pub(super) fn rate(per_sec: f64) -> String {
     match per_sec {
         rate if rate >= 10.0 => format!("{}/s", number(rate.round() as u64)),
@@ -48,7 +48,7 @@ pub(super) fn rate(per_sec: f64) -> String {
     }
 }
 
-/// A time in its largest unit.
+/// Formats a duration in its largest unit.
 pub(super) fn span(secs: f64) -> String {
     match secs.max(0.0) {
         secs if secs < 0.001 => "0 s".to_owned(),
@@ -73,14 +73,14 @@ pub(super) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// A moment, for a `time` element.
+/// A point in time, for a `time` element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct When {
-    /// As a person says it: `3 min ago`, `in 20 s`.
+    /// Relative to now: `3 min ago`, `in 20 s`.
     pub(super) said: String,
-    /// As a program reads it.
+    /// For programs, in RFC 3339.
     pub(super) iso: String,
-    /// To the second.
+    /// For people, exact to the second.
     pub(super) exact: String,
 }
 
@@ -98,10 +98,10 @@ impl When {
     }
 }
 
-/// Bytes as text where they are text, else in hexadecimal; at most `bytes_max` of them.
+/// Formats at most `bytes_max` bytes: as text if they are UTF-8, otherwise in hexadecimal.
 pub(super) fn shown(bytes: &[u8], bytes_max: usize) -> String {
     let (start, is_cut) = (&bytes[..bytes.len().min(bytes_max)], bytes.len() > bytes_max);
-    // A cut may be within a character.
+    // The cut may split a character.
     let text = match std::str::from_utf8(start) {
         Ok(text) => Some(text),
         Err(error) if is_cut && error.error_len().is_none() => std::str::from_utf8(&start[..error.valid_up_to()]).ok(),
@@ -114,7 +114,7 @@ pub(super) fn shown(bytes: &[u8], bytes_max: usize) -> String {
     shown
 }
 
-/// 32 bytes on a line.
+/// Formats 32 bytes on a line.
 fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2 + bytes.len() / 32);
     for (place, byte) in bytes.iter().enumerate() {
@@ -127,7 +127,7 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// JSON with each value on a line of its own. Nothing is read and written anew: a large number stays as it came.
+/// Puts each value of a JSON text on a line of its own. Values are copied as text and not parsed, so a large number keeps its digits.
 pub(super) fn indented(json: &str) -> String {
     let (mut text, mut depth, mut is_in_string, mut is_escaped) =
         (String::with_capacity(json.len() * 2), 0usize, false, false);
@@ -174,7 +174,7 @@ pub(super) fn indented(json: &str) -> String {
     text
 }
 
-/// For a value in the query of a URL.
+/// Percent-encodes a value for the query of a URL.
 pub(super) fn encode(value: &str) -> String {
     let mut encoded = String::with_capacity(value.len());
     for byte in value.bytes() {
@@ -188,7 +188,7 @@ pub(super) fn encode(value: &str) -> String {
     encoded
 }
 
-/// A finished page in which nothing hides or reorders text. What is replaced can only have come from outside: no template has such characters.
+/// Escapes characters that hide or reorder text in a finished page. They can only come from outside, because no template contains them.
 pub(super) fn visible(page: String) -> String {
     let is_hostile = |character: char| character != '\n' && is_hostile(character);
     if !page.contains(is_hostile) {
@@ -208,7 +208,7 @@ pub(super) fn visible(page: String) -> String {
     clean
 }
 
-/// C0, DEL and C1; bidirectional marks, embeddings and isolates; characters without width; separators of lines; annotations and tags.
+/// C0, DEL and C1; bidirectional marks, embeddings and isolates; zero-width characters; line separators; annotations and tags.
 fn is_hostile(character: char) -> bool {
     character.is_control()
         || matches!(character,

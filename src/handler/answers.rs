@@ -1,17 +1,19 @@
-//! What a batch handler answers: once for all messages of a call, or for each of them.
+//! The answers of a batch handler: one for all messages of a call, or one for each of them.
 
 use super::failure::Failure;
 
-/// What a batch handler answers: once for all messages of the call, or for each of them in their order.
+/// The answers of a batch handler: one for all messages of the call, or one for each of them in their order.
 ///
-/// `Result<(), E>` is one answer for all. `Vec<Result<(), E>>` has an answer for each message. `Result<Vec<Result<(), E>>, E>` is either:
-/// `?` fails the whole call.
+/// A handler usually returns a type that converts into `Answers`: `Result<(), E>` is one answer for all,
+/// `Vec<Result<(), E>>` has an answer for each message, and `Result<Vec<Result<(), E>>, E>` is either, so that `?`
+/// fails the whole call.
 ///
-/// A call that fails as a whole charges nothing as long as it had several messages: each half of them is handled by a call of its own, and
-/// so on. Only the answer to a call with one message is that message's own. So one bad message among 64 costs twelve more calls, and no
-/// other message is charged. A number of answers that is not the number of messages fails the call as a whole.
+/// A call that fails as a whole consumes no retry while it has several messages: each half of them gets a call of its
+/// own, and so on. Only the answer to a call with one message counts for that message. So one bad message among 64
+/// costs twelve more calls, and no other message consumes a retry. If the number of answers is not the number of
+/// messages, the call fails as a whole.
 ///
-/// To treat all messages alike without halves, for example while the service behind the handler is away, answer for each:
+/// To treat all messages alike without further calls, for example while a dependency is unavailable, answer for each:
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,9 +29,10 @@ use super::failure::Failure;
 /// }
 /// ```
 #[derive(Debug)]
-#[must_use = "answers count only when the handler returns them"]
+#[must_use = "return these answers from the handler"]
 pub struct Answers(Given);
 
+/// The returned value. How it applies depends on the number of messages, which only the caller has.
 #[derive(Debug)]
 enum Given {
     All(Result<(), Failure>),
@@ -37,17 +40,28 @@ enum Given {
 }
 
 impl Answers {
-    /// One answer for all messages.
+    /// Returns one answer for all messages.
+    ///
+    /// ```
+    /// let done = wharf::batch::Answers::all(Ok(()));
+    /// ```
     pub fn all(answer: Result<(), Failure>) -> Self {
         Self(Given::All(answer))
     }
 
-    /// An answer for each message, in the order of the messages.
+    /// Returns an answer for each message, in the order of the messages.
+    ///
+    /// ```
+    /// use wharf::Failure;
+    /// use wharf::batch::Answers;
+    ///
+    /// let second_failed = Answers::each([Ok(()), Err(Failure::retry("locked")), Ok(())]);
+    /// ```
     pub fn each(answers: impl IntoIterator<Item = Result<(), Failure>>) -> Self {
         Self(Given::Each(answers.into_iter().collect()))
     }
 
-    /// What this means for a call with so many messages.
+    /// Applies the answers to a call with this many messages.
     pub(super) fn to(self, messages: usize) -> Answered {
         match self.0 {
             Given::All(Ok(())) => Answered::Each((0..messages).map(|_| Ok(())).collect()),
@@ -85,10 +99,10 @@ impl<E: Into<Failure>, F: Into<Failure>> From<Result<Vec<Result<(), E>>, F>> for
     }
 }
 
-/// What a call came to.
+/// The result of a call, after its answers were matched with its messages.
 #[derive(Debug)]
 pub(crate) enum Answered {
-    /// One a message, in the order of the batch.
+    /// An answer for each message, in the order of the batch.
     Each(Vec<Result<(), Failure>>),
     /// The call failed as a whole.
     Whole(Failure),
@@ -103,7 +117,7 @@ impl Answered {
         }
     }
 
-    /// Puts in the answers for messages that the handler was not handed, lowest place first.
+    /// Inserts the failures of messages that the handler did not get, which are sorted by their place.
     pub(super) fn with(self, undecodable: Vec<(usize, Failure)>) -> Self {
         match self {
             Self::Whole(failure) => Self::Whole(failure),
@@ -129,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_for_all_or_for_each_in_any_form_that_a_handler_may_return() {
+    fn answers_for_all_and_for_each_are_accepted_in_every_form() {
         assert_eq!(said(Ok::<(), Failure>(()), 3), Ok(vec![true; 3]));
         assert_eq!(said(Err::<(), _>("no"), 3), Err("no".to_owned()));
         assert_eq!(said(vec![Ok(()), Err(std::fmt::Error)], 2), Ok(vec![true, false]));
@@ -138,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_number_of_answers_is_a_failure_of_the_whole_that_names_it() {
+    fn a_wrong_number_of_answers_fails_the_call_and_names_the_numbers() {
         let none: Vec<Result<(), Failure>> = Vec::new();
         assert_eq!(
             said(none, 2),
@@ -151,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_for_what_could_not_be_decoded_stand_in_their_places() {
+    fn answers_for_undecodable_payloads_keep_their_places() {
         let undecodable = |place| (place, Failure::undecodable(String::new()));
         let answered = Answered::Each(vec![Ok(()), Ok(())]).with(vec![undecodable(0), undecodable(2), undecodable(4)]);
         let Answered::Each(answers) = answered else { panic!("{answered:?}") };

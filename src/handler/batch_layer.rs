@@ -1,7 +1,8 @@
 //! Layers around calls of batch handlers: one run of the layer for each message, all of them around one call.
 //!
-//! The layers of a call run side by side. Each sees its own message, and is held in `Next::run` until the others have come as far or have
-//! answered; then the handler is called once with those messages whose layers asked for it, and each layer is given the answer for its message.
+//! The layers of a call run concurrently, each with its own message. `Next::run` waits until every other layer has
+//! called it or has answered. Then the handler is called once, with the messages whose layers called `Next::run`, and
+//! each of these layers gets the answer for its message.
 
 use std::future::Future;
 use std::pin::pin;
@@ -30,19 +31,22 @@ impl<C: Send + 'static> ErasedTxBatchHandler<C> for Layered<dyn ErasedTxBatchHan
     }
 }
 
-/// A layer has come to where its handler would run, and waits for the answer.
+/// A layer that has called `Next::run` and waits for the answer to the message at this place of the batch.
 struct Arrival {
     place: usize,
     answer: oneshot::Sender<Result<(), Failure>>,
 }
 
-/// Calls the handler with a layer around it for each message.
+/// Calls the handler with a layer around it for each message. Layers are polled while the handler runs, because a layer
+/// may do work of its own beside it.
 async fn around<F: Future<Output = Answered>>(
     layer: &Arc<LayerFn>,
     key: &HandlerKey,
     batch: &[Handed],
     call: impl FnOnce(Vec<Handed>) -> F,
 ) -> Answered {
+    // The channel is not bounded, but each layer sends at most once. `arrive` lives until the end, so `recv` never
+    // returns `None`.
     let (arrive, mut arrivals) = mpsc::unbounded_channel();
     let mut layers = FuturesUnordered::new();
     for (place, handed) in batch.iter().enumerate() {
@@ -52,7 +56,7 @@ async fn around<F: Future<Output = Answered>>(
     }
     let mut ended: Vec<Option<Result<(), Failure>>> = batch.iter().map(|_| None).collect();
     let mut arrived: Vec<Option<Arrival>> = batch.iter().map(|_| None).collect();
-    // Until each has arrived or has answered by itself.
+    // The number of layers that have neither called `Next::run` nor answered.
     let mut open = batch.len();
     while open > 0 {
         let place = tokio::select! {
@@ -66,10 +70,10 @@ async fn around<F: Future<Output = Answered>>(
                 place
             }
         };
-        // One that has done both is counted once.
+        // A layer that has done both is counted once.
         open -= usize::from(ended[place].is_none() || arrived[place].is_none());
     }
-    // One that has answered by itself after all does not wait any more.
+    // A layer that has called `Next::run` and then answered without it does not wait any more.
     let arrived: Vec<Arrival> = arrived.into_iter().flatten().filter(|arrival| !arrival.answer.is_closed()).collect();
     let asked_for: Vec<Handed> = arrived.iter().map(|arrival| batch[arrival.place].clone()).collect();
     let answered = match asked_for.is_empty() {
@@ -90,7 +94,7 @@ async fn around<F: Future<Output = Answered>>(
         Answered::Whole(failure) => (arrived.iter().map(|_| Err(failure.clone())).collect(), Some(failure)),
     };
     for (arrival, answer) in arrived.into_iter().zip(answers) {
-        // One that does not wait any more has answered by itself.
+        // The send fails for a layer that has answered without waiting.
         drop(arrival.answer.send(answer));
     }
     while let Some((place, answer)) = layers.next().await {
@@ -102,14 +106,14 @@ async fn around<F: Future<Output = Answered>>(
     }
 }
 
-/// Where the handler would run.
+/// The future behind `Next::run` of one message.
 async fn arriving(place: usize, arrive: mpsc::UnboundedSender<Arrival>) -> Result<(), Failure> {
     let (answer, answered) = oneshot::channel();
     drop(arrive.send(Arrival { place, answer }));
     answered.await.unwrap_or_else(|_| Err(unanswered()))
 }
 
-/// Every layer is given an answer and gives one.
+/// For a layer that got no answer because the call was dropped.
 fn unanswered() -> Failure {
     Failure::retry("the call was dropped before it was answered")
 }

@@ -1,18 +1,23 @@
-//! When a handler's breaker opens, and how often it probes.
+//! The breaker of a handler: when it opens, and how often it probes.
 
 use std::time::Duration;
 
-/// A breaker: when what a handler depends on is away (a mail server, a payment service), its deliveries stop instead of failing one by one. See
-/// [`Registration::breaker`](crate::Registration::breaker).
+/// A circuit breaker: while a dependency of a handler (a mail server, a payment service) is unavailable, its deliveries
+/// stop instead of failing one by one. [`Registration::breaker`](crate::Registration::breaker) takes it.
 ///
-/// These failures count: [`Failure::unavailable`](crate::Failure::unavailable), a timeout ([`Registration::timeout`](crate::Registration::timeout)),
-/// and an error that was caused by a lost or refused connection (a [`std::io::Error`] of such a kind anywhere among its causes). They consume
-/// no retry. When so many have followed each other in one process, or for one delivery, and no run in between had another result, the breaker
-/// opens, for all processes: nothing is claimed or handed over any more, and what waits in memory is given back. Then one delivery at a time
-/// probes: the first that does not fail in this way closes the breaker.
+/// These failures count: [`Failure::unavailable`](crate::Failure::unavailable), a timeout
+/// ([`Registration::timeout`](crate::Registration::timeout)), and an error caused by a lost or refused connection (a
+/// [`std::io::Error`] of such a kind anywhere among its causes). When several of them occur in a row in one process, or
+/// for one delivery, without another result in between, the breaker opens in all processes: no delivery of the handler
+/// is claimed or handed over, and deliveries that wait in memory are released. Then one delivery at a time runs as a
+/// probe. The first probe that does not fail in this way closes the breaker. A call of a batch handler that times out
+/// as a whole counts once.
 ///
-/// While other deliveries of the handler succeed, a failure that counts is the delivery's own: then it runs again after growing pauses, and is
-/// poisoned as `unavailable` after [`Limits::trouble_limit`](crate::Limits::trouble_limit) such failures, and as many more as open the breaker.
+/// Such failures consume no retry, so an outage poisons nothing, however long it lasts. The exception is a delivery
+/// that keeps failing like this while other deliveries of the handler succeed, for example because it needs one server
+/// of many. As many of its failures in a row as would open the breaker are free, with growing pauses between them. From
+/// then on each further failure consumes a retry, and the handler's [`RetryPolicy`](crate::RetryPolicy) decides when it
+/// runs again. When no retry is left, it is poisoned as `unavailable`: never sooner than without a breaker.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,27 +25,45 @@ use std::time::Duration;
 /// let breaker = Breaker::new().failures(10).probe_every(Duration::from_secs(30));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[must_use = "a breaker is given to `Registration::breaker`"]
+#[must_use = "pass this breaker to `Registration::breaker`"]
 pub struct Breaker {
+    /// At least 1; `build()` checks it.
     pub(crate) failures: u32,
     pub(crate) probe_every: Duration,
 }
 
 impl Breaker {
-    /// A breaker that opens after five failures in a row and probes every ten seconds.
+    /// Creates a breaker that opens after five failures in a row and probes every ten seconds.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, flow::Breaker, handler};
+    /// # async fn send_mail(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # let _: Registration<Postgres> =
+    /// handler(HandlerKey::new("mail.send"), send_mail).breaker(Breaker::new())
+    /// # ;
+    /// ```
     pub fn new() -> Self {
         Self { failures: 5, probe_every: Duration::from_secs(10) }
     }
 
-    /// How many failures in a row open it. Default: 5. Raise it for a handler of which many deliveries run at a time, where a short disturbance
-    /// makes all of them fail.
+    /// Sets how many failures in a row open the breaker. Default: 5. Raise it for a handler with a high concurrency,
+    /// where a short disturbance makes many runs fail at once.
+    ///
+    /// ```
+    /// let breaker = wharf::flow::Breaker::new().failures(50);
+    /// ```
     pub fn failures(mut self, failures: u32) -> Self {
         self.failures = failures;
         self
     }
 
-    /// How long after it has opened, and after a probe has failed, the next probe runs. Default: 10 s. An outage costs one run in this time, and
-    /// ends so much later at the most.
+    /// Sets the time from opening to the first probe, and from one probe to the next. Default: 10 s. During an outage
+    /// one delivery runs in each interval, and work resumes at most one interval after the outage ends.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let breaker = wharf::flow::Breaker::new().probe_every(Duration::from_secs(60));
+    /// ```
     pub fn probe_every(mut self, interval: Duration) -> Self {
         self.probe_every = interval;
         self

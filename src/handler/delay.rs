@@ -1,29 +1,113 @@
-//! When deliveries of a handler are due: at once, after a delay, or when a header says. Pure; hostile bytes welcome.
+//! The options that decide when a delivery is due and when it expires: after a delay, at the time in a header, up to an
+//! age.
+//!
+//! Pure. A header may contain any bytes.
 
 use std::time::{Duration, SystemTime};
 
+use super::registration::Registration;
+use crate::store::Backend;
 use crate::store::seam::Due;
 use crate::types::Headers;
 
 /// When new deliveries are due.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Delay {
-    /// After they are accepted, where no header says otherwise.
+    /// The delay after accept, if the record does not have the header.
     pub(crate) after: Option<Duration>,
-    /// The header that says it.
+    /// The header that has the delay or the time.
     pub(crate) header: Option<String>,
 }
 
-/// The header's value is neither a duration nor a time.
+impl<B: Backend> Registration<B> {
+    /// Delays new deliveries: they are due this long after their message is accepted, by the database's clock. Retries,
+    /// replays and a backfill are not delayed. Default: due at once.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};
+    /// # use wharf::testing::TestInbox;
+    /// # const REMIND: HandlerKey = HandlerKey::new("cart.remind");
+    /// # async fn remind(cart: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// const HOUR: Duration = Duration::from_secs(3_600);
+    /// let remind = handler(REMIND, remind).delay(HOUR);
+    /// # let inbox = TestInbox::new(|inbox| inbox.subscribe("carts", remind)).await?;
+    /// # inbox.accept(Record::new("carts").with_id("cart-4")).await?;
+    /// // … after a record is accepted:
+    /// assert_eq!(inbox.drain().await?, 0);
+    /// inbox.advance(HOUR).await?;
+    /// assert_eq!(inbox.drain().await?, 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay.after = Some(delay);
+        self
+    }
+
+    /// Delays new deliveries until the time in this header of the record: a duration after accept (`90s`, `1h 30m`), or
+    /// an RFC 3339 time (`2026-01-31T09:00:00Z`). Without the header, [`Registration::delay`] applies. With a value
+    /// that is neither, the delivery is due at once, and the warning `delay cannot be read` names the message. Default:
+    /// no header.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Record, Registration, handler};
+    /// # async fn remind(cart: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # let _: Registration<Postgres> =
+    /// handler(HandlerKey::new("cart.remind"), remind).delay_header("remind-at")
+    /// # ;
+    /// // A producer sets the header:
+    /// let record = Record::new("carts").with_id("cart-4").with_header("remind-at", "2026-01-31T09:00:00Z");
+    /// ```
+    pub fn delay_header(mut self, name: impl Into<String>) -> Self {
+        self.delay.header = Some(name.into());
+        self
+    }
+
+    /// Discards deliveries whose message was accepted longer ago than this, by the database's clock, with the reason
+    /// `expired`. The age is checked before each run, also before a retry; deliveries that wait are discarded in bulk,
+    /// every third of the lease, without a slot. For an ordered handler these include deliveries that wait for an
+    /// earlier one of their key. A run that has begun continues. Nothing expires while the handler is paused, and
+    /// deliveries that a person has replayed never expire. Default: never. Set it for messages that are worthless when
+    /// old.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};
+    /// # use wharf::testing::{State, TestInbox};
+    /// # const PUSH_PRICE: HandlerKey = HandlerKey::new("prices.push");
+    /// # async fn push_price(price: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let push = handler(PUSH_PRICE, push_price).expires_after(Duration::from_secs(60));
+    /// # let inbox = TestInbox::new(|inbox| inbox.subscribe("prices", push)).await?;
+    /// # inbox.accept(Record::new("prices").with_id("price-1")).await?;
+    /// // … after a record is accepted:
+    /// inbox.advance(Duration::from_secs(61)).await?;
+    /// inbox.drain().await?;
+    /// inbox.assert_state("price-1", PUSH_PRICE, State::Discarded).await;
+    /// # Ok(()) }
+    /// ```
+    pub fn expires_after(mut self, age: Duration) -> Self {
+        self.expires_after = Some(age);
+        self
+    }
+}
+
+/// The value of the header is neither a duration nor a time.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct UnreadableDelay;
 
 impl Delay {
+    /// Whether neither option is set.
     pub(crate) fn is_none(&self) -> bool {
         self.after.is_none() && self.header.is_none()
     }
 
-    /// When a delivery of a message with these headers is due; `None`: at once.
+    /// When a delivery of a message with these headers is due. `None` means at once.
     pub(crate) fn due(&self, headers: &Headers, now: SystemTime) -> Result<Option<Due>, UnreadableDelay> {
         match self.header.as_deref().and_then(|name| headers.get(name)) {
             None => Ok(self.after.map(Due::In)),
@@ -39,6 +123,7 @@ impl Delay {
     }
 }
 
+/// Reads the value of the header: a duration or a time.
 fn read(value: &[u8]) -> Option<Due> {
     let text = std::str::from_utf8(value).ok()?.trim();
     humantime::parse_duration(text).ok().map(Due::In).or_else(|| time(text).map(Due::At))
@@ -77,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_a_duration_or_a_time_and_without_it_the_policy_counts() {
+    fn a_header_is_a_duration_or_a_time_and_without_it_the_policy_applies() {
         let delay = Delay { after: Some(Duration::from_secs(60)), header: Some("due".to_owned()) };
         let none = Record::new("orders");
         assert_eq!(delay.due(none.headers(), SystemTime::now()), Ok(Some(Due::In(Duration::from_secs(60)))));
@@ -97,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_not_guessed_at() {
+    fn a_value_that_is_neither_is_refused() {
         for value in [
             "",
             "soon",
@@ -115,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(value in any::<Vec<u8>>(), text in "[-+0-9:TZ. é]{0,40}") {
+        fn hostile_bytes_never_panic(value in any::<Vec<u8>>(), text in "[-+0-9:TZ. é]{0,40}") {
             let _ = due(value);
             let _ = due(text);
         }

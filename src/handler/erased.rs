@@ -1,6 +1,8 @@
-//! The traits a handler can implement, and their type-erased forms: the only place where a handler's types are known, beside `batch.rs`.
+//! The traits that a handler can implement, and their type-erased forms. Only this file and `batch.rs` know a handler's
+//! types.
 //!
-//! Decoding happens here, once per delivery. A payload that does not decode becomes an `Undecodable` failure, never a panic.
+//! Payloads are decoded here, once per delivery, by the handler's decoder if it has one (`decoding.rs`). A payload that
+//! cannot be decoded becomes an `Undecodable` failure, never a panic.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -8,15 +10,16 @@ use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, MapErr};
 use futures_util::{FutureExt, TryFutureExt};
-use serde_json::error::Category;
 
 use super::batch::{BatchBody, ErasedBatchHandler, ErasedTxBatchHandler};
+use super::decoding::{Decoders, Decodes, PayloadType, TopicDecoder};
 use super::failure::Failure;
-use crate::types::{Claim, DecodeError, Message, Payload, StoredMessage};
+use crate::types::{Claim, Message, Payload, StoredMessage};
 
-/// A plain handler: an async function, an async closure, [`with_state`](crate::with_state) around either, or a type.
+/// A plain handler. [`handler`](crate::handler) registers it.
 ///
-/// Functions and closures implement it already. Implement it for a type when several methods share what the handler works with:
+/// Async functions, async closures and [`with_state`](crate::with_state) around either implement it. Implement it for a
+/// type when several methods share state:
 ///
 /// ```
 /// use wharf::{Failure, Handler, Message, Raw};
@@ -38,7 +41,7 @@ use crate::types::{Claim, DecodeError, Message, Payload, StoredMessage};
     note = "a function that also takes `&mut` connection is given to `tx_handler`"
 )]
 pub trait Handler<P>: Send + Sync + 'static {
-    /// Handles one message. Runs at least once for each delivery that ends `done`, so it must be idempotent.
+    /// Handles one message. It runs at least once for each delivery that ends as `done`, so it must be idempotent.
     fn handle(&self, message: Message<P>) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
@@ -67,16 +70,35 @@ where
     }
 }
 
-/// A transactional handler: its writes through `conn` and the outcome `done` commit together.
+/// A transactional handler: its writes through `conn` and the outcome `done` are committed together.
+/// [`tx_handler`](crate::tx_handler) registers it.
 ///
-/// Async functions, async closures and [`with_state`](crate::with_state) around either implement it already. `C` is the connection of
-/// the store: `diesel_async::AsyncPgConnection` on PostgreSQL, [`Sqlite`](crate::Sqlite)'s connection on SQLite. It is a type of
-/// `diesel-async`, so that the handler can use diesel; use the version of that crate that Wharf uses.
+/// Async functions, async closures and [`with_state`](crate::with_state) around either implement it. Implement it for a
+/// type when several methods share state:
 ///
-/// What it does outside that connection (HTTP calls, other databases) is not covered and may happen again. It must not
-/// commit or roll back the transaction itself; nested `conn.transaction(..)` calls become savepoints and are fine. The connection is one of
-/// the engine's: use `SET LOCAL` and transaction-level advisory locks, nothing that stays with the session. A transaction in which no
-/// statement runs for five minutes is ended by the server.
+/// ```
+/// use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+/// use wharf::{Failure, Message, Raw, TxHandler};
+///
+/// struct ReserveStock { depot: u32 }
+///
+/// impl TxHandler<Raw, AsyncPgConnection> for ReserveStock {
+///     async fn handle(&self, order: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+///         let reserve = format!("UPDATE stock SET reserved = reserved + 1 WHERE depot = {}", self.depot);
+///         conn.batch_execute(&reserve).await?;
+///         Ok(())
+///     }
+/// }
+/// ```
+///
+/// `C` is the connection of the store: `diesel_async::AsyncPgConnection` on PostgreSQL,
+/// [`AsyncSqliteConnection`](crate::store::AsyncSqliteConnection) on SQLite. Both are types of `diesel-async`: use the
+/// version of that crate that Wharf uses.
+///
+/// Effects outside of that connection (HTTP calls, other databases) may happen again. The handler must not commit or
+/// roll back the transaction itself; nested `conn.transaction(..)` calls become savepoints and are allowed. The
+/// connection belongs to the engine: use `SET LOCAL` and transaction-level advisory locks, and change no session state.
+/// The server ends a transaction in which no statement runs for five minutes.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a transactional handler",
     label = "expected `async fn(Message<P>, &mut {C}) -> Result<(), E>`",
@@ -102,7 +124,8 @@ where
     }
 }
 
-/// Async functions that can be transactional handlers. Cannot be named outside: it exists because the future borrows the connection.
+/// Async functions that can be transactional handlers. The trait cannot be named outside the crate; it exists because
+/// the future borrows the connection.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a transactional handler",
     label = "expected `async fn(Message<P>, &mut {C}) -> Result<(), E>`",
@@ -147,18 +170,22 @@ where
     }
 }
 
-/// A handler function and the state each call is given a clone of. Made by [`with_state`](crate::with_state).
+/// A handler function and its state, which each call gets a clone of. Made by [`with_state`](crate::with_state).
 #[derive(Debug, Clone)]
 pub struct WithState<S, F> {
     pub(super) state: S,
     pub(super) function: F,
 }
 
-/// What a lane runs: one of the kinds of handler.
+/// A handler of one of the four kinds, with its types erased.
 pub(crate) enum Body<C> {
+    /// Called with one message.
     Plain(Arc<dyn ErasedHandler>),
+    /// Called with one message and a connection.
     Transactional(Arc<dyn ErasedTxHandler<C>>),
+    /// Called with several messages.
     Batch(BatchBody<dyn ErasedHandler, dyn ErasedBatchHandler>),
+    /// Called with several messages and a connection.
     TxBatch(BatchBody<dyn ErasedTxHandler<C>, dyn ErasedTxBatchHandler<C>>),
 }
 
@@ -173,11 +200,14 @@ impl<C> Clone for Body<C> {
     }
 }
 
-pub(crate) trait ErasedHandler: Send + Sync {
+/// A plain handler whose payload type is erased.
+pub(crate) trait ErasedHandler: Decodes {
+    /// Decodes the payload and calls the handler. Dropping the future cancels the run.
     fn run(&self, message: Arc<StoredMessage>, claim: Claim) -> BoxFuture<'_, Result<(), Failure>>;
 }
 
-pub(crate) trait ErasedTxHandler<C>: Send + Sync {
+/// A transactional handler whose payload type is erased.
+pub(crate) trait ErasedTxHandler<C>: Decodes {
     fn run<'c>(
         &'c self,
         message: Arc<StoredMessage>,
@@ -186,49 +216,62 @@ pub(crate) trait ErasedTxHandler<C>: Send + Sync {
     ) -> BoxFuture<'c, Result<(), Failure>>;
 }
 
+/// Erases the payload type of a plain handler.
 pub(crate) fn erase<P: Payload, C>(handler: impl Handler<P>) -> Body<C> {
-    Body::Plain(Arc::new(Typed(handler, PhantomData::<fn(P)>)))
+    Body::Plain(Arc::new(Typed::<_, P, Single>::new(handler)))
 }
 
+/// Erases the payload type of a transactional handler.
 pub(crate) fn erase_tx<P: Payload, C: Send + 'static>(handler: impl TxHandler<P, C>) -> Body<C> {
-    Body::Transactional(Arc::new(Typed(handler, PhantomData::<fn(P)>)))
+    Body::Transactional(Arc::new(Typed::<_, P, Single>::new(handler)))
 }
 
-struct Typed<H, P>(H, PhantomData<fn(P)>);
+/// A handler of payloads of type `P`, with its decoders. `Calls` is [`Single`] or `batch::Batched`, because a type may
+/// implement the traits of both.
+pub(super) struct Typed<H, P, Calls> {
+    pub(super) handler: H,
+    pub(super) decoders: Decoders<P>,
+    calls: PhantomData<fn() -> Calls>,
+}
 
-impl<P: Payload, H: Handler<P>> ErasedHandler for Typed<H, P> {
-    fn run(&self, message: Arc<StoredMessage>, claim: Claim) -> BoxFuture<'_, Result<(), Failure>> {
-        // Decoding stands inside the future, so that a panic in a user's Deserialize is caught like the handler's own.
-        async move { self.0.handle(decode(message, claim)?).await }.boxed()
+/// Each call gets one message.
+struct Single;
+
+impl<H, P, Calls> Typed<H, P, Calls> {
+    pub(super) fn new(handler: H) -> Self {
+        Self { handler, decoders: Decoders::default(), calls: PhantomData }
     }
 }
 
-impl<P: Payload, C: Send, H: TxHandler<P, C>> ErasedTxHandler<C> for Typed<H, P> {
+impl<P: Payload, H: Send + Sync, Calls> Decodes for Typed<H, P, Calls> {
+    fn takes(&self) -> PayloadType {
+        Decoders::<P>::takes()
+    }
+
+    fn decode_by(&self, decoders: Vec<TopicDecoder>) {
+        self.decoders.set(decoders);
+    }
+
+    fn ready<'a>(&'a self, message: &'a StoredMessage) -> Option<BoxFuture<'a, Result<(), Failure>>> {
+        self.decoders.ready(message)
+    }
+}
+
+impl<P: Payload, H: Handler<P>> ErasedHandler for Typed<H, P, Single> {
+    fn run(&self, message: Arc<StoredMessage>, claim: Claim) -> BoxFuture<'_, Result<(), Failure>> {
+        // The payload is decoded inside the future, so that a panic in a user's Deserialize is caught like a panic of
+        // the handler.
+        async move { self.handler.handle(self.decoders.decode(message, claim)?).await }.boxed()
+    }
+}
+
+impl<P: Payload, C: Send, H: TxHandler<P, C>> ErasedTxHandler<C> for Typed<H, P, Single> {
     fn run<'c>(
         &'c self,
         message: Arc<StoredMessage>,
         claim: Claim,
         conn: &'c mut C,
     ) -> BoxFuture<'c, Result<(), Failure>> {
-        async move { self.0.handle(decode(message, claim)?, conn).await }.boxed()
-    }
-}
-
-pub(super) fn decode<P: Payload>(message: Arc<StoredMessage>, claim: Claim) -> Result<Message<P>, Failure> {
-    Message::decode(message, claim).map_err(|error| Failure::undecodable(described(&error)))
-}
-
-/// What was expected and where. serde's own words quote what was found, and that is the payload, which belongs in no log.
-fn described(error: &DecodeError) -> String {
-    let text = error.to_string();
-    let Some(error) = error.downcast_ref::<serde_json::Error>() else { return text };
-    match error.classify() {
-        // Says "expected `,` or `}`" and the like, never what stood there.
-        Category::Syntax | Category::Eof | Category::Io => format!("not JSON: {text}"),
-        Category::Data if text.starts_with("missing field `") => text,
-        Category::Data => match text.rsplit_once(", expected ") {
-            Some((_, expected)) => format!("expected {expected}"),
-            None => format!("not what the handler's type says at line {} column {}", error.line(), error.column()),
-        },
+        async move { self.handler.handle(self.decoders.decode(message, claim)?, conn).await }.boxed()
     }
 }

@@ -1,76 +1,102 @@
-//! A handler's answer when it is not done: retry, retry at a time of its own, unavailable, poison, snooze or discard.
+//! What a handler returns instead of `Ok`: retry, retry at a given time, unavailable, poison, snooze or discard.
 //!
-//! Any error becomes "retry" through `?`. The others are asked for by name. A failure is data, it never stops the engine.
+//! `?` turns any error into a retry. The other variants have a constructor each. A failure is data and never stops the
+//! engine.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-/// Why a handler did not finish, and what should become of the delivery.
+/// Why a handler did not succeed, and what happens to the delivery.
 ///
 /// ```
-/// use wharf::Failure;
-/// # use std::time::Duration;
-/// async fn handle() -> Result<(), Failure> {
-///     let number: u32 = "12".parse()?;               // any error: retried by the handler's policy
-///     if number == 0 {
-///         return Err(Failure::poison("zero is never right")); // hopeless: poisoned at once
+/// use std::time::Duration;
+/// use wharf::{Failure, Message};
+///
+/// async fn charge(order: Message<String>) -> Result<(), Failure> {
+///     let amount: u32 = order.payload.parse()?; // any error: retried by the handler's policy
+///     if amount == 0 {
+///         return Err(Failure::poison("the amount is 0")); // no retry can help: a person decides
 ///     }
-///     if number > 100 {
-///         return Err(Failure::snooze(Duration::from_secs(60))); // later, and no retry is spent
+///     if amount > 10_000 {
+///         return Err(Failure::snooze(Duration::from_secs(60))); // later, without consuming a retry
 ///     }
 ///     Ok(())
 /// }
 /// ```
 ///
-/// `?` takes every error type: those that implement [`std::error::Error`], `Box<dyn Error + Send + Sync>`, `anyhow::Error`, and text.
-/// `Failure` does not implement [`std::error::Error`] itself, so that all of these can become one.
+/// `?` converts every error type: those that implement [`std::error::Error`], `Box<dyn Error + Send + Sync>`,
+/// `anyhow::Error`, and text. For that reason `Failure` does not implement [`std::error::Error`] itself. The text of
+/// the error, with its causes, is stored with the delivery; [`InboxBuilder::redact`](crate::InboxBuilder::redact) can
+/// remove secrets from it.
 #[derive(Clone)]
 pub struct Failure {
-    pub(crate) wish: Wish,
+    /// What the handler requests. The engine decides the outcome (`decide.rs`).
+    pub(crate) kind: FailureKind,
+    /// The error with its causes; the reason of a discard; empty for a snooze.
     pub(crate) error: String,
-    /// A connection was refused or lost, as the error or one of its causes says.
+    /// Whether the error or one of its causes is a refused or lost connection.
     is_connection: bool,
 }
 
-/// What the handler wants to become of the delivery.
+/// What happens to the delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// By the handler's retry policy.
+pub(crate) enum FailureKind {
+    /// A retry by the handler's policy.
     Retry,
-    /// Counted as a failure, but at a time the handler named.
+    /// A retry after this time, which counts as a failure.
     RetryAfter(Duration),
-    /// What the handler depends on is away. Without a breaker as [`Wish::Retry`].
+    /// A dependency of the handler is unavailable. Without a breaker, like [`FailureKind::Retry`].
     Unavailable,
-    /// Later, nothing counted.
+    /// Another run after this time, which consumes no retry.
     Snooze(Duration),
     /// No retry can help.
     Poison,
-    /// The payload is not what the handler's type says.
+    /// The payload cannot be decoded into the handler's type.
     Undecodable,
-    /// Nothing to do, on purpose.
+    /// A dependency of the decoder is unavailable: another run after this time, which consumes no retry.
+    NotDecodableNow(Duration),
+    /// The message needs no work.
     Discard,
 }
 
 impl Failure {
-    /// Retry by the handler's policy. `?` on any error does the same.
-    pub fn retry(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::with(Wish::Retry, &*error.into())
-    }
-
-    /// Counts as a failure, but the next attempt is after `delay`, whatever the policy says (a `Retry-After` header, say).
-    pub fn retry_after(delay: Duration, error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::with(Wish::RetryAfter(delay), &*error.into())
-    }
-
-    /// What the handler depends on is away: no delivery can succeed now, and this one is not to blame. With a
-    /// [`breaker`](crate::Registration::breaker) it consumes no retry, and several in a row open the breaker. Without one, as
-    /// [`Failure::retry`].
+    /// Retries by the handler's [`RetryPolicy`](crate::RetryPolicy). `?` on any error does the same.
     ///
     /// ```
-    /// use wharf::Failure;
-    /// fn answer(status: u16) -> Result<(), Failure> {
+    /// # use wharf::Failure;
+    /// fn check(status: u16) -> Result<(), Failure> {
+    ///     if status == 200 { Ok(()) } else { Err(Failure::retry(format!("the mail service answers {status}"))) }
+    /// }
+    /// ```
+    pub fn retry(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::with(FailureKind::Retry, &*error.into())
+    }
+
+    /// Retries after `delay` instead of the policy's delay. It counts as a failure, so it consumes a retry.
+    ///
+    /// ```
+    /// # use wharf::Failure;
+    /// # use std::time::Duration;
+    /// fn check(status: u16, retry_after: Duration) -> Result<(), Failure> {
+    ///     match status {
+    ///         429 => Err(Failure::retry_after(retry_after, "the mail service asks us to slow down")),
+    ///         _ => Ok(()),
+    ///     }
+    /// }
+    /// ```
+    pub fn retry_after(delay: Duration, error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::with(FailureKind::RetryAfter(delay), &*error.into())
+    }
+
+    /// Reports that a dependency of the handler is unavailable, so that no delivery can succeed now. With a
+    /// [`breaker`](crate::Registration::breaker) it consumes no retry, and several in a row open the breaker. Without
+    /// one it is the same as [`Failure::retry`].
+    ///
+    /// ```
+    /// # use wharf::Failure;
+    /// fn check(status: u16) -> Result<(), Failure> {
     ///     match status {
     ///         200..=299 => Ok(()),
     ///         502..=504 => Err(Failure::unavailable(format!("the mail service answers {status}"))),
@@ -79,43 +105,91 @@ impl Failure {
     /// }
     /// ```
     pub fn unavailable(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::with(Wish::Unavailable, &*error.into())
+        Self::with(FailureKind::Unavailable, &*error.into())
     }
 
-    /// No retry can help: the delivery is poisoned now and kept for a person.
+    /// Poisons the delivery now: no retry can help, and a person decides. It is kept until it is replayed or discarded.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message};
+    /// async fn charge(amount: Message<u32>) -> Result<(), Failure> {
+    ///     if amount.payload == 0 { Err(Failure::poison("the amount is 0")) } else { Ok(()) }
+    /// }
+    /// ```
     pub fn poison(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::with(Wish::Poison, &*error.into())
+        Self::with(FailureKind::Poison, &*error.into())
     }
 
-    /// Not now: run again after `delay`, without spending a retry.
+    /// Runs the delivery again after `delay`, without consuming a retry.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// # use std::time::Duration;
+    /// # async fn is_open() -> bool { true }
+    /// async fn announce(order: Message<Raw>) -> Result<(), Failure> {
+    ///     if !is_open().await {
+    ///         return Err(Failure::snooze(Duration::from_secs(600))); // the shop is closed
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn snooze(delay: Duration) -> Self {
-        Self { wish: Wish::Snooze(delay), error: String::new(), is_connection: false }
+        Self { kind: FailureKind::Snooze(delay), error: String::new(), is_connection: false }
     }
 
-    /// Nothing needs to be done with this message; the reason is kept with the delivery, which is then finished.
+    /// Finishes the delivery without having done anything, because the message needs no work. The reason is kept with
+    /// the delivery, whose state is then `discarded`.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+    ///     if order.headers().get("test-order").is_some() {
+    ///         return Err(Failure::discard("a test order"));
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn discard(reason: impl Into<String>) -> Self {
-        Self { wish: Wish::Discard, error: reason.into(), is_connection: false }
+        Self { kind: FailureKind::Discard, error: reason.into(), is_connection: false }
     }
 
+    /// The payload cannot be decoded, and never will be.
     pub(crate) fn undecodable(error: String) -> Self {
-        Self { wish: Wish::Undecodable, error, is_connection: false }
+        Self { kind: FailureKind::Undecodable, error, is_connection: false }
     }
 
-    fn with(wish: Wish, error: &(dyn StdError + 'static)) -> Self {
-        Self { wish, error: chain(error), is_connection: is_connection(error) }
+    /// The payload cannot be decoded now, because a dependency of the decoder is unavailable.
+    pub(super) fn not_decodable_now(again_in: Duration, error: String) -> Self {
+        Self { kind: FailureKind::NotDecodableNow(again_in), error, is_connection: false }
     }
 
-    /// Whether it says that what the handler depends on is away.
+    /// For a decoder that was not ready in time.
+    pub(crate) fn decoder_too_slow(waited: Duration) -> Self {
+        let error = format!("the decoder was not ready after {}", humantime::format_duration(waited));
+        Self::not_decodable_now(waited, error)
+    }
+
+    /// The text is computed here: an error may not be `Clone`, and a failure of a batch call is copied for each
+    /// message.
+    fn with(kind: FailureKind, error: &(dyn StdError + 'static)) -> Self {
+        Self { kind, error: chain(error), is_connection: is_connection(error) }
+    }
+
+    /// Whether a dependency of the handler is unavailable.
     pub(crate) fn is_unavailable(&self) -> bool {
-        match self.wish {
-            Wish::Unavailable => true,
-            Wish::Retry | Wish::RetryAfter(_) => self.is_connection,
-            Wish::Snooze(_) | Wish::Poison | Wish::Undecodable | Wish::Discard => false,
+        match self.kind {
+            FailureKind::Unavailable => true,
+            FailureKind::Retry | FailureKind::RetryAfter(_) => self.is_connection,
+            FailureKind::Snooze(_)
+            | FailureKind::Poison
+            | FailureKind::Undecodable
+            | FailureKind::NotDecodableNow(_)
+            | FailureKind::Discard => false,
         }
     }
 }
 
-/// Any error, boxed or not, `anyhow::Error`, and text: retried by the handler's policy.
+/// Any error, boxed or not, `anyhow::Error`, and text become a retry by the handler's policy.
 impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::retry(error)
@@ -124,7 +198,7 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
 
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.wish, self.error)
+        write!(f, "{:?}: {}", self.kind, self.error)
     }
 }
 
@@ -134,13 +208,13 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The error and its causes in one line. `Display`, never `Debug`: a derived `Debug` prints fields nobody meant to show.
+/// The error and its causes in one line. Uses `Display`, because a derived `Debug` may print fields with secrets.
 fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let part = error.to_string();
-        // Many errors already repeat their cause in their own text.
+        // Many errors already contain the text of their cause.
         if !text.ends_with(&part) {
             text.push_str(": ");
             text.push_str(&part);
@@ -178,17 +252,17 @@ mod tests {
         #[error("cannot charge the card")]
         struct Outer(#[source] std::num::ParseIntError);
         let failure = Failure::from(Outer("x".parse::<u8>().unwrap_err()));
-        assert_eq!(failure.wish, Wish::Retry);
+        assert_eq!(failure.kind, FailureKind::Retry);
         assert_eq!(failure.error, "cannot charge the card: invalid digit found in string");
     }
 
     #[test]
-    fn the_question_mark_takes_every_kind_of_error_and_keeps_a_failure_as_it_is() {
-        fn said(answer: impl FnOnce() -> Result<(), Failure>) -> (Wish, String) {
+    fn the_question_mark_converts_every_error_and_keeps_a_failure_unchanged() {
+        fn said(answer: impl FnOnce() -> Result<(), Failure>) -> (FailureKind, String) {
             let failure = answer().unwrap_err();
-            (failure.wish, failure.error)
+            (failure.kind, failure.error)
         }
-        let retried = |text: &str| (Wish::Retry, text.to_owned());
+        let retried = |text: &str| (FailureKind::Retry, text.to_owned());
         assert_eq!(said(|| Ok(Err(std::fmt::Error)?)), retried("an error occurred when formatting an argument"));
         assert_eq!(said(|| Ok(Err("text")?)), retried("text"));
         assert_eq!(said(|| Ok(Err(String::from("text"))?)), retried("text"));
@@ -198,11 +272,11 @@ mod tests {
             Err(Failure::poison("hopeless"))?;
             Ok(())
         });
-        assert_eq!(hopeless, (Wish::Poison, "hopeless".to_owned()));
+        assert_eq!(hopeless, (FailureKind::Poison, "hopeless".to_owned()));
     }
 
     #[test]
-    fn a_lost_connection_is_found_among_the_causes_and_says_that_something_is_away() {
+    fn a_lost_connection_among_the_causes_means_unavailable() {
         #[derive(Debug, thiserror::Error)]
         #[error("cannot send the mail")]
         struct Send(#[source] io::Error);
@@ -214,7 +288,7 @@ mod tests {
         assert!(Failure::from(anyhow::Error::new(refused()).context("said first")).is_unavailable());
         assert!(Failure::retry_after(Duration::ZERO, refused()).is_unavailable());
         assert!(Failure::unavailable("away").is_unavailable() && !Failure::retry("no").is_unavailable());
-        // The handler has said what is to become of the delivery.
+        // The handler has decided what happens to the delivery.
         assert!(!Failure::poison(refused()).is_unavailable());
     }
 }

@@ -1,4 +1,4 @@
-//! The functions that make registrations out of handlers.
+//! The functions that turn handlers into registrations.
 
 use super::batch::{BatchHandler, TxBatchHandler, erase_batch, erase_tx_batch};
 use super::erased::{Handler, TxHandler, WithState, erase, erase_tx};
@@ -8,12 +8,14 @@ use crate::store::Backend;
 use crate::store::transacts::Transacts;
 use crate::types::Payload;
 
-/// A plain handler. It runs at least once for each message: an outcome that could not be written means that it runs again.
+/// Registers a plain handler. It runs **at least once** for each message: if its outcome cannot be stored, it runs
+/// again.
 ///
-/// Takes an async function or closure `Fn(Message<P>) -> Result<(), E>`, [`with_state`] around one that needs a pool or a client, or a
-/// type that implements [`Handler`]. `P` is anything serde can read from JSON, [`Raw`](crate::Raw) for the bytes, or
-/// [`CloudEvent`](crate::CloudEvent). Any error can be returned with `?` and means a retry; see [`Failure`](crate::Failure) for the
-/// other answers.
+/// The handler is an async function or closure `Fn(Message<P>) -> Result<(), E>`, [`with_state`] around one that needs
+/// a pool or a client, or a type that implements [`Handler`]. `P` is any type that serde can deserialize from JSON,
+/// [`Raw`](crate::Raw) for the bytes, or [`CloudEvent`](crate::CloudEvent). Any error can be returned with `?` and is
+/// retried; see [`Failure`](crate::Failure) for the alternatives. Use [`Message::id`](crate::Message::id) as the
+/// idempotency key for effects outside of the inbox's database.
 ///
 /// ```
 /// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, handler};
@@ -33,15 +35,18 @@ pub fn handler<P: Payload, B: Backend>(key: HandlerKey, handler: impl Handler<P>
     Registration::new(key, erase(handler))
 }
 
-/// A transactional handler: what it writes through the connection it is given takes effect exactly once.
+/// Registers a transactional handler. Its writes through the connection that it gets take effect **exactly once**: they
+/// are committed together with the outcome.
 ///
-/// Takes an async function `async fn(Message<P>, &mut Connection) -> Result<(), E>`, an async closure that captures nothing,
-/// [`with_state`] around either, or a type that implements [`TxHandler`]. The connection is that of the store:
-/// `diesel_async::AsyncPgConnection` on PostgreSQL.
+/// The handler is an async function `async fn(Message<P>, &mut Connection) -> Result<(), E>`, an async closure that
+/// captures nothing, [`with_state`] around either, or a type that implements [`TxHandler`]. The connection is
+/// `diesel_async::AsyncPgConnection` on PostgreSQL and [`AsyncSqliteConnection`](crate::store::AsyncSqliteConnection)
+/// on SQLite. For sqlx and other clients, see [`Registration::settles_itself`].
 ///
 /// ```
-/// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw, tx_handler};
+/// # use wharf::{HandlerKey, InboxBuilder, Postgres, tx_handler};
 /// use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+/// use wharf::{Failure, Message, Raw};
 ///
 /// async fn reserve_stock(order: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
 ///     conn.batch_execute("UPDATE stock SET reserved = reserved + 1").await?;
@@ -53,7 +58,7 @@ pub fn handler<P: Payload, B: Backend>(key: HandlerKey, handler: impl Handler<P>
 /// # }
 /// ```
 ///
-/// A handler for the connection of another store does not compile, and the compiler names the right one:
+/// A handler for the connection of another store does not compile, and the error names the right type:
 ///
 /// ```compile_fail
 /// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Raw, Sqlite, tx_handler};
@@ -70,11 +75,12 @@ where
     Registration::new(key, erase_tx(handler))
 }
 
-/// A batch handler: one call for up to 64 messages, or as many as [`Registration::batch`] says.
+/// Registers a batch handler: one call gets up to 64 messages, or as many as [`Registration::batch`] sets.
 ///
-/// Takes an async function or closure `Fn(Vec<Message<P>>) -> A`, [`with_state`] around one, or a type that implements
-/// [`BatchHandler`](crate::batch::BatchHandler). `A` is one answer for all messages (`Result<(), E>`), an answer for each in their order
-/// (`Vec<Result<(), E>>`), or either (`Result<Vec<Result<(), E>>, E>`); see [`Answers`](crate::batch::Answers).
+/// The handler is an async function or closure `Fn(Vec<Message<P>>) -> A`, [`with_state`] around one, or a type that
+/// implements [`BatchHandler`](crate::batch::BatchHandler). `A` is one answer for all messages (`Result<(), E>`), an
+/// answer for each in their order (`Vec<Result<(), E>>`), or either (`Result<Vec<Result<(), E>>, E>`); see
+/// [`Answers`](crate::batch::Answers).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -83,13 +89,13 @@ where
 /// #[derive(serde::Deserialize)]
 /// struct Order { number: u32 }
 ///
-/// // One answer for all.
+/// // One answer for all messages.
 /// async fn index(orders: Vec<Message<Order>>) -> Result<(), Failure> {
 ///     println!("one request for {} orders", orders.len());
 ///     Ok(())
 /// }
 ///
-/// // An answer for each; `?` would fail the call as a whole.
+/// // An answer for each message; `?` would fail the whole call.
 /// async fn notify(orders: Vec<Message<Order>>) -> Result<Vec<Result<(), Failure>>, Failure> {
 ///     let answer = |order: &Message<Order>| match order.payload.number {
 ///         0 => Err(Failure::poison("there is no order 0")),
@@ -105,28 +111,32 @@ where
 /// # }
 /// ```
 ///
-/// **What is charged.** An answer for one message counts for that message alone. A call that fails as a whole (one `Err` for all, a wrong
-/// number of answers, a panic, a timeout) charges nothing while it has several messages: it is followed by a call for each half, and so on.
-/// Only a call with one message charges, as for any other handler. So one bad message among `n` is found with about `2 log2(n)` more calls, and
-/// `n` bad ones with `n - 1` more calls than `n` calls with one message each. Halves have the same attempt. One
-/// [`Failure::unavailable`](crate::Failure::unavailable) for all counts for each message at once: no half would find the service back.
+/// **Which message consumes a retry.** An answer for one message counts for that message only. A call that fails as a
+/// whole (one `Err` for all, a wrong number of answers, a panic, a timeout) consumes no retry while it has several
+/// messages: it is followed by one call for each half, and so on. Only a call with a single message consumes a retry,
+/// as for any other handler. So one bad message among `n` costs about `2 log2(n)` more calls, and `n` bad ones cost
+/// `n - 1` more calls than `n` calls with one message each. Halves have the same attempt number. One
+/// [`Failure::unavailable`](crate::Failure::unavailable) for all counts for every message at once, because no half
+/// would find the dependency available.
 ///
-/// **What is called alone.** A delivery that was held when a process crashed, or that the store made fail, is called with one message, until it
-/// has an outcome. So a batch that kills its process makes no more suspects than other handlers do; see
-/// [`Limits::crash_limit`](crate::Limits::crash_limit).
+/// **Which message is called alone.** A delivery that was claimed when a process crashed, or whose last run the
+/// database made fail, is called alone until it has an outcome. So a batch that crashes its process creates no more
+/// suspects than another handler does; see [`Limits::crash_limit`](crate::Limits::crash_limit).
 ///
-/// **Who goes on.** A payload that cannot be decoded is poisoned alone; the call is made with the others. When the claim of one message is lost
-/// during a call, the call goes on for the others and the answer for that message changes nothing; with
-/// [`Registration::ordered_by`] the call is stopped and made again without it. A shutdown past its grace stops calls, and their messages are
-/// given back uncharged. `concurrency` counts calls, `timeout` is for one call, and layers run once for each message, side by side around the call.
+/// **Which messages continue.** A payload that cannot be decoded is poisoned alone, and the call gets the others. If
+/// the claim of one message is lost during a call, the call continues for the others, and the answer for that message
+/// is ignored; with [`Registration::ordered_by`] the call is stopped and repeated without it. A shutdown whose grace
+/// period is over stops calls and releases their messages without consuming a retry. `concurrency` counts calls,
+/// `timeout` applies to one call, and layers run once for each message, concurrently around the call.
 pub fn batch_handler<P: Payload, B: Backend>(key: HandlerKey, handler: impl BatchHandler<P>) -> Registration<B> {
     Registration::new(key, erase_batch(handler))
 }
 
-/// A transactional batch handler: what it writes for the messages of a call takes effect exactly once, with one COMMIT for all of them.
+/// Registers a transactional batch handler. Its writes for the messages of a call take effect **exactly once**, with
+/// one COMMIT for all of them.
 ///
-/// Takes an async function `async fn(Vec<Message<P>>, &mut Connection) -> A`, [`with_state`] around one, or a type that implements
-/// [`TxBatchHandler`](crate::batch::TxBatchHandler). Answers are those of [`batch_handler`].
+/// The handler is an async function `async fn(Vec<Message<P>>, &mut Connection) -> A`, [`with_state`] around one, or a
+/// type that implements [`TxBatchHandler`](crate::batch::TxBatchHandler). The answers are those of [`batch_handler`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -144,11 +154,12 @@ pub fn batch_handler<P: Payload, B: Backend>(key: HandlerKey, handler: impl Batc
 /// # }
 /// ```
 ///
-/// What [`batch_handler`] says about charges holds here as well. The transaction commits when every answer is `Ok`. When the answers of some
-/// messages are failures, nothing of the call is committed: those messages are settled by their answers, and the call is made again with the
-/// others, uncharged. When a statement has failed and the transaction cannot be used any more (on PostgreSQL), the answers are not trusted, and
-/// the call counts as failed as a whole. A COMMIT that is refused (a deferred constraint) is a failure of the whole, too. A lost claim undoes
-/// the transaction, and the call is made again with the other messages. When the answer to COMMIT is lost, the rows are read back.
+/// Retries are consumed as in [`batch_handler`]. The transaction is committed when every answer is `Ok`. If the answers
+/// of some messages are failures, nothing of the call is committed: these messages are settled by their answers, and
+/// the call is repeated with the others, which consume no retry. If a statement failed and the transaction is unusable
+/// (on PostgreSQL), the answers are ignored, and the call counts as failed as a whole; so does a refused COMMIT (a
+/// deferred constraint). A lost claim rolls the transaction back, and the call is repeated with the other messages. If
+/// COMMIT gets no response, the rows are read back.
 pub fn tx_batch_handler<P: Payload, C, B>(key: HandlerKey, handler: impl TxBatchHandler<P, C>) -> Registration<B>
 where
     C: Send + 'static,
@@ -157,9 +168,10 @@ where
     Registration::new(key, erase_tx_batch(handler))
 }
 
-/// Gives a handler function what it works with: each call gets a clone of `state` as its first argument.
+/// Passes state to a handler function: each call gets a clone of `state` as its first argument.
 ///
-/// For pools, HTTP clients and configuration: types that are cheap to clone, or an `Arc` of them; a tuple or a struct for several.
+/// For pools, HTTP clients and configuration: types that are cheap to clone, or an `Arc` of them. Use a tuple or a
+/// struct for several.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -174,7 +186,7 @@ where
 /// }
 ///
 /// async fn book(prices: Arc<Prices>, order: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
-///     // ...
+///     // …
 /// #   let _ = (prices, order, conn);
 ///     Ok(())
 /// }

@@ -1,26 +1,30 @@
-//! Handler keys: the stable text names that deliveries are stored under.
+//! Handler keys: the stable names under which deliveries are stored.
 //!
-//! A key that exists is a key that is allowed: 1 to 100 characters of `A-Z a-z 0-9 . _ - : /`. A constant key that is not
-//! does not compile; one made at run time is an error. A key is never derived from a type's name, so that renaming code
-//! renames nothing in the database.
+//! A `HandlerKey` is always valid: 1 to 100 characters of `A-Z a-z 0-9 . _ - : /`. An invalid constant does not
+//! compile; an invalid key at run time is an error. A key is never derived from a type name, so renaming code changes
+//! nothing in the database.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::types::{Error, Result};
 
-/// The most characters a key may have.
+/// The maximum length of a key.
 const KEY_CHARS_MAX: usize = 100;
 
-/// The stable name of a handler.
+/// The stable name of a handler, under which its deliveries are stored: 1 to 100 characters of `A-Z a-z 0-9 . _ - : /`.
+///
+/// You can rename the function freely as long as the key stays. To change the key, name the old one with
+/// [`Registration::formerly`](crate::Registration::formerly).
 ///
 /// ```
 /// use wharf::HandlerKey;
+///
 /// const RESERVE_STOCK: HandlerKey = HandlerKey::new("stock.reserve");
 /// assert_eq!(RESERVE_STOCK.as_str(), "stock.reserve");
 /// ```
 ///
-/// A constant that is not allowed does not compile:
+/// An invalid constant does not compile:
 ///
 /// ```compile_fail
 /// const BAD: wharf::HandlerKey = wharf::HandlerKey::new("no spaces");
@@ -29,10 +33,16 @@ const KEY_CHARS_MAX: usize = 100;
 pub struct HandlerKey(Cow<'static, str>);
 
 impl HandlerKey {
-    /// A key known when the program is compiled. In a `const` a bad key is a compile error.
+    /// Creates a key that is known at compile time. In a `const`, an invalid key is a compile error.
+    ///
+    /// ```
+    /// const SEND_RECEIPT: wharf::HandlerKey = wharf::HandlerKey::new("mail.receipt");
+    /// assert_eq!(SEND_RECEIPT.as_str(), "mail.receipt");
+    /// ```
     ///
     /// # Panics
-    /// When the key is not allowed and the call is not in a constant; use [`HandlerKey::parse`] for such keys.
+    /// When the key is invalid and the call is not in a constant. Use [`HandlerKey::parse`] for keys that are known
+    /// only at run time.
     #[allow(clippy::panic)] // in a const this is the compile error we want
     pub const fn new(key: &'static str) -> Self {
         match check(key) {
@@ -41,10 +51,18 @@ impl HandlerKey {
         }
     }
 
-    /// A key known only at run time, for example from a configuration file.
+    /// Creates a key that is known only at run time, for example from a configuration file.
+    ///
+    /// ```
+    /// use wharf::HandlerKey;
+    ///
+    /// let key = HandlerKey::parse(format!("mail.receipt.{}", "eu"))?;
+    /// assert!(HandlerKey::parse("no spaces").unwrap_err().is_configuration());
+    /// # Ok::<(), wharf::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// When the key is empty, longer than 100 characters or has a character that is not allowed.
+    /// When the key is empty, is longer than 100 characters or contains an invalid character.
     pub fn parse(key: impl Into<String>) -> Result<Self> {
         let key = key.into();
         match check(&key) {
@@ -55,7 +73,7 @@ impl HandlerKey {
         }
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -73,6 +91,7 @@ impl fmt::Display for HandlerKey {
     }
 }
 
+/// Why a key is invalid. An enum, because a `const fn` cannot format text.
 enum KeyProblem {
     Empty,
     TooLong,
@@ -82,13 +101,14 @@ enum KeyProblem {
 impl KeyProblem {
     const fn text(&self) -> &'static str {
         match self {
-            Self::Empty => "a handler key has at least 1 character",
-            Self::TooLong => "a handler key has at most 100 characters",
-            Self::Character => "a handler key has only A-Z a-z 0-9 . _ - : /",
+            Self::Empty => "a handler key must not be empty",
+            Self::TooLong => "a handler key must have at most 100 characters",
+            Self::Character => "a handler key may contain only A-Z a-z 0-9 . _ - : /",
         }
     }
 }
 
+/// Checks a key, also at compile time: only operations that are allowed in a `const fn` are used.
 const fn check(key: &str) -> std::result::Result<(), KeyProblem> {
     let bytes = key.as_bytes();
     if bytes.is_empty() {

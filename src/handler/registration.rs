@@ -1,50 +1,78 @@
 //! Registrations: a handler with its key, its former keys and its options, as `subscribe` takes it.
 //!
-//! Nothing is checked here but types; `build()` looks at all registrations together and names every problem at once.
+//! Options that need a type of their own are in the file of that type. Values are not checked here: `build()` checks
+//! all registrations together and reports every problem at once.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-
 use super::batch::BatchSize;
+use super::decoding::AnyDecoder;
 use super::delay::Delay;
 use super::erased::Body;
-use super::failure::Failure;
 use super::flow::Flow;
 use super::key::HandlerKey;
-use super::layer::{Attempt, LayerFn, Next};
+use super::layer::LayerFn;
 use super::order::OrderKey;
 use super::retry::RetryPolicy;
 use super::subscription::Subscription;
 use crate::store::Backend;
+use crate::types::TopicFilter;
 
-/// Deliveries of one handler that run at a time in one process, unless it says otherwise.
+/// Deliveries of one handler that run at a time in one process.
 const CONCURRENCY_DEFAULT: usize = 16;
 
-/// One handler of an inbox: key, code, options.
-#[must_use = "a handler runs only when it is given to `InboxBuilder::subscribe`"]
+/// A handler with its key and its options. [`handler`](crate::handler), [`tx_handler`](crate::tx_handler) and the
+/// functions in [`batch`](crate::batch) make it, and [`InboxBuilder::subscribe`](crate::InboxBuilder::subscribe) takes
+/// it.
+///
+/// Every option has a default. `InboxBuilder::build` refuses values that cannot work.
+///
+/// ```
+/// use std::time::Duration;
+/// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, RetryPolicy, handler};
+///
+/// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+///     Ok(())
+/// }
+///
+/// let registration: Registration<Postgres> = handler(HandlerKey::new("mail.receipt"), send_receipt)
+///     .formerly("receipts")
+///     .concurrency(4)
+///     .timeout(Duration::from_secs(30))
+///     .retry(RetryPolicy::exponential().max_retries(12));
+/// ```
+#[must_use = "pass this handler to `InboxBuilder::subscribe`"]
 pub struct Registration<B: Backend> {
     pub(crate) key: HandlerKey,
+    /// Keys under which earlier builds stored deliveries. Not checked yet, unlike `key`.
     pub(crate) former_keys: Vec<String>,
+    /// Names and patterns, as `subscribe` got them.
     pub(crate) topics: Vec<String>,
+    /// CloudEvents types; an empty list means all.
     pub(crate) event_types: Vec<String>,
+    /// The handler with its layers.
     pub(crate) body: Body<B::Connection>,
     pub(crate) concurrency: usize,
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry: RetryPolicy,
+    /// The maximum age of a message; `None` means that its deliveries never expire.
     pub(crate) expires_after: Option<Duration>,
     pub(crate) delay: Delay,
-    /// Deliveries in one transaction; `None` where it was not said.
+    /// Deliveries in one transaction; `None` if the option is not set.
     pub(crate) share: Option<usize>,
-    /// Of a batch handler; `None` where it was not said.
+    /// For a batch handler; `None` if the option is not set.
     pub(crate) batch: Option<BatchSize>,
+    /// `None` if deliveries are not ordered.
     pub(crate) order: Option<OrderKey>,
+    /// The handler commits `done` with its own client.
     pub(crate) settles_itself: bool,
-    /// By reason; an empty one is every other reason.
+    /// Topics by reason; the topic for all other reasons has an empty reason.
     pub(crate) dead_letters: Vec<(String, String)>,
     pub(crate) flow: Flow,
+    /// For all topics of the handler.
+    pub(crate) decoder: Option<AnyDecoder>,
 }
 
 impl<B: Backend> Registration<B> {
@@ -66,222 +94,137 @@ impl<B: Backend> Registration<B> {
             settles_itself: false,
             dead_letters: Vec::new(),
             flow: Flow::default(),
+            decoder: None,
         }
     }
 
-    /// A former key of this handler. Deliveries stored under it are this handler's, and a redelivery of a message it
-    /// already has under the former key stays a duplicate. Can be called several times.
+    /// Names a former key of this handler. Deliveries that are stored under it belong to this handler, and a
+    /// redelivered record that the handler got under the former key is still a duplicate. Can be called several times;
+    /// keep every former key. Default: none. `docs/handler-keys.md` lists the changes that are safe.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// // It was "receipts" first, then "mail.send".
+    /// # let _: Registration<Postgres> =
+    /// handler(HandlerKey::new("mail.receipt"), send_receipt).formerly("mail.send").formerly("receipts")
+    /// # ;
+    /// ```
     pub fn formerly(mut self, key: impl Into<String>) -> Self {
         self.former_keys.push(key.into());
         self
     }
 
-    /// Only messages of this CloudEvents type: the header `ce_type`, or `type` in the JSON of a structured event
-    /// (`content-type: application/cloudevents+json`). Can be called several times. Default: all.
+    /// Delivers only CloudEvents of this type: the header `ce_type`, or `type` in the JSON of a structured event
+    /// (`content-type: application/cloudevents+json`). Can be called several times. Default: all messages of the topic.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, handler};
+    /// # const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// use wharf::testing::TestInbox;
+    /// use wharf::{Receipt, Record};
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let send = handler(SEND_RECEIPT, send_receipt).event_type("order.placed");
+    /// let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", send)).await?;
+    /// let cancelled = Record::new("orders").with_id("order-17/cancelled").with_header("ce_type", "order.cancelled");
+    /// assert_eq!(inbox.accept(cancelled).await?, Receipt::Unwanted);
+    /// # Ok(()) }
+    /// ```
     pub fn event_type(mut self, event_type: impl Into<String>) -> Self {
         self.event_types.push(event_type.into());
         self
     }
 
-    /// How many deliveries of this handler run at a time in one process. Default: 16. Raise it for handlers that wait,
-    /// lower it for what they call. A handler that is fast need not have more: what it works off at once is claimed ahead
-    /// ([`Limits::claim_ahead`](crate::Limits::claim_ahead)).
+    /// Sets how many deliveries of this handler run at a time in one process, 1 to 100,000. Default: 16. Raise it for
+    /// handlers that wait for I/O; lower it to protect the service that they call. A fast handler does not need more,
+    /// because its next deliveries are claimed ahead ([`Limits::claim_ahead`](crate::Limits::claim_ahead)).
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    /// # const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// // The mail server allows four connections for each process.
+    /// # let _: Registration<Postgres> =
+    /// handler(SEND_RECEIPT, send_receipt).concurrency(4)
+    /// # ;
+    /// ```
     pub fn concurrency(mut self, concurrency: usize) -> Self {
         self.concurrency = concurrency;
         self
     }
 
-    /// How long one run may take before it counts as failed. Default: no limit; the claim is renewed as long as it runs.
+    /// Sets how long one run may take. After that the run is cancelled and counts as failed. A run that blocks its
+    /// thread cannot be cancelled. Default: no limit; the claim is renewed as long as the handler runs. Set it for
+    /// every handler that calls another service.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, handler};
+    /// # const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+    /// use std::time::Duration;
+    /// # use wharf::Record;
+    /// # use wharf::testing::TestInbox;
+    ///
+    /// async fn hangs(order: Message<Raw>) -> Result<(), Failure> {
+    ///     std::future::pending().await
+    /// }
+    ///
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let send = handler(SEND_RECEIPT, hangs).timeout(Duration::from_millis(10));
+    /// # let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", send)).await?;
+    /// # inbox.accept(Record::new("orders").with_id("order-17")).await?;
+    /// # inbox.drain().await?;
+    /// # let delivery = inbox.delivery("order-17", SEND_RECEIPT).await?.unwrap();
+    /// // … after the first run:
+    /// assert_eq!(delivery.last_error.as_deref(), Some("timed out after 10ms"));
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// When a failed delivery runs again. Default: [`RetryPolicy::exponential`].
+    /// Sets how often and when a failed delivery is retried. Default: [`RetryPolicy::exponential`], which retries for
+    /// about a day.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    /// # const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// use std::time::Duration;
+    /// use wharf::RetryPolicy;
+    ///
+    /// // At most 5 retries, at most a minute apart; then the delivery is poisoned.
+    /// let policy = RetryPolicy::exponential().max_retries(5).max_delay(Duration::from_secs(60));
+    /// # let _: Registration<Postgres> =
+    /// handler(SEND_RECEIPT, send_receipt).retry(policy)
+    /// # ;
+    /// ```
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
         self
     }
 
-    /// Deliveries do not run any more when their message was accepted longer ago than this, by the database's clock: they are discarded with
-    /// the reason `expired`. That is looked at whenever a run is to begin, also of a retry; those that wait are discarded in bulk, a third of the
-    /// lease apart, without taking a slot. A run that has begun goes on to its end. While the handler is paused nothing expires. What a person
-    /// has replayed does not expire. Default: never.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
-    /// # async fn push_price(price: Message<Raw>) -> Result<(), Failure> { Ok(()) }
-    /// let registration: Registration<Postgres> =
-    ///     handler(HandlerKey::new("prices.push"), push_price).expires_after(Duration::from_secs(60));
-    /// ```
-    pub fn expires_after(mut self, age: Duration) -> Self {
-        self.expires_after = Some(age);
-        self
-    }
-
-    /// New deliveries are due so long after their message is accepted, by the database's clock, and not at once. Retries, replays and a backfill
-    /// are not delayed. Default: at once.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
-    /// # async fn remind(cart: Message<Raw>) -> Result<(), Failure> { Ok(()) }
-    /// // An hour after the cart was filled, or when the record says.
-    /// let registration: Registration<Postgres> = handler(HandlerKey::new("cart.remind"), remind)
-    ///     .delay(Duration::from_secs(3_600))
-    ///     .delay_header("remind-at");
-    /// ```
-    pub fn delay(mut self, delay: Duration) -> Self {
-        self.delay.after = Some(delay);
-        self
-    }
-
-    /// New deliveries are due when this header of the record says: a duration after the message is accepted (`90s`, `1h 30m`), or a time in
-    /// RFC 3339 (`2026-01-31T09:00:00Z`). Without the header, [`Registration::delay`] counts. A value that is neither delays nothing: the
-    /// delivery is due at once, and the warning `delay cannot be read` names the message.
-    pub fn delay_header(mut self, name: impl Into<String>) -> Self {
-        self.delay.header = Some(name.into());
-        self
-    }
-
-    /// Runs up to `deliveries` of this transactional handler in one transaction when that many wait: one after the other, each within a
-    /// savepoint of its own, with one COMMIT for all. A durable COMMIT costs much of a short transaction's time.
-    /// Default: 1, a transaction for each delivery.
-    ///
-    /// What the handler writes still takes effect exactly once. A delivery that fails, panics or times out is rolled back to its savepoint and
-    /// settled by itself; the others go on. When the transaction as a whole cannot be committed (a deferred constraint, a lost claim, a lost
-    /// connection), nothing of it has happened, and each of its deliveries runs again in a transaction of its own, with the same
-    /// attempt and nothing charged. A delivery that was running when a process crashed is never shared.
-    ///
-    /// Locks that a delivery takes are held until the last one of its transaction has run, and all of them see one `now()`. What ends with the
-    /// transaction (a temporary table `ON COMMIT DROP`, a deferred constraint) ends with all of them, and `SET TRANSACTION` is refused; what a
-    /// delivery has `SET` does not reach the next. Use it for handlers that are quick and write to rows of their own. Two transactions that update the same rows in different orders deadlock; PostgreSQL
-    /// fails one of the statements then, and its delivery is retried like after any other error.
-    ///
-    /// ```
-    /// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw, tx_handler};
-    /// # use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
-    /// async fn book(order: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
-    ///     conn.batch_execute("INSERT INTO booking DEFAULT VALUES").await?;
-    ///     Ok(())
-    /// }
-    ///
-    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
-    /// inbox.subscribe("orders", tx_handler(HandlerKey::new("books.order"), book).share_transaction(32))
-    /// # }
-    /// ```
-    pub fn share_transaction(mut self, deliveries: usize) -> Self {
-        self.share = Some(deliveries);
-        self
-    }
-
-    /// How many messages a call of a [batch handler](crate::batch::batch_handler) is given at the most, and how long a delivery waits at the most for others to fill the
-    /// call. A call is made as soon as it is full, or the wait of its first message is over, and one of the handler's `concurrency` calls is
-    /// free. Default: 64 messages and no wait: a call is given whatever is there.
-    ///
-    /// A call is given fewer messages when they are large: about [`Limits::claim_ahead_bytes`](crate::Limits::claim_ahead_bytes) at the most.
-    /// What waits is claimed already, and its claim is kept; shutdown and pause give it back. [`Inbox::drain`](crate::Inbox::drain) waits for
-    /// nothing. With a [`Limits::crash_limit`](crate::Limits::crash_limit) below 3 nothing waits either, because a crash would be counted for it.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use wharf::batch::batch_handler;
-    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration};
-    /// # async fn index(orders: Vec<Message<Raw>>) -> Result<(), Failure> { Ok(()) }
-    /// // Up to 500 orders a request, and none waits for longer than 50 ms.
-    /// let registration: Registration<Postgres> =
-    ///     batch_handler(HandlerKey::new("search.index"), index).batch(500, Duration::from_millis(50));
-    /// ```
-    pub fn batch(mut self, up_to: usize, wait: Duration) -> Self {
-        self.batch = Some(BatchSize { up_to, wait });
-        self
-    }
-
-    /// Runs deliveries of one key one at a time, in the order in which their messages were accepted, over all processes, crashes and
-    /// retries. Others flow. Default: no order; deliveries run side by side. See [`OrderKey`](crate::order::OrderKey), also for what a
-    /// poisoned delivery does to its key.
-    ///
-    /// Deliveries of an ordered handler are claimed, never handed over from memory, and a key gets through one delivery for each claim
-    /// and settlement: order over many keys, such as customers, not over a handful.
-    ///
-    /// Deliveries that were stored before the handler was ordered are in no order. When a handler is not ordered any more, what was stored in
-    /// order still runs in order, beside what comes new. An ordered handler can neither be delayed nor share transactions. While builds with and without the order run at the same time, records accepted by the build without
-    /// it are in no order: end the old processes before you rely on it.
-    pub fn ordered_by(mut self, order: OrderKey) -> Self {
-        self.order = Some(order);
-        self
-    }
-
-    /// Puts an async function around each run of this handler, outside of the layers it has already. The layer calls
-    /// [`Next::run`](crate::layer::Next::run), or answers in the handler's place. In a transactional handler it runs inside the transaction.
-    ///
-    /// ```
-    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
-    ///
-    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
-    ///     Ok(())
-    /// }
-    ///
-    /// let registration: Registration<Postgres> = handler(HandlerKey::new("mail.receipt"), send_receipt).layer(|attempt, next| {
-    ///     Box::pin(async move {
-    ///         if attempt.age().is_some_and(|age| age.as_secs() > 3_600) {
-    ///             return Err(Failure::discard("too old to send"));
-    ///         }
-    ///         next.run().await
-    ///     })
-    /// });
-    /// ```
-    ///
-    /// A layer that is an `async fn` is boxed where it is given. The handler runs inside the layer's future, so a layer passes values to it
-    /// through a task-local:
-    ///
-    /// ```
-    /// use wharf::layer::{Attempt, Next};
-    /// use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
-    ///
-    /// tokio::task_local! { static TENANT: String; }
-    ///
-    /// async fn with_tenant(attempt: Attempt<'_>, next: Next<'_>) -> Result<(), Failure> {
-    ///     let tenant = attempt.headers().get("tenant").ok_or_else(|| Failure::poison("no tenant"))?;
-    ///     TENANT.scope(String::from_utf8_lossy(tenant).into_owned(), next.run()).await
-    /// }
-    ///
-    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
-    ///     println!("a receipt for {}", TENANT.get());
-    ///     Ok(())
-    /// }
-    ///
-    /// let registration: Registration<Postgres> = handler(HandlerKey::new("mail.receipt"), send_receipt)
-    ///     .layer(|attempt, next| Box::pin(with_tenant(attempt, next)));
-    /// ```
-    ///
-    /// Around a call of a batch handler the layer runs once for each message, side by side. In `next.run()` it waits until the layers of the other
-    /// messages have come as far or have answered; the handler is then called once, with those messages whose layers asked for it. So a
-    /// layer must not hold, while it waits for `next.run()`, what the layer of another message needs, such as one of a few permits; and
-    /// task-locals do not reach the handler, except in a call with one message.
-    pub fn layer(
-        mut self,
-        layer: impl for<'a> Fn(Attempt<'a>, Next<'a>) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
-    ) -> Self {
-        self.wrap(Arc::new(layer));
-        self
-    }
-
+    /// Puts a layer around the handler, outside of those that it has.
     pub(crate) fn wrap(&mut self, layer: Arc<LayerFn>) {
         self.body = self.body.clone().layered(&self.key, layer);
     }
 
-    /// What accepting needs to know of this handler.
+    /// Returns what the accept stage needs to know about this handler.
     pub(crate) fn subscription(&self) -> Subscription {
         Subscription {
             key: self.key.clone(),
             former_keys: self.former_keys.clone(),
-            topics: self.topics.clone(),
+            // `build` refuses topics that do not parse.
+            topics: self.topics.iter().filter_map(|topic| TopicFilter::parse(topic).ok()).collect(),
             event_types: self.event_types.clone(),
             delay: self.delay.clone(),
             dead_letters: self.dead_letters.clone(),
             order: self.order.clone(),
+            fair: self.flow.fair.clone(),
             rate: self.flow.rate,
         }
     }
@@ -304,6 +247,7 @@ impl<B: Backend> fmt::Debug for Registration<B> {
             .field("order", &self.order)
             .field("settles_itself", &self.settles_itself)
             .field("flow", &self.flow)
+            .field("decoder", &self.decoder)
             .finish_non_exhaustive()
     }
 }

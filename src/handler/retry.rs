@@ -1,62 +1,122 @@
-//! When a failed delivery runs again, and when it is given up. Pure arithmetic: time and chance are arguments.
+//! When a failed delivery runs again, and when it is poisoned. Pure: time and chance are arguments.
 //!
-//! Never overflows, whatever the counters and durations are; the delay never exceeds the policy's cap.
+//! Nothing overflows, whatever the counters and durations are. The delay never exceeds the maximum of the policy.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Retries when a policy does not say otherwise: with the cap of one hour they ride out an outage of about a day.
+/// With the maximum delay of one hour, these retries take about a day.
 const MAX_RETRIES_DEFAULT: u32 = 40;
-/// The longest wait between two attempts when a policy does not say otherwise.
+/// The default of the longest delay.
 const MAX_DELAY_DEFAULT: Duration = Duration::from_secs(60 * 60);
 
+/// The user's function: number of failures and error text to delay. It may panic: the caller catches that.
 type DelayFn = dyn Fn(u32, &str) -> Option<Duration> + Send + Sync;
 
-/// How often and how late a failed delivery is tried again.
+/// How often and when a failed delivery is retried. [`Registration::retry`](crate::Registration::retry) takes it.
 ///
-/// The delay after the n-th failure is drawn from the upper half of `min(2^n s, max_delay)`, so that deliveries that
-/// failed together do not come back together.
+/// The delay after the n-th failure is random, between half and all of `min(2^n s, max_delay)`, so that deliveries that
+/// failed together are not retried together. When the retries are used up, the delivery is poisoned and kept for a
+/// person.
+///
+/// ```
+/// use std::time::Duration;
+/// use wharf::RetryPolicy;
+///
+/// // At most 2 s, then 4 s, 8 s, … and never more than ten minutes; poisoned after the 13th failure.
+/// let policy = RetryPolicy::exponential().max_retries(12).max_delay(Duration::from_secs(600));
+/// ```
 #[derive(Clone)]
-#[must_use = "a policy does nothing until a handler has it"]
+#[must_use = "pass this policy to `Registration::retry`"]
 pub struct RetryPolicy {
     max_retries: u32,
     max_delay: Duration,
+    /// Replaces the exponential delay.
     delay: Option<Arc<DelayFn>>,
 }
 
 impl RetryPolicy {
-    /// Exponential with jitter. Default: 40 retries, capped at one hour, which rides out about a day.
+    /// Retries with exponential backoff and jitter: 40 retries, at most one hour apart, which takes about a day. This
+    /// is the default of every handler.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Registration, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// use wharf::RetryPolicy;
+    ///
+    /// # let _: Registration<Postgres> =
+    /// handler(HandlerKey::new("mail.receipt"), send_receipt).retry(RetryPolicy::exponential())
+    /// # ;
+    /// ```
     pub fn exponential() -> Self {
         Self { max_retries: MAX_RETRIES_DEFAULT, max_delay: MAX_DELAY_DEFAULT, delay: None }
     }
 
-    /// Poisoned on the first failure.
+    /// Poisons a delivery on its first failure. For handlers whose failures a person must look at.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, RetryPolicy, handler};
+    /// # use wharf::testing::{State, TestInbox};
+    /// # const CHARGE: HandlerKey = HandlerKey::new("card.charge");
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let charge = |order: Message<Raw>| async { Err(Failure::retry("the card is refused")) };
+    /// let charge = handler(CHARGE, charge).retry(RetryPolicy::never());
+    /// # let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", charge)).await?;
+    /// # inbox.accept(Record::new("orders").with_id("order-17")).await?;
+    /// // … after the first run:
+    /// # inbox.drain().await?;
+    /// inbox.assert_state("order-17", CHARGE, State::Poisoned).await;
+    /// # Ok(()) }
+    /// ```
     pub fn never() -> Self {
         Self::exponential().max_retries(0)
     }
 
-    /// Retries before the delivery is poisoned; 0 poisons on the first failure. Default: 40.
+    /// Sets how many retries a delivery has before it is poisoned; 0 poisons it on the first failure. Default: 40.
+    /// Lower it when a person should see the failure sooner.
+    ///
+    /// ```
+    /// let policy = wharf::RetryPolicy::exponential().max_retries(3);
+    /// ```
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.max_retries = retries;
         self
     }
 
-    /// The longest wait between two attempts. Default: 1 h.
+    /// Sets the longest delay between two attempts. Default: 1 h. Lower it when a dependency usually recovers within
+    /// minutes; the retries are then used up sooner.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let policy = wharf::RetryPolicy::exponential().max_delay(Duration::from_secs(60));
+    /// ```
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.max_delay = delay;
         self
     }
 
-    /// The wait as a function of the failures so far (1 for the first) and the error's text; `None` poisons at once.
-    /// The number of retries still holds; cap and jitter are the function's own business.
+    /// Computes the delay with a function of the number of failures so far (1 for the first) and the text of the error.
+    /// `None` poisons the delivery at once. `max_retries` still applies; `max_delay` and jitter do not. Default:
+    /// exponential backoff with jitter.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use wharf::RetryPolicy;
+    ///
+    /// // Every minute, except for errors that no retry can fix.
+    /// let policy = RetryPolicy::exponential().max_retries(60).delay_by(|_failures, error| {
+    ///     if error.contains("unknown customer") { None } else { Some(Duration::from_secs(60)) }
+    /// });
+    /// ```
     pub fn delay_by(mut self, delay: impl Fn(u32, &str) -> Option<Duration> + Send + Sync + 'static) -> Self {
         self.delay = Some(Arc::new(delay));
         self
     }
 
-    /// The wait after failure number `errors` (this one counted), or `None` when it was the last one allowed.
-    /// `chance` is drawn by the caller from 0..1.
+    /// The delay after failure number `errors`, which counts this failure, or `None` when no retry is left. `chance` is
+    /// a random number from 0 to 1.
     pub(crate) fn delay_after(&self, errors: u32, error: &str, chance: f64) -> Option<Duration> {
         if errors > self.max_retries {
             return None;
@@ -92,7 +152,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_default_rides_out_about_a_day() {
+    fn the_default_retries_for_about_a_day() {
         let policy = RetryPolicy::exponential();
         let patience: Duration = (1..=MAX_RETRIES_DEFAULT).filter_map(|n| policy.delay_after(n, "", 0.5)).sum();
         assert!(patience > Duration::from_secs(20 * 3600), "{patience:?}");

@@ -1,50 +1,75 @@
-//! Subscriptions: which messages a handler wants, and under which keys its deliveries are stored. No code, no connection type.
+//! Subscriptions: which messages a handler gets, and under which keys its deliveries are stored. Without the handler's
+//! code and without a connection type.
 
 use super::delay::Delay;
+use super::fair::FairKey;
 use super::key::HandlerKey;
-use super::order::{OrderKey, OrderPlace};
+use super::key_place::KeyPlace;
+use super::order::OrderKey;
 use super::rate::RateLimit;
-use crate::store::seam::{OrderedBy, Wants};
+use crate::store::seam::{KeyedBy, WantedTopic, Wants};
+use crate::types::TopicFilter;
 
-/// What accepting needs to know of a handler.
+/// What the accept stage needs to know about a handler.
 #[derive(Debug, Clone)]
 pub(crate) struct Subscription {
     pub(crate) key: HandlerKey,
     pub(crate) former_keys: Vec<String>,
-    pub(crate) topics: Vec<String>,
-    /// CloudEvents types; none means all.
+    pub(crate) topics: Vec<TopicFilter>,
+    /// CloudEvents types; an empty list means all.
     pub(crate) event_types: Vec<String>,
     /// When new deliveries are due.
     pub(crate) delay: Delay,
-    /// What its deliveries are ordered by.
+    /// Where a record carries its ordering key; `None` if the handler is not ordered.
     pub(crate) order: Option<OrderKey>,
-    /// See `WantedHandler`.
+    /// Where a record carries its tenant; `None` if the handler is not fair.
+    pub(crate) fair: Option<FairKey>,
+    /// Dead-letter topics by reason; the topic for all other reasons has an empty reason.
     pub(crate) dead_letters: Vec<(String, String)>,
-    /// How many of its deliveries may start, over all processes.
+    /// The rate limit over all processes.
     pub(crate) rate: Option<RateLimit>,
 }
 
 impl Subscription {
-    /// What is stored of it, for messages that are accepted in SQL.
+    /// The part that is stored, for messages that are accepted in SQL.
     pub(crate) fn stored(&self) -> Wants {
-        let ordered_by = self.order.as_ref().map(|order| match &order.place {
-            OrderPlace::RecordKey => OrderedBy::RecordKey,
-            OrderPlace::Header(name) => OrderedBy::Header(name.clone()),
-            OrderPlace::JsonPointer(_) | OrderPlace::Function(_) => OrderedBy::Process,
-        });
         Wants {
-            topics: self.topics.clone(),
+            topics: self.topics.iter().map(stored_topic).collect(),
             event_types: self.event_types.clone(),
             delay: self.delay.after,
             delay_header: self.delay.header.clone(),
-            ordered_by,
+            ordered_by: self.order.as_ref().map(|order| keyed_by(&order.place)),
+            fair_by: self.fair.as_ref().map(|fair| keyed_by(&fair.place)),
         }
     }
 
-    /// Whether a message of this topic and CloudEvents type is for this handler.
-    pub(crate) fn wants(&self, topic: &str, event_type: Option<&[u8]>) -> bool {
-        let type_fits = self.event_types.is_empty()
-            || event_type.is_some_and(|given| self.event_types.iter().any(|wanted| wanted.as_bytes() == given));
-        type_fits && self.topics.iter().any(|wanted| wanted == topic)
+    /// Whether the handler gets messages of this topic.
+    pub(crate) fn wants_topic(&self, topic: &str) -> bool {
+        self.topics.iter().any(|wanted| wanted.matches(topic))
+    }
+
+    /// Whether the handler gets messages of this CloudEvents type.
+    pub(crate) fn wants_type(&self, event_type: Option<&[u8]>) -> bool {
+        self.event_types.is_empty()
+            || event_type.is_some_and(|given| self.event_types.iter().any(|wanted| wanted.as_bytes() == given))
+    }
+}
+
+/// A topic as it is stored: a pattern also as the regular expression that the database matches with.
+fn stored_topic(topic: &TopicFilter) -> WantedTopic {
+    match topic {
+        TopicFilter::Name(name) => WantedTopic { topic: name.clone(), matches: None },
+        TopicFilter::Pattern(pattern) => {
+            WantedTopic { topic: pattern.text().to_owned(), matches: Some(pattern.sql().to_owned()) }
+        }
+    }
+}
+
+/// How SQL can compute the key. It cannot evaluate a pointer or a function: then a process computes the key.
+fn keyed_by(place: &KeyPlace) -> KeyedBy {
+    match place {
+        KeyPlace::RecordKey => KeyedBy::RecordKey,
+        KeyPlace::Header(name) => KeyedBy::Header(name.clone()),
+        KeyPlace::JsonPointer(_) | KeyPlace::Function(_) => KeyedBy::Process,
     }
 }

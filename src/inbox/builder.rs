@@ -1,4 +1,4 @@
-//! Builds an inbox and refuses one that could not work, naming every reason at once.
+//! Builds an inbox. An inbox that could not work is refused, with every reason at once.
 
 use std::fmt;
 use std::future::Future;
@@ -7,32 +7,57 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
 
+use super::decoders::{decoder_problems, decoders_of};
 use super::problems::{colliding_keys, registration_problems};
 use super::{Inbox, Shared};
 use crate::accept::{Acceptor, Identity, Intake, Rules};
-use crate::handler::{Attempt, Failure, LayerFn, Next, PoisonHook, Poisoned, Registration, Topics};
+use crate::handler::{
+    AnyDecoder, Attempt, Failure, LayerFn, Next, PoisonHook, Poisoned, Registration, TopicDecoder, Topics,
+};
 #[cfg(feature = "kafka")]
-use crate::kafka::Relay;
+use crate::kafka::{Kafka, Relay, duplicate_names, source_problems};
 use crate::operate::{Manifest, ManifestHandler, Retention};
 use crate::process::Redact;
 use crate::store::{Backend, Store};
-use crate::types::{Error, Limits, Result};
+use crate::types::{Decoder, Error, Limits, Result};
 
-/// An inbox in the making. See [`Inbox::builder`].
-#[must_use = "an inbox is made by `build`"]
+/// Configures an inbox: handlers, identities, retention, Kafka sources, limits. [`Inbox::builder`] starts one, and
+/// [`InboxBuilder::build`] ends it.
+///
+/// ```no_run
+/// # use wharf::{Failure, HandlerKey, Message, Raw, handler};
+/// # const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+/// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+/// use std::time::Duration;
+/// use wharf::{Identity, Inbox, Limits, Postgres, Store};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Store::<Postgres>::connect(&std::env::var("DATABASE_URL")?).await?;
+/// let inbox = Inbox::builder(store)
+///     .subscribe("orders", handler(SEND_RECEIPT, send_receipt))
+///     .identity("orders", Identity::header("message-id"))
+///     .retention(Duration::from_secs(30 * 86_400))
+///     .limits(Limits::default().lease(Duration::from_secs(60)))
+///     .build()?;
+/// # Ok(()) }
+/// ```
+#[must_use = "call `build` to make the inbox"]
 pub struct InboxBuilder<B: Backend> {
-    /// None where only the keys are asked for.
+    /// `None` if only the manifest is needed.
     store: Option<Store<B>>,
     limits: Limits,
     registrations: Vec<Registration<B>>,
-    /// Policies as they were given: a topic may stand twice until `build()`.
+    decoders: Vec<TopicDecoder>,
+    /// May contain a topic twice; `build()` refuses that.
     identities: Vec<(Topics, Identity)>,
     retention: Option<Retention>,
     hook: Option<PoisonHook>,
     #[cfg(feature = "kafka")]
     relay: Option<Relay>,
+    #[cfg(feature = "kafka")]
+    sources: Vec<Kafka>,
     redact: Option<Redact>,
-    /// The first is the innermost.
+    /// The first layer is the innermost.
     layers: Vec<Arc<LayerFn>>,
 }
 
@@ -41,16 +66,15 @@ impl<B: Backend> InboxBuilder<B> {
         Self { store: Some(store), ..Self::without_store() }
     }
 
-    /// Begins an inbox that cannot be built, for [`InboxBuilder::manifest`]: the keys of a service's handlers, without a database.
+    /// Starts a builder without a store, for [`InboxBuilder::manifest`]. It returns the handler keys of a service
+    /// without a database. [`InboxBuilder::build`] fails for it.
     ///
     /// ```
     /// use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw, handler};
     ///
-    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
-    ///     Ok(())
-    /// }
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> { Ok(()) }
     ///
-    /// // Shared by `main`, by tests, and by the check in CI.
+    /// // Used by `main`, by tests, and by the check in CI.
     /// fn handlers(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
     ///     inbox.subscribe("orders", handler(HandlerKey::new("mail.receipt"), send_receipt).formerly("receipts"))
     /// }
@@ -63,47 +87,130 @@ impl<B: Backend> InboxBuilder<B> {
             store: None,
             limits: Limits::default(),
             registrations: Vec::new(),
+            decoders: Vec::new(),
             identities: Vec::new(),
             retention: None,
             hook: None,
             #[cfg(feature = "kafka")]
             relay: None,
+            #[cfg(feature = "kafka")]
+            sources: Vec::new(),
             redact: None,
             layers: Vec::new(),
         }
     }
 
-    /// Delivers the messages of a topic, or of several (`["orders", "returns"]`), to a handler.
+    /// Delivers the messages of a topic, or of several, to a handler. A topic that begins with `^` is a pattern, a
+    /// regular expression: the handler gets the messages of every topic whose name matches, also of topics that are
+    /// created later. `docs/kafka.md` describes patterns.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, InboxBuilder, Message, Postgres, Raw, handler};
+    /// # const SEND_RECEIPT: HandlerKey = HandlerKey::new("mail.receipt");
+    /// # const BOOK: HandlerKey = HandlerKey::new("books.order");
+    /// # const SHIP: HandlerKey = HandlerKey::new("depot.ship");
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// # let (book, ship) = (send_receipt, send_receipt);
+    /// inbox
+    ///     .subscribe("orders", handler(SEND_RECEIPT, send_receipt))
+    ///     .subscribe(["orders", "returns"], handler(BOOK, book))
+    ///     .subscribe(r"^orders\..*", handler(SHIP, ship))
+    /// # }
+    /// ```
     pub fn subscribe(mut self, topics: impl Into<Topics>, mut registration: Registration<B>) -> Self {
         registration.topics.extend(topics.into().0);
         self.registrations.push(registration);
         self
     }
 
-    /// Where the records of a topic, or of several, carry their identity, and what becomes of those that have none. Once a topic.
-    /// Default: [`Identity::cloud_events`], and records without identity are quarantined. An explicit [`Record::with_id`](crate::Record::with_id)
-    /// always wins.
+    /// Sets where the records of a topic, or of several, carry their identity, and what happens to records without one.
+    /// At most once for each topic. Topics may be patterns, as in [`InboxBuilder::subscribe`]: a policy for the exact
+    /// name takes precedence over patterns, and among matching patterns the first one. Default:
+    /// [`Identity::cloud_events`], and records without an identity are quarantined. An explicit
+    /// [`Record::with_id`](crate::Record::with_id) always takes precedence.
+    ///
+    /// ```
+    /// # use wharf::{InboxBuilder, Postgres};
+    /// use wharf::Identity;
+    ///
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// inbox
+    ///     .identity("orders", Identity::header("message-id"))
+    ///     .identity("clicks", Identity::json_pointer("/click/id").or_position())
+    /// # }
+    /// ```
     pub fn identity(mut self, topics: impl Into<Topics>, identity: Identity) -> Self {
         self.identities.push((topics.into(), identity));
         self
     }
 
-    /// The bounds the inbox works within. Default: [`Limits::default`].
+    /// Decodes the payloads of a topic, or of several, for every handler that takes the type that the decoder produces.
+    /// Handlers with their own decoder ([`Registration::decoded_by`]) and handlers that take [`Raw`](crate::Raw) bytes
+    /// are not affected. Can be called several times, also for one topic whose handlers take different types. Default:
+    /// no decoder; payloads are decoded by [`Payload`](crate::Payload), usually from JSON.
+    ///
+    /// With it, one handler can read one topic in JSON and another in a different format:
+    ///
+    /// ```
+    /// # use wharf::{HandlerKey, InboxBuilder, Postgres, handler};
+    /// use wharf::formats::{Encoded, Undecoded};
+    /// use wharf::{Failure, Message};
+    ///
+    /// fn from_text(encoded: &Encoded<'_>) -> Result<u32, Undecoded> {
+    ///     Ok(std::str::from_utf8(encoded.bytes())?.trim().parse()?)
+    /// }
+    ///
+    /// async fn send_receipt(order: Message<u32>) -> Result<(), Failure> { Ok(()) }
+    ///
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// inbox
+    ///     .subscribe(["orders", "orders.legacy"], handler(HandlerKey::new("mail.receipt"), send_receipt))
+    ///     .decoded_by("orders.legacy", from_text)
+    /// # }
+    /// ```
+    pub fn decoded_by<P: 'static>(mut self, topics: impl Into<Topics>, decoder: impl Decoder<P>) -> Self {
+        self.decoders.push(TopicDecoder { topics: Some(topics.into()), decoder: AnyDecoder::new(decoder) });
+        self
+    }
+
+    /// Sets the limits of the inbox: leases, batches, queues. Default: [`Limits::default`].
+    ///
+    /// ```
+    /// # use wharf::{InboxBuilder, Postgres};
+    /// use std::time::Duration;
+    /// use wharf::Limits;
+    ///
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// inbox.limits(Limits::default().lease(Duration::from_secs(60)).backlog_rows_max(1_000_000))
+    /// # }
+    /// ```
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Purges what has been finished for long enough, in the background while the inbox is started: a period, or a [`Retention`] for more.
-    /// Default: nothing is ever purged.
+    /// Purges finished messages in the background while the inbox is running. Takes a period, or a [`Retention`] for
+    /// more options. Default: nothing is purged. Set it in production; otherwise the database grows without bound.
+    ///
+    /// ```
+    /// # use wharf::{InboxBuilder, Postgres};
+    /// use std::time::Duration;
+    ///
+    /// # fn example(inbox: InboxBuilder<Postgres>) -> InboxBuilder<Postgres> {
+    /// inbox.retention(Duration::from_secs(30 * 86_400))
+    /// # }
+    /// ```
     pub fn retention(mut self, retention: impl Into<Retention>) -> Self {
         self.retention = Some(retention.into());
         self
     }
 
-    /// Calls an async function for each delivery that is poisoned, whatever poisons it and in whichever process: for alarms. At least once: the call is
-    /// written down with the poisoning, and stays until the function has returned without an error, in this process or in another one that has a
-    /// function too. A call that fails is made again, after pauses that grow to five minutes; one may take 30 seconds. Default: none.
+    /// Calls an async function for each delivery that is poisoned, in any process: for alarms. The call happens at
+    /// least once: it is stored in the transaction that poisons the delivery, until the function has returned without
+    /// an error in this process or in another one that has a function. A failed call is repeated after pauses that grow
+    /// to five minutes. A call may take 30 seconds. Deliveries that were poisoned before the first start with a
+    /// function are not reported. Default: none.
     ///
     /// ```
     /// # use wharf::{InboxBuilder, Postgres};
@@ -114,8 +221,6 @@ impl<B: Backend> InboxBuilder<B> {
     /// })
     /// # }
     /// ```
-    ///
-    /// Deliveries that were poisoned before the first start with a function are not told of.
     pub fn on_poison<F, E>(mut self, hook: impl Fn(Poisoned) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -125,8 +230,8 @@ impl<B: Backend> InboxBuilder<B> {
         self
     }
 
-    /// Sends the records of the outbox ([`Outbox`](crate::Outbox)) while the inbox is started. Default: this process sends none; they wait for another one
-    /// that does.
+    /// Sends the records of the [`Outbox`](crate::Outbox) to Kafka while the inbox is running. Default: this process
+    /// sends none, and they wait for a process that has a relay.
     ///
     /// ```
     /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
@@ -139,7 +244,26 @@ impl<B: Backend> InboxBuilder<B> {
         self
     }
 
-    /// Takes out of handlers' errors what must not be kept, before they reach `last_error` or a log. Default: nothing is taken out.
+    /// Reads from a Kafka while the inbox is running. Can be called several times: clusters and consumer groups are
+    /// read concurrently, each by its own thread, and one that is unavailable or refuses the credentials does not delay
+    /// the others. Give each a name ([`Kafka::named`]), and topics ([`Kafka::topics`]) if a source does not have all of
+    /// them. `docs/kafka.md` has the details. Default: none. For one source, [`Inbox::start_from`] is shorter.
+    ///
+    /// ```
+    /// # use wharf::kafka::Kafka;
+    /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
+    /// builder
+    ///     .source(Kafka::new("eu-broker:9092", "shop").named("eu"))
+    ///     .source(Kafka::new("us-broker:9092", "shop").named("us").topics(["orders"]))
+    /// # }
+    /// ```
+    #[cfg(feature = "kafka")]
+    pub fn source(mut self, kafka: Kafka) -> Self {
+        self.sources.push(kafka);
+        self
+    }
+
+    /// Removes secrets from the errors of handlers before they are stored or logged. Default: errors are unchanged.
     ///
     /// ```
     /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
@@ -156,8 +280,19 @@ impl<B: Backend> InboxBuilder<B> {
         &self.limits
     }
 
-    /// Puts an async function around each run of every handler, outside of the handlers' own layers and of those given before. See
-    /// [`Registration::layer`].
+    /// Wraps an async function around each run of every handler, outside of the handlers' own layers and of earlier
+    /// calls. See [`Registration::layer`]. Default: no layer.
+    ///
+    /// ```
+    /// # fn example(builder: wharf::InboxBuilder<wharf::Postgres>) -> wharf::InboxBuilder<wharf::Postgres> {
+    /// builder.layer(|attempt, next| {
+    ///     Box::pin(async move {
+    ///         println!("{} runs {}", attempt.handler_key(), attempt.message_id());
+    ///         next.run().await
+    ///     })
+    /// })
+    /// # }
+    /// ```
     pub fn layer(
         mut self,
         layer: impl for<'a> Fn(Attempt<'a>, Next<'a>) -> BoxFuture<'a, Result<(), Failure>> + Send + Sync + 'static,
@@ -166,7 +301,15 @@ impl<B: Backend> InboxBuilder<B> {
         self
     }
 
-    /// The keys of the handlers so far: what a deploy of this build would mean for what is stored. See [`Manifest::plan`].
+    /// Returns the keys of the handlers so far. [`Manifest::plan`] compares them with the keys in the database, to
+    /// check a deploy.
+    ///
+    /// ```
+    /// # async fn send_receipt(_: wharf::Message<u32>) -> Result<(), wharf::Failure> { Ok(()) }
+    /// let send = wharf::handler(wharf::HandlerKey::new("mail.receipt"), send_receipt).formerly("receipts");
+    /// let inbox = wharf::InboxBuilder::<wharf::Postgres>::without_store().subscribe("orders", send);
+    /// assert_eq!(inbox.manifest().handlers[0].formerly, ["receipts"]);
+    /// ```
     pub fn manifest(&self) -> Manifest {
         let entry = |registration: &Registration<B>| ManifestHandler {
             key: registration.key.as_str().to_owned(),
@@ -175,30 +318,51 @@ impl<B: Backend> InboxBuilder<B> {
         Manifest { handlers: self.registrations.iter().map(entry).collect() }
     }
 
-    /// Checks everything and makes the inbox. Touches no database.
+    /// Checks the configuration and makes the inbox. It does not query the database.
+    ///
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Inbox, Message, Raw, Sqlite, Store, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let store = Store::<Sqlite>::in_memory().await?;
+    /// let send = || handler(HandlerKey::new("mail.receipt"), send_receipt);
+    /// let error = Inbox::builder(store).subscribe("orders", send()).subscribe("returns", send()).build().unwrap_err();
+    /// assert!(error.to_string().contains("the handler key mail.receipt is used 2 times"));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When keys or former keys are not allowed or stand twice, a topic, a limit or the retention cannot be used, there is no handler at
-    /// all, or an identity policy cannot work, stands twice or is for a topic that nobody subscribes to.
-    /// All problems are named in one error.
+    /// When a key or a former key is invalid or is used twice; a topic, a limit or the retention is invalid; there is
+    /// no handler; an identity policy is invalid, is given twice, or is for a topic without a handler; or a Kafka
+    /// source is invalid. The error contains all problems.
     pub fn build(mut self) -> Result<Inbox<B>> {
         let manifest = self.manifest();
         let mut problems = self.limits.problems();
         if self.registrations.is_empty() {
-            problems.push("an inbox has at least one handler: call subscribe".to_owned());
+            problems.push("an inbox must have at least one handler: call subscribe".to_owned());
         }
         problems.extend(self.registrations.iter().flat_map(registration_problems));
         problems.extend(colliding_keys(&self.registrations));
+        problems.extend(decoder_problems(&self.registrations, &self.decoders));
         let subscriptions = self.registrations.iter().map(Registration::subscription).collect();
         let (rules, cannot_work) = Rules::new(subscriptions, self.identities);
         problems.extend(cannot_work);
         problems.extend(self.retention.iter().flat_map(Retention::problems));
+        #[cfg(feature = "kafka")]
+        {
+            problems.extend(duplicate_names(self.sources.iter()));
+            problems.extend(self.sources.iter().flat_map(|source| source_problems(source, &rules)));
+        }
         if self.store.is_none() {
-            problems.push("it has no store: begin with Inbox::builder(store)".to_owned());
+            problems.push("it has no store: start with Inbox::builder(store)".to_owned());
         }
         let Some(store) = self.store.filter(|_| problems.is_empty()) else {
             return Err(Error::configuration(format!("cannot build the inbox: {}", problems.join("; "))));
         };
+        for registration in &self.registrations {
+            registration.body.decoding().decode_by(decoders_of(registration, &self.decoders));
+        }
         for layer in &self.layers {
             self.registrations.iter_mut().for_each(|registration| registration.wrap(Arc::clone(layer)));
         }
@@ -215,6 +379,8 @@ impl<B: Backend> InboxBuilder<B> {
             hook: self.hook,
             #[cfg(feature = "kafka")]
             relay: self.relay,
+            #[cfg(feature = "kafka")]
+            sources: self.sources,
             lanes: OnceCell::new(),
         };
         Ok(Inbox { shared: Arc::new(shared) })

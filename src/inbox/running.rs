@@ -1,8 +1,11 @@
-//! A running inbox: the handle to end it with.
+//! A running inbox: the handle that stops it and reports its health.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+#[cfg(feature = "kafka")]
+use futures_util::future::{join_all, select_all};
 
 use crate::accept::Intake;
 #[cfg(feature = "kafka")]
@@ -11,25 +14,34 @@ use crate::process::Loops;
 use crate::store::Backend;
 use crate::types::{DURATION_MAX, Error, Health, HealthReason, Result};
 
-/// How long batches that were being accepted may take to end, when the grace is shorter.
+/// The shortest time for batches that are being accepted to end, even if the grace period is shorter.
 const BATCH_WAIT_MIN: Duration = Duration::from_secs(1);
 
-/// How long the last batches and the last commit may take, when the grace is shorter.
+/// The shortest time for the last batches and the last offset commit, even if the grace period is shorter.
 #[cfg(feature = "kafka")]
 const INGEST_WAIT_MIN: Duration = Duration::from_secs(5);
 
-/// Says how a running inbox is. Made by [`Running::monitor`]; cheap to clone, so that a service's endpoints can have it while another task
-/// holds the [`Running`].
+/// Reports the health of a running inbox. [`Running::monitor`] returns it. Cloning is cheap, so that the endpoints of a
+/// service can have it while another task holds the [`Running`].
+///
+/// ```
+/// use wharf::health::Monitor;
+///
+/// /// The status code of a readiness endpoint.
+/// fn ready(monitor: &Monitor) -> u16 {
+///     if monitor.health().is_ready { 200 } else { 503 }
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Monitor {
     parts: Vec<Part>,
 }
 
-/// A part of an inbox that says what is not as it should be.
+/// A part of an inbox that reports its problems.
 type Part = Arc<dyn Fn() -> Vec<HealthReason> + Send + Sync>;
 
 impl Monitor {
-    /// As [`Running::health`]. After the end of the inbox it is not ready.
+    /// Like [`Running::health`]. After shutdown the inbox is not ready.
     #[must_use]
     pub fn health(&self) -> Health {
         Health::of(self.parts.iter().flat_map(|part| part()).collect())
@@ -41,18 +53,37 @@ impl fmt::Debug for Monitor {
         f.write_str("Monitor")
     }
 }
-/// How long the relay's last batch may take, when the grace is over.
+
+/// The shortest time for the relay's last batch, even if the grace period is over.
 #[cfg(feature = "kafka")]
 const RELAY_WAIT_MIN: Duration = Duration::from_secs(1);
 
-/// Processing in the background. Dropping it stops at once: handlers are cancelled and their claims given back.
+/// A running inbox. [`Inbox::start`](crate::Inbox::start) returns it. Dropping it stops the inbox at once: handlers are
+/// cancelled and their claims are released. Call [`Running::shutdown`] to give handlers time to finish.
+///
+/// ```no_run
+/// # async fn run(inbox: wharf::Inbox<wharf::Postgres>) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tokio::signal::unix::{SignalKind, signal};
+///
+/// let mut running = inbox.start().await?;
+/// let mut terminate = signal(SignalKind::terminate())?;
+/// let failure = tokio::select! {
+///     _ = terminate.recv() => None,
+///     error = running.failure() => Some(error),
+/// };
+/// running.shutdown(Duration::from_secs(20)).await?;
+/// if let Some(error) = failure { return Err(error.into()) } // the process must be restarted
+/// # Ok(()) }
+/// ```
 #[must_use = "processing stops when this is dropped"]
 pub struct Running<B: Backend> {
     intake: Arc<Intake<B>>,
+    /// `None` after shutdown, so that dropping does not stop them twice.
     loops: Option<Loops<B>>,
     monitor: Monitor,
     #[cfg(feature = "kafka")]
-    ingest: Option<Ingest>,
+    ingests: Vec<Ingest>,
     #[cfg(feature = "kafka")]
     relay: Option<RunningRelay>,
 }
@@ -65,12 +96,13 @@ impl<B: Backend> Running<B> {
             loops: Some(loops),
             monitor,
             #[cfg(feature = "kafka")]
-            ingest: None,
+            ingests: Vec::new(),
             #[cfg(feature = "kafka")]
             relay: None,
         }
     }
 
+    /// Adds the relay, which is stopped last.
     #[cfg(feature = "kafka")]
     pub(super) fn with_relay(mut self, relay: RunningRelay) -> Self {
         self.monitor.parts.push(Arc::new(relay.health()));
@@ -78,22 +110,32 @@ impl<B: Backend> Running<B> {
         self
     }
 
+    /// Adds a Kafka source.
     #[cfg(feature = "kafka")]
     pub(super) fn with(mut self, ingest: Ingest) -> Self {
         self.monitor.parts.push(Arc::new(ingest.health(&self.intake)));
-        self.ingest = Some(ingest);
+        self.ingests.push(ingest);
         self
     }
 
-    /// How the inbox is, for the service's own health endpoint. Asks neither the database nor Kafka: it costs next to nothing.
+    /// Returns the health of the inbox, for the health endpoints of the service. It queries neither the database nor
+    /// Kafka, so it is cheap.
     ///
-    /// ```no_run
-    /// # async fn run(inbox: wharf::Inbox<wharf::Postgres>) -> wharf::Result<()> {
+    /// ```
+    /// # use wharf::{Failure, HandlerKey, Inbox, Message, Raw, Sqlite, Store, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let store = Store::<Sqlite>::in_memory().await?;
+    /// # store.migrate().await?;
+    /// # let send = handler(HandlerKey::new("mail.receipt"), send_receipt);
+    /// # let inbox = Inbox::builder(store).subscribe("orders", send).build()?;
     /// let running = inbox.start().await?;
     /// let health = running.health();
     /// if !health.is_ready {
     ///     println!("{health}"); // not ready: the database has not answered for 12s
     /// }
+    /// # assert_eq!(health.to_string(), "healthy");
     /// # Ok(()) }
     /// ```
     #[must_use]
@@ -101,17 +143,38 @@ impl<B: Backend> Running<B> {
         self.monitor.health()
     }
 
-    /// A handle for endpoints that ask for the health while another task awaits [`Running::failure`]. `examples/health.rs` serves it with axum.
+    /// Returns a handle that reports the health while another task awaits [`Running::failure`]. `examples/health.rs`
+    /// serves it with axum.
+    ///
+    /// ```no_run
+    /// # async fn run(inbox: wharf::Inbox<wharf::Postgres>) -> wharf::Result<()> {
+    /// # async fn serve_health(_: wharf::health::Monitor) {}
+    /// let mut running = inbox.start().await?;
+    /// tokio::spawn(serve_health(running.monitor()));
+    /// let error = running.failure().await;
+    /// # Err(error) }
+    /// ```
     #[must_use]
     pub fn monitor(&self) -> Monitor {
         self.monitor.clone()
     }
 
-    /// Resolves with the error that ended processing or the consumption from Kafka. Stays pending while both are healthy.
+    /// Resolves with the fatal error that ended processing, the relay of the outbox, or the consumption from a Kafka
+    /// source, which the error names. Stays pending while everything is healthy. Other sources continue until you call
+    /// [`Running::shutdown`].
     ///
-    /// Nothing that passes by itself ends either of them: not a database or a broker that is away, not a handler that fails. What does
-    /// is another process with the same `group.instance.id`, the end of the runtime that handlers run on, or a bug. Call
-    /// [`Running::shutdown`], then end the process, so that it is started again.
+    /// Temporary conditions end nothing: an unavailable database or broker, a failing handler. A fatal error is another
+    /// process with the same `group.instance.id`, the end of the runtime that handlers run on, or a bug. Call
+    /// [`Running::shutdown`] and exit, so that the process is restarted. The example of [`Running`] also stops on
+    /// SIGTERM.
+    ///
+    /// ```no_run
+    /// # async fn run(inbox: wharf::Inbox<wharf::Postgres>) -> wharf::Result<()> {
+    /// let mut running = inbox.start().await?;
+    /// let error = running.failure().await;
+    /// running.shutdown(std::time::Duration::from_secs(20)).await?;
+    /// # Err(error) }
+    /// ```
     pub async fn failure(&mut self) -> Error {
         let engine = self.loops.as_ref().map(Loops::failure);
         let engine = async {
@@ -122,10 +185,12 @@ impl<B: Backend> Running<B> {
         };
         #[cfg(feature = "kafka")]
         {
+            let ingests = self.ingests.iter_mut().map(|ingest| Box::pin(ingest.failure()));
+            let ingests: Vec<_> = ingests.collect();
             let ingest = async {
-                match &mut self.ingest {
-                    Some(ingest) => ingest.failure().await,
-                    None => std::future::pending().await,
+                match ingests.is_empty() {
+                    true => std::future::pending().await,
+                    false => select_all(ingests).await.0,
                 }
             };
             let relay = async {
@@ -144,32 +209,52 @@ impl<B: Backend> Running<B> {
         engine.await
     }
 
-    /// Stops: nothing new is read from Kafka, what is stored is committed and the group is left; nothing new is claimed, running handlers have `grace` to end, the rest is cancelled and given back, due at once and with
-    /// nothing counted. The relay of the outbox ends last. Takes at most the grace and seven seconds.
+    /// Stops the inbox. No more records are read from Kafka; the offsets of stored records are committed, and the
+    /// consumer leaves its group. No more deliveries are claimed; running handlers have `grace` to finish, and the
+    /// others are cancelled and released, due at once and without consuming a retry. The relay of the outbox stops
+    /// last. It takes at most `grace` plus seven seconds.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use wharf::{Failure, HandlerKey, Inbox, Message, Raw, Sqlite, Store, handler};
+    /// # async fn send_receipt(_: Message<Raw>) -> Result<(), Failure> { Ok(()) }
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let store = Store::<Sqlite>::in_memory().await?;
+    /// # store.migrate().await?;
+    /// # let send = handler(HandlerKey::new("mail.receipt"), send_receipt);
+    /// # let inbox = Inbox::builder(store).subscribe("orders", send).build()?;
+    /// let running = inbox.start().await?;
+    /// // … on SIGTERM:
+    /// running.shutdown(Duration::from_secs(20)).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When outcomes could not be written because the database was away. Those deliveries run again when their claims have run out.
+    /// When outcomes could not be stored because the database was unavailable. Their deliveries run again when their
+    /// claims expire.
     pub async fn shutdown(mut self, grace: Duration) -> Result<()> {
         let Some(loops) = self.loops.take() else { return Ok(()) };
         let grace = grace.min(DURATION_MAX);
         let deadline = Instant::now() + grace;
         #[cfg(feature = "kafka")]
-        let ingest = self.ingest.take();
-        let ingest_ended = async {
+        let ingests = std::mem::take(&mut self.ingests);
+        let ingests_ended = async {
             #[cfg(feature = "kafka")]
-            if let Some(ingest) = ingest {
-                ingest.end(Instant::now() + grace.max(INGEST_WAIT_MIN)).await;
+            {
+                let until = Instant::now() + grace.max(INGEST_WAIT_MIN);
+                join_all(ingests.into_iter().map(|ingest| ingest.end(until))).await;
             }
         };
-        // Hand-over ends here, before anything else: accept goes on as into an inbox that is not running.
+        // Hand-over ends first: from here on, accept behaves as if the inbox were not running.
         loops.stop_bringing_in();
         self.intake.detach();
         let loops_ended = async {
             loops.brought_in(grace.max(BATCH_WAIT_MIN)).await;
             loops.end(deadline.saturating_duration_since(Instant::now())).await
         };
-        let ((), ended) = tokio::join!(ingest_ended, loops_ended);
-        // Last: handlers publish until they end.
+        let ((), ended) = tokio::join!(ingests_ended, loops_ended);
+        // The relay stops last, because handlers publish until they end.
         #[cfg(feature = "kafka")]
         if let Some(relay) = self.relay.take() {
             relay.end(deadline.max(Instant::now() + RELAY_WAIT_MIN)).await;

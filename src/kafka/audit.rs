@@ -1,6 +1,6 @@
-//! Compares the ledger and what is stored with what Kafka has. Reads only; for people, and for what watches over a service.
+//! Compares the ledger and the stored rows with Kafka. Read-only; for operators and monitoring.
 
-mod look;
+mod query;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,88 +14,110 @@ use crate::store::ledger::{Gap, LedgerRow, LedgerState, Reader};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 
-/// Brokers abort transactions that are open for longer (`transaction.max.timeout.ms`, 15 minutes by default).
+/// A transaction that is open for longer is hanging: brokers should have aborted it (`transaction.max.timeout.ms`, 15
+/// minutes by default).
 const HANGING_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// What an audit saw. See [`Kafka::audit`].
+/// The result of an audit. See [`Kafka::audit`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Audit {
-    /// Every partition that the ledger or Kafka knows, sorted.
+    /// Every partition that is in the ledger or in Kafka, sorted.
     pub partitions: Vec<PartitionAudit>,
-    /// Records that were deleted before they were read, as far as it was noticed.
+    /// Known gaps: records that were deleted before they were read.
     pub gaps: Vec<Gap>,
     /// The group, if the ledger has no entry of it.
     pub unknown_group: Option<String>,
 }
 
-/// One partition, as the ledger, the store, the group and Kafka see it.
+/// One partition: its position in the ledger, the store, the group and Kafka.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PartitionAudit {
     /// The topic.
     pub topic: String,
-    /// The partition of it.
+    /// The partition number.
     pub partition: i32,
-    /// The next offset to accept, by the ledger.
+    /// The next offset to accept, from the ledger.
     pub next_offset: Option<i64>,
     /// The group's committed offset.
     pub committed: Option<i64>,
-    /// The first offset Kafka still has, and the one that comes next, also behind open transactions; `None` when Kafka did not say.
+    /// The first offset that Kafka has, and the next offset to be written, including open transactions; `None` when
+    /// Kafka did not answer.
     pub watermarks: Option<(i64, i64)>,
-    /// The first offset of the oldest open transaction: nothing can be read from there on. `None` when none is open.
+    /// The first offset of the oldest open transaction: records from there on cannot be read. `None` when none is open.
     pub open_transaction: Option<i64>,
-    /// The time of the first record of that transaction.
+    /// The timestamp of the first record of that transaction.
     pub open_since: Option<SystemTime>,
-    /// Kafka has another topic under this name than the one that was read.
-    pub is_made_anew: bool,
-    /// Nothing but markers and aborted records of transactions is left to read.
+    /// Whether Kafka has another topic of this name than the one that was read.
+    pub is_recreated: bool,
+    /// Whether only markers and aborted records of transactions are left to read.
     pub is_read_out: bool,
-    /// Messages and quarantined records that are stored now. Fewer than were read: duplicates, unwanted and purged ones are not among them.
+    /// Messages and quarantined records that are stored now. Duplicates, unwanted and purged records are not included.
     pub stored: i64,
     /// The highest offset among them.
     pub highest_stored: Option<i64>,
-    /// Why the partition is stopped, if it is.
+    /// The reason for which the partition is stopped, if any.
     pub stopped: Option<String>,
 }
 
-/// Something that is not as it should be.
+/// A problem that an audit found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// The partition is stopped until a person resets or skips it.
+    /// The partition is stopped until an operator resets or skips it.
     Stopped(PartitionAudit),
-    /// The group's offset is beyond the ledger. The ledger decides, so nothing is skipped; but somebody else commits for this group.
+    /// The group's offset is beyond the ledger. The ledger decides, so nothing is skipped; but another consumer commits
+    /// for this group.
     CommittedAhead(PartitionAudit),
     /// Kafka has deleted records that were not read.
     Deleted(PartitionAudit),
-    /// The log ends before the ledger: the topic was made anew, or lost its end. The partition stands still.
+    /// The log ends before the ledger: the topic was deleted and created again, or lost its end. The partition is not
+    /// read.
     LogEndsBefore(PartitionAudit),
-    /// Kafka has records of a partition that the ledger does not know.
+    /// Kafka has records of a partition that is not in the ledger.
     NeverRead(PartitionAudit),
-    /// Kafka did not say what it has.
+    /// Kafka did not answer for this partition.
     Unanswered(PartitionAudit),
-    /// The topic was deleted and made anew: its id is not the one that was read. The partition stands still.
-    TopicMadeAnew(PartitionAudit),
+    /// The topic was deleted and created again: its id is not the one that was read. The partition is not read.
+    TopicRecreated(PartitionAudit),
     /// A transaction is open for longer than brokers allow, and records wait behind it.
     HangingTransaction(PartitionAudit),
     /// The ledger has no entry of the group.
     UnknownGroup(String),
-    /// Records were deleted before they were read, and that was noted.
+    /// Records were deleted before they were read, and the gap was recorded.
     Gap(Gap),
 }
 
 impl Kafka {
-    /// Compares the ledger and the stored rows of this group with Kafka's watermarks. Reads every message once: not for every minute.
+    /// Compares the ledger and the stored rows of this group with Kafka's watermarks. It reads every stored message, so
+    /// do not run it every minute.
+    ///
+    /// ```no_run
+    /// # async fn run(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::kafka::Kafka;
+    ///
+    /// let audit = Kafka::new("broker-1:9092", "shop").audit(&store).await?;
+    /// for finding in audit.findings() {
+    ///     println!("{finding}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the settings are refused, the database does not answer, or Kafka says nothing at all.
+    /// When the settings are refused, or the database or Kafka does not answer.
     pub async fn audit<B: Backend>(&self, store: &Store<B>) -> Result<Audit> {
-        let config = settings::config(self)?;
-        // Here, where what librdkafka says of a setting is kept from showing its value.
+        let config = settings::to_ask(&settings::config(self)?);
+        // Created here, where librdkafka's error is mapped so that it does not show the value of a setting.
         let consumer: BaseConsumer = config.create().map_err(settings::refused)?;
+        let cannot = || format!("cannot ask Kafka about group {}", self.group);
+        let token = match &self.tokens {
+            Some(tokens) => Some(
+                tokens.ask().await.map_err(|error| Error::new(Kind::Connection, format!("{}: {error}", cannot())))?,
+            ),
+            None => None,
+        };
         let report = store.backend.ledger_report(&self.group).await?;
-        let unknown_group = report.partitions.is_empty().then(|| self.group.clone());
         let mut partitions = Vec::with_capacity(report.partitions.len());
         for (cluster_id, states) in by_cluster(report.partitions) {
             let reader = Reader { group: self.group.as_str().into(), cluster_id };
@@ -104,20 +126,31 @@ impl Kafka {
             let ledger = store.backend.ledger(&reader, &places).await?;
             partitions.extend(states.into_iter().zip(ledger).map(known));
         }
-        // Blocking calls, and closing the consumer: on a thread for such.
-        let looked = store.backend.reactor().spawn_blocking(move || look::look(consumer, &config, partitions));
-        match looked.await {
-            Ok(Ok(partitions)) => Ok(Audit { partitions, gaps: report.gaps, unknown_group }),
-            Ok(Err(error)) => {
-                Err(Error::new(Kind::Connection, format!("cannot ask Kafka about group {}", self.group))
-                    .with_source(error))
+        // Blocking calls, and closing the consumer, need a blocking thread.
+        let answers =
+            store.backend.reactor().spawn_blocking(move || query::query(consumer, &config, token.as_ref(), partitions));
+        match answers.await {
+            Ok(Ok(KafkaAnswers { cluster_id, partitions })) => {
+                // The group may read other clusters into the same database.
+                let is_here = |gap: &Gap| cluster_id.as_ref().is_none_or(|id| gap.cluster_id == *id);
+                let gaps = report.gaps.into_iter().filter(is_here).collect();
+                let unknown_group = partitions.is_empty().then(|| self.group.clone());
+                Ok(Audit { partitions, gaps, unknown_group })
             }
+            Ok(Err(error)) => Err(Error::new(Kind::Connection, cannot()).with_source(error)),
             Err(_) => Err(Error::stopped("the store was closed while Kafka was asked")),
         }
     }
 }
 
-/// A partition, as the ledger knows it.
+/// Kafka's side of the audit.
+struct KafkaAnswers {
+    /// The cluster that was asked. `None` when Kafka did not answer.
+    cluster_id: Option<String>,
+    partitions: Vec<PartitionAudit>,
+}
+
+/// A partition from the ledger, with what identifies its log.
 struct KnownPartition {
     audit: PartitionAudit,
     topic_id: Option<String>,
@@ -129,7 +162,7 @@ fn known((state, row): (LedgerState, Option<LedgerRow>)) -> KnownPartition {
     KnownPartition { audit: PartitionAudit::from(state), topic_id: row.and_then(|row| row.topic_id), cluster_id }
 }
 
-/// One group may read several clusters into the same database.
+/// Groups the partitions by cluster: one group may read several clusters into the same database.
 fn by_cluster(states: Vec<LedgerState>) -> BTreeMap<Arc<str>, Vec<LedgerState>> {
     let mut clusters: BTreeMap<Arc<str>, Vec<LedgerState>> = BTreeMap::new();
     for state in states {
@@ -139,7 +172,7 @@ fn by_cluster(states: Vec<LedgerState>) -> BTreeMap<Arc<str>, Vec<LedgerState>> 
 }
 
 impl Audit {
-    /// Everything that is not as it should be; nothing, when all is well.
+    /// All problems; empty when there are none.
     pub fn findings(&self) -> Vec<Finding> {
         let now = SystemTime::now();
         let unknown = self.unknown_group.iter().cloned().map(Finding::UnknownGroup);
@@ -149,21 +182,22 @@ impl Audit {
 }
 
 impl PartitionAudit {
-    /// Offsets that Kafka has and that are not accepted yet, also behind open transactions. 0 when only markers and aborted records of
-    /// transactions are left.
+    /// Offsets that Kafka has and that are not accepted yet, including open transactions. 0 when only markers and
+    /// aborted records of transactions are left.
     pub fn lag(&self) -> Option<i64> {
         let (low, high) = self.watermarks?;
         let lag = (high - self.next_offset.unwrap_or(low).max(low)).max(0);
         Some(if self.is_read_out { 0 } else { lag })
     }
 
-    /// Everything before an open transaction is read, and the transaction is too old to be a healthy one.
+    /// Whether everything before an open transaction is read, and the transaction has been open for too long.
     fn is_held_up(&self, now: SystemTime) -> bool {
         let is_reached = self.open_transaction.is_some_and(|open| self.next_offset.is_some_and(|next| next >= open));
         let age = self.open_since.and_then(|since| now.duration_since(since).ok());
         is_reached && age.is_some_and(|age| age > HANGING_AFTER)
     }
 
+    /// The most important problem of the partition. One at most: the first one usually causes the others.
     fn finding(&self, now: SystemTime) -> Option<Finding> {
         let this = || self.clone();
         if self.stopped.is_some() {
@@ -171,7 +205,7 @@ impl PartitionAudit {
         }
         match (self.next_offset, self.watermarks) {
             (_, None) => Some(Finding::Unanswered(this())),
-            (Some(_), Some(_)) if self.is_made_anew => Some(Finding::TopicMadeAnew(this())),
+            (Some(_), Some(_)) if self.is_recreated => Some(Finding::TopicRecreated(this())),
             (Some(_), Some(_)) if self.is_held_up(now) => Some(Finding::HangingTransaction(this())),
             (Some(next), Some((_, high))) if next > high => Some(Finding::LogEndsBefore(this())),
             (Some(next), Some((low, _))) if next < low => Some(Finding::Deleted(this())),
@@ -188,19 +222,23 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (about, text) = match self {
             Self::CommittedAhead(p) => {
-                (p, "the group's offset is beyond the ledger: somebody else commits for this group")
+                (p, "the group's offset is beyond the ledger: another consumer commits for this group")
             }
             Self::Stopped(p) => (p, p.stopped.as_deref().unwrap_or_default()),
             Self::Deleted(p) => (p, "Kafka has deleted records that were not read"),
-            Self::LogEndsBefore(p) => (p, "the log ends before the ledger: the topic was made anew or lost its end"),
+            Self::LogEndsBefore(p) => {
+                (p, "the log ends before the ledger: the topic was created again or lost its end")
+            }
             Self::NeverRead(p) => (p, "Kafka has records of a partition that was never read"),
-            Self::Unanswered(p) => (p, "Kafka did not say what it has"),
-            Self::TopicMadeAnew(p) => (p, "the topic was deleted and made anew: its id is not the one that was read"),
+            Self::Unanswered(p) => (p, "Kafka did not answer for this partition"),
+            Self::TopicRecreated(p) => {
+                (p, "the topic was deleted and created again: its id is not the one that was read")
+            }
             Self::HangingTransaction(p) => {
                 (p, "records wait behind a transaction that is open for too long: abort it (kafka-transactions.sh)")
             }
             Self::UnknownGroup(group) => {
-                return write!(f, "the ledger has no entry of group {group}: is the name right?");
+                return write!(f, "the ledger has no entry for group {group}: check the name");
             }
             Self::Gap(gap) => {
                 let Gap { topic, partition, from_offset, to_offset, .. } = gap;
@@ -219,6 +257,7 @@ impl fmt::Display for Finding {
 }
 
 impl PartitionAudit {
+    /// A partition about which nothing is known yet.
     fn unknown(topic: &str, partition: i32) -> Self {
         Self {
             topic: topic.to_owned(),
@@ -228,7 +267,7 @@ impl PartitionAudit {
             watermarks: None,
             open_transaction: None,
             open_since: None,
-            is_made_anew: false,
+            is_recreated: false,
             is_read_out: false,
             stored: 0,
             highest_stored: None,

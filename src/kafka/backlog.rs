@@ -1,14 +1,33 @@
-//! Looks whether the handlers are too far behind for more records to be read.
+//! Checks whether the handlers have too many or too old open deliveries to read more records.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
+use super::rebalance::Notice;
 use crate::accept::Intake;
 use crate::store::Backend;
 use crate::store::seam::Backlog;
 use crate::telemetry::events;
 
-/// Whether more is open than the limits allow; `None` when the database does not say.
-pub(super) async fn is_over<B: Backend>(intake: &Arc<Intake<B>>) -> Option<bool> {
+/// How often the backlog is checked, if it has limits.
+const BACKLOG_EVERY: Duration = Duration::from_secs(1);
+
+/// Reports every second whether the backlog is over its limits, until the ingest ends. When the database does not
+/// answer, the last report stays valid.
+pub(super) async fn watch<B: Backend>(intake: Arc<Intake<B>>, tell: Sender<Notice>) {
+    loop {
+        if let Some(is_over) = is_over(&intake).await
+            && tell.send(Notice::Backlog { is_over }).is_err()
+        {
+            return;
+        }
+        tokio::time::sleep(BACKLOG_EVERY).await;
+    }
+}
+
+/// Whether the backlog exceeds its limits; `None` when the database does not answer. Counts at most up to the limit.
+async fn is_over<B: Backend>(intake: &Arc<Intake<B>>) -> Option<bool> {
     let limits = &intake.limits;
     let handlers = intake.handlers().await.ok()?;
     let handler_ids: Vec<i16> = handlers.iter().flat_map(|handler| handler.all.iter().copied()).collect();
@@ -20,7 +39,7 @@ pub(super) async fn is_over<B: Backend>(intake: &Arc<Intake<B>>) -> Option<bool>
             Some(is_too_many || is_too_old)
         }
         Err(error) => {
-            events::store_trouble("count the backlog", &error);
+            events::store_error("count the backlog", &error);
             None
         }
     }

@@ -1,9 +1,12 @@
-//! Finds where partitions begin: asks the ledger, then Kafka, decides, and puts into the ledger what it did not have.
+//! Finds the positions of partitions: reads the ledger, asks Kafka, decides, and writes new positions to the ledger.
 //!
-//! A partition is read only after its place in the ledger is durable. The database is asked until it answers. Kafka is asked once, in
-//! bounded time: each leader about all of its partitions in one request, all leaders at the same time. The answer of a leader is used as
-//! soon as it comes, so a partition without a leader, or behind a broker that does not answer, holds up no other. The group's coordinator is
-//! waited for only where there is no ledger.
+//! A partition is read only after its position in the ledger is durable. Database calls are retried until they succeed.
+//! Kafka is asked once, with a timeout: each leader about all of its partitions at once, all leaders concurrently. The
+//! answer of a leader is used as soon as it comes, so a partition without a leader, or on a broker that does not
+//! answer, does not hold up others. Only new topics that begin at their end or at a time are decided before that, one
+//! after the other. The group coordinator is asked only about partitions without a ledger.
+
+mod beginning;
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -16,47 +19,53 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
-use super::desk::{Asked, TopicPartition};
-use super::for_ever::for_ever;
+use super::assigned::{Asked, TopicPartition};
 use super::native;
 use super::native::leader::{self, Answers};
-use super::position::{self, At, Begin, Committed, Known, Topic};
+use super::position::{self, At, Committed, Known, Start, Topic};
 use super::rebalance::{COMMITTED_BY_US, Context, Notice, partitions};
+use super::retry_forever::retry_forever;
 use crate::accept::Intake;
 use crate::store::Backend;
 use crate::store::ledger::{LedgerRow, Opening, Reader, Stopping};
 use crate::telemetry::events;
 
-/// How long Kafka may take for each answer.
+/// The timeout for each answer of Kafka.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// How long the ids of topics may take where no ledger has one to compare: brokers before Kafka 2.8 know none, and others may not answer.
+/// The timeout for topic ids when no ledger has one to compare them with. Short, because brokers before Kafka 2.8 have
+/// no ids, and nothing depends on the answer.
 const NEW_IDS_WAIT: Duration = Duration::from_millis(500);
 
-/// Where a partition begins; `None` when Kafka did not say.
+/// The position of a partition; `None` when Kafka did not answer, and then the position is requested again.
 #[derive(Debug)]
 pub(super) struct Located {
     pub(super) asked: Asked,
-    pub(super) start: Option<Begin>,
+    pub(super) start: Option<Start>,
 }
 
-/// A partition, with what the ledger says of it.
-struct Sought {
+/// A partition and its ledger row.
+struct PartitionToFind {
     asked: Asked,
     ledger: Option<LedgerRow>,
+    /// Replaces the group's offset, if the group is not asked.
+    decided: Option<Committed>,
 }
 
-/// With what it was found by.
-struct Looked {
+/// A position and the facts that it was derived from.
+struct DerivedPosition {
     found: Located,
+    /// The row before the position was found.
     ledger: Option<LedgerRow>,
+    /// The current id of the topic, if a broker has reported it.
     topic_id: Option<String>,
 }
 
-/// Sends what it finds to `tell`, leader by leader. The consumer is held only where blocking is allowed: whoever drops it last waits until
-/// it is closed, and that must not be the store's thread.
+/// Sends the positions to `tell`, leader by leader. Runs on the store's thread, so it upgrades the consumer only inside
+/// `spawn_blocking`: dropping the last reference waits until the consumer is closed.
 pub(super) async fn find<B: Backend>(
     intake: Arc<Intake<B>>,
     consumer: Weak<BaseConsumer<Context>>,
+    context: Arc<Context>,
     asked: Vec<Asked>,
     tell: Sender<Notice>,
 ) {
@@ -68,31 +77,34 @@ pub(super) async fn find<B: Backend>(
     };
     let (stopped, sought) = with_ledger(&intake, &reader, asked).await;
     open(&intake, &reader, &stopped).await;
-    drop(tell.send(Notice::Located(stopped.into_iter().map(|looked| looked.found).collect())));
+    drop(tell.send(Notice::Located(stopped.into_iter().map(|derived| derived.found).collect())));
+    let (sought, undecided) = beginning::decide(&intake, &consumer, &context, &reader, sought).await;
+    drop(tell.send(Notice::Located(undecided)));
     let asking = consumer.clone();
-    let Some(Led { by_leader, leaderless }) = joined(spawn_blocking(move || led(&asking, sought)).await) else {
+    let Some(ByLeader { by_leader, leaderless }) = joined(spawn_blocking(move || led(&asking, sought)).await) else {
         return;
     };
     drop(tell.send(Notice::Located(leaderless)));
-    let mut looking = JoinSet::new();
+    let mut asking_leaders = JoinSet::new();
     for ((leader, _), sought) in by_leader {
         let (intake, reader, consumer) = (Arc::clone(&intake), Arc::clone(&reader), consumer.clone());
-        let tell = tell.clone();
-        looking.spawn(async move {
+        let (tell, context) = (tell.clone(), Arc::clone(&context));
+        asking_leaders.spawn(async move {
             let asking = consumer.clone();
-            let Some(looked) = joined(spawn_blocking(move || look(&asking, leader, sought)).await) else { return };
-            open(&intake, &reader, &looked).await;
-            let begun = begun(&looked);
-            drop(tell.send(Notice::Located(looked.into_iter().map(|looked| looked.found).collect())));
+            let Some(derived) = joined(spawn_blocking(move || derive(&asking, leader, sought)).await) else { return };
+            open(&intake, &reader, &derived).await;
+            beginning::tell(&context, &derived);
+            let begun = begun(&derived);
+            drop(tell.send(Notice::Located(derived.into_iter().map(|derived| derived.found).collect())));
             joined(spawn_blocking(move || warn_of_group(&consumer, &begun)).await);
         });
     }
-    while let Some(looked) = looking.join_next().await {
-        joined(looked);
+    while let Some(derived) = asking_leaders.join_next().await {
+        joined(derived);
     }
 }
 
-/// A panic is passed on to whoever joins this task; `None` when the runtime is being shut down.
+/// Resumes a panic of the joined task; `None` when the runtime is shutting down.
 fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     match joined.map_err(JoinError::try_into_panic) {
         Ok(done) => Some(done),
@@ -101,65 +113,71 @@ fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     }
 }
 
-/// Whose ledger it is. Without the cluster's id nothing begins: positions of two clusters must not be mixed. Blocks.
+/// The group and cluster of the ledger. Without the cluster id nothing begins: positions of two clusters must not be
+/// mixed. Blocks.
 fn reader(consumer: &Weak<BaseConsumer<Context>>) -> Option<Arc<Reader>> {
     let consumer = consumer.upgrade()?;
     let context = consumer.context();
     context.reader().or_else(|| native::epoch::cluster_id(&consumer, ANSWER_WAIT).map(|id| context.read_from(id)))
 }
 
-/// Partitions that the ledger alone decides about, because they are stopped, and those that Kafka has to be asked about.
-async fn with_ledger<B: Backend>(intake: &Intake<B>, reader: &Reader, asked: Vec<Asked>) -> (Vec<Looked>, Vec<Sought>) {
+/// Returns the partitions that the ledger alone decides, because they are stopped, and those about which Kafka has to
+/// be asked.
+async fn with_ledger<B: Backend>(
+    intake: &Intake<B>,
+    reader: &Reader,
+    asked: Vec<Asked>,
+) -> (Vec<DerivedPosition>, Vec<PartitionToFind>) {
     let places: Vec<_> = asked.iter().map(|asked| asked.place.clone()).collect();
     let (backend, places) = (&intake.store.backend, places.as_slice());
     let reading = move || backend.ledger(reader, places);
-    let ledger = for_ever(intake.limits.backoff_max, "read the ledger", reading).await;
+    let ledger = retry_forever(intake.limits.backoff_max, "read the ledger", reading).await;
     let (mut stopped, mut sought) = (Vec::new(), Vec::new());
     for (asked, ledger) in asked.into_iter().zip(ledger) {
         match ledger.as_ref().and_then(|ledger| position::stopped(ledger, asked.cut)) {
             Some(start) => {
-                stopped.push(Looked { found: Located { asked, start: Some(start) }, ledger, topic_id: None });
+                stopped.push(DerivedPosition { found: Located { asked, start: Some(start) }, ledger, topic_id: None });
             }
-            None => sought.push(Sought { asked, ledger }),
+            None => sought.push(PartitionToFind { asked, ledger, decided: None }),
         }
     }
     (stopped, sought)
 }
 
-/// Writes what has to be in the ledger before the partitions are read, or are reported as stopped.
-async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, looked: &[Looked]) {
-    let openings: Vec<Opening> = looked.iter().filter_map(opening).collect();
+/// Writes the ledger rows that are needed before the partitions are read or reported as stopped.
+async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, derived: &[DerivedPosition]) {
+    let openings: Vec<Opening> = derived.iter().filter_map(opening).collect();
     if !openings.is_empty() {
         let (backend, openings) = (&intake.store.backend, openings.as_slice());
         let writing = move || backend.open_ledger(reader, openings);
-        for_ever(intake.limits.backoff_max, "write the ledger", writing).await;
+        retry_forever(intake.limits.backoff_max, "write the ledger", writing).await;
     }
-    let stops: Vec<Stopping> = looked.iter().filter_map(stopping).collect();
+    let stops: Vec<Stopping> = derived.iter().filter_map(stopping).collect();
     if !stops.is_empty() {
         let (backend, stops) = (&intake.store.backend, stops.as_slice());
         let writing = move || backend.stop_partitions(reader, stops);
-        for_ever(intake.limits.backoff_max, "write the ledger", writing).await;
+        retry_forever(intake.limits.backoff_max, "write the ledger", writing).await;
     }
 }
 
 /// Partitions by the broker that leads them, and those that have no leader now.
 #[derive(Default)]
-struct Led {
-    /// By leader, those with a ledger apart from those without: the latter wait for the group's coordinator too.
-    by_leader: HashMap<(i32, bool), Vec<Sought>>,
+struct ByLeader {
+    /// By leader, and whether there is a ledger: partitions without one also wait for the group coordinator.
+    by_leader: HashMap<(i32, bool), Vec<PartitionToFind>>,
     leaderless: Vec<Located>,
 }
 
-/// Blocks: asks once for all topics.
-fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<Sought>) -> Led {
-    let mut led = Led::default();
+/// Groups partitions by leader, with one request for all topics. Blocks.
+fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<PartitionToFind>) -> ByLeader {
+    let mut led = ByLeader::default();
     let Some(consumer) = consumer.upgrade() else { return led };
-    // Nobody waits for it any more.
+    // The answer is not needed: the consumer is being closed.
     if sought.is_empty() || consumer.context().is_closing() {
         return led;
     }
     let leaders = leader::leaders(&consumer, ANSWER_WAIT);
-    let mut troubles = Vec::new();
+    let mut errors = Vec::new();
     for one in sought {
         let (topic, partition) = &one.asked.place;
         let error = match leaders.as_ref().map(|leaders| leaders.get(&**topic).and_then(|led| led.get(partition))) {
@@ -170,72 +188,76 @@ fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<Sought>) -> Led {
             Ok(None) => KafkaError::MetadataFetch(RDKafkaErrorCode::LeaderNotAvailable),
             Err(error) => error.clone(),
         };
-        troubles.push((one.asked.place.clone(), error));
+        errors.push((one.asked.place.clone(), error));
         led.leaderless.push(Located { asked: one.asked, start: None });
     }
-    tell_trouble(&consumer, &troubles);
+    report_errors(&consumer, &errors);
     led
 }
 
 /// Asks one leader about its partitions. Blocks.
-fn look(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Sought>) -> Vec<Looked> {
+fn derive(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<PartitionToFind>) -> Vec<DerivedPosition> {
     let consumer = match consumer.upgrade() {
         Some(consumer) if !consumer.context().is_closing() => consumer,
-        // Nobody waits for it any more.
+        // The answer is not needed: the consumer is being closed.
         Some(_) | None => return Vec::new(),
     };
     let places: Vec<TopicPartition> = sought.iter().map(|one| one.asked.place.clone()).collect();
-    // A ledger that has an id needs the answer.
-    let has_id = |one: &Sought| one.ledger.as_ref().is_some_and(|ledger| ledger.topic_id.is_some());
+    // A ledger with a topic id must be compared with the current id before the partition is read.
+    let has_id = |one: &PartitionToFind| one.ledger.as_ref().is_some_and(|ledger| ledger.topic_id.is_some());
     let ids_wait = if sought.iter().any(has_id) { ANSWER_WAIT } else { NEW_IDS_WAIT };
     let mut answers = leader::ask(&consumer, leader, &places, ANSWER_WAIT, ids_wait);
-    let is_wanted = |one: &&Sought| one.ledger.is_none() && !one.asked.has_ledger;
+    let is_wanted = |one: &&PartitionToFind| one.ledger.is_none() && !one.asked.has_ledger && one.decided.is_none();
     let wanted = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
     let committed = committed(&consumer, wanted);
-    let mut troubles = Vec::new();
-    let mut looked = Vec::with_capacity(sought.len());
+    let context = consumer.context();
+    let mut errors = Vec::new();
+    let mut derived = Vec::with_capacity(sought.len());
     for one in sought {
-        let known = known(&one, &mut answers, &committed);
+        let begin = context.begins.of(&one.asked.place.0);
+        let known = known(&one, &mut answers, &committed).map(|known| beginning::as_said(known, begin));
         if let Ok(Known { ledger: None, committed: Committed::ByUs, .. }) = &known
             && !one.asked.has_ledger
         {
             let (topic, partition) = &one.asked.place;
-            events::kafka::ledger_lost(&consumer.context().group, topic, *partition);
+            events::kafka::ledger_lost(&context.source, topic, *partition);
         }
         let start = known.map(position::start);
         let topic_id = answers.topic_ids.get(&one.asked.place.0).cloned().flatten();
-        let Sought { asked, ledger } = one;
-        let start = start.map_err(|error| troubles.push((asked.place.clone(), error))).ok();
-        looked.push(Looked { found: Located { asked, start }, ledger, topic_id });
+        let PartitionToFind { asked, ledger, .. } = one;
+        let start = start.map_err(|error| errors.push((asked.place.clone(), error))).ok();
+        derived.push(DerivedPosition { found: Located { asked, start }, ledger, topic_id });
     }
-    tell_trouble(&consumer, &troubles);
-    looked
+    report_errors(&consumer, &errors);
+    derived
 }
 
-/// One event for all: a broker that is away leads many partitions.
-fn tell_trouble(consumer: &BaseConsumer<Context>, troubles: &[(TopicPartition, KafkaError)]) {
-    let Some((((topic, partition), error), others)) = troubles.split_first() else { return };
+/// Emits one event for all partitions, because a broker that is away may lead many.
+fn report_errors(consumer: &BaseConsumer<Context>, errors: &[(TopicPartition, KafkaError)]) {
+    let Some((((topic, partition), error), others)) = errors.split_first() else { return };
     if !consumer.context().is_closing() {
         let error = format!("{error} ({topic}[{partition}] and {} other partitions)", others.len());
-        consumer.context().tell_trouble("find the position of partitions", &error);
+        consumer.context().report_error("find the position of partitions", &error);
     }
 }
 
-fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaResult<Known> {
-    let Sought { asked, ledger } = sought;
+/// Combines the ledger and the answers of Kafka about a partition. An error means that Kafka has to be asked again.
+fn known(sought: &PartitionToFind, answers: &mut Answers, committed: &Offsets) -> KafkaResult<Known> {
+    let PartitionToFind { asked, ledger, decided } = sought;
     let unanswered = KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut);
     let watermarks = answers.watermarks.remove(&asked.place).unwrap_or_else(|| Err(unanswered.clone()))?;
-    let committed = match (ledger, committed.get(&asked.place)) {
-        (None, _) if asked.has_ledger => Committed::ByUs,
-        (None, Some(committed)) => committed.clone()?,
-        // The ledger decides, whatever the group says.
-        (Some(_), _) | (None, None) => Committed::Nothing,
+    let committed = match (ledger, decided, committed.get(&asked.place)) {
+        (None, _, _) if asked.has_ledger => Committed::ByUs,
+        (None, Some(decided), _) => *decided,
+        (None, None, Some(committed)) => committed.clone()?,
+        // With a ledger, the group's offset is not used.
+        (Some(_), _, _) | (None, None, None) => Committed::Nothing,
     };
     let read = ledger.as_ref().and_then(|ledger| ledger.topic_id.as_deref());
     let topic = match (read, answers.topic_ids.get(&asked.place.0)) {
-        // Without an answer nobody knows whether this is the topic that was read: it is asked again.
+        // Without an answer it is unknown whether this is the topic that was read before, so Kafka is asked again.
         (Some(_), None) => return Err(unanswered),
-        (Some(read), Some(Some(there))) if read != there => Topic::MadeAnew,
+        (Some(read), Some(Some(there))) if read != there => Topic::Recreated,
         (Some(_) | None, _) => Topic::Same,
     };
     let (low, high) = (watermarks.low, watermarks.high);
@@ -243,15 +265,15 @@ fn known(sought: &Sought, answers: &mut Answers, committed: &Offsets) -> KafkaRe
     Ok(Known { ledger, topic, committed, low, high })
 }
 
-/// Partitions that begin in this process for the first time and that the ledger knows, with the ledger's offset.
-fn begun(looked: &[Looked]) -> Vec<(TopicPartition, i64)> {
-    let is_first = |one: &&Looked| one.found.start.is_some() && !one.found.asked.has_ledger;
-    let position = |one: &Looked| Some((one.found.asked.place.clone(), one.ledger.as_ref()?.next_offset));
-    looked.iter().filter(is_first).filter_map(position).collect()
+/// Partitions that begin in this process for the first time and have a ledger, with its offset.
+fn begun(derived: &[DerivedPosition]) -> Vec<(TopicPartition, i64)> {
+    let is_first = |one: &&DerivedPosition| one.found.start.is_some() && !one.found.asked.has_ledger;
+    let position = |one: &DerivedPosition| Some((one.found.asked.place.clone(), one.ledger.as_ref()?.next_offset));
+    derived.iter().filter(is_first).filter_map(position).collect()
 }
 
-/// Says what a person may not expect: records that another consumer of the group has passed are going to be read again. Nothing waits for it.
-/// Blocks.
+/// Warns that records which another consumer of the group has committed will be read again. No partition waits for
+/// this check. Blocks.
 fn warn_of_group(consumer: &Weak<BaseConsumer<Context>>, begun: &[(TopicPartition, i64)]) {
     let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else { return };
     let offsets = committed(&consumer, begun.iter().map(|(place, _)| place.clone()).collect());
@@ -259,15 +281,15 @@ fn warn_of_group(consumer: &Weak<BaseConsumer<Context>>, begun: &[(TopicPartitio
         if let Some(Ok(Committed::ByAnother(committed))) = offsets.get(&(Arc::clone(topic), *partition))
             && committed > ledger
         {
-            events::kafka::group_ahead(&consumer.context().group, topic, *partition, *ledger, *committed);
+            events::kafka::group_ahead(&consumer.context().source, topic, *partition, *ledger, *committed);
         }
     }
 }
 
-/// What the group has committed.
+/// The committed offsets of the group, and who committed each.
 type Offsets = HashMap<TopicPartition, KafkaResult<Committed>>;
 
-/// In one request.
+/// Asks the group coordinator about all partitions in one request.
 fn committed(consumer: &BaseConsumer<Context>, places: Vec<TopicPartition>) -> Offsets {
     let Some(list) = partitions(&places) else { return Offsets::new() };
     let list = match consumer.committed_offsets(list, ANSWER_WAIT) {
@@ -286,28 +308,28 @@ fn committed(consumer: &BaseConsumer<Context>, places: Vec<TopicPartition>) -> O
     offsets.collect()
 }
 
-/// What has to be written before the partition is read.
-fn opening(looked: &Looked) -> Option<Opening> {
-    let Looked { found, ledger, topic_id } = looked;
+/// The ledger row to write before the partition is read; `None` if it is up to date.
+fn opening(derived: &DerivedPosition) -> Option<Opening> {
+    let DerivedPosition { found, ledger, topic_id } = derived;
     let (topic, partition) = &found.asked.place;
     let (at, gap_from) = match (found.start.as_ref()?, ledger) {
-        (Begin::Nowhere(_) | Begin::Stopped { .. }, _) => return None,
-        // A ledger that does not know its topic's id yet learns it.
-        (Begin::At(at), Some(row))
+        (Start::Nowhere(_) | Start::Stopped { .. }, _) => return None,
+        // A row at this offset is complete, unless it has no topic id and the id is known now.
+        (Start::At(at), Some(row))
             if row.next_offset == at.offset && (row.topic_id.is_some() || topic_id.is_none()) =>
         {
             return None;
         }
-        (Begin::At(at), Some(_) | None) => (at.offset, None),
-        (Begin::AfterGap { from, to }, _) => (*to, Some(*from)),
+        (Start::At(at), Some(_) | None) => (at.offset, None),
+        (Start::AfterGap { from, to }, _) => (*to, Some(*from)),
     };
     Some(Opening { topic: Arc::clone(topic), topic_id: topic_id.clone(), partition: *partition, at, gap_from })
 }
 
-/// What has to be written before the partition is reported as stopped.
-fn stopping(looked: &Looked) -> Option<Stopping> {
-    let Some(Begin::Nowhere(stop)) = &looked.found.start else { return None };
-    let (topic, partition) = looked.found.asked.place.clone();
+/// The ledger row to write before the partition is reported as stopped; `None` if the partition is not newly stopped.
+fn stopping(derived: &DerivedPosition) -> Option<Stopping> {
+    let Some(Start::Nowhere(stop)) = &derived.found.start else { return None };
+    let (topic, partition) = derived.found.asked.place.clone();
     Some(Stopping { topic, partition, next_offset: stop.ledger().offset, why: stop.to_string() })
 }
 

@@ -1,12 +1,16 @@
-//! The ingest: a thread that polls Kafka, hands batches to the store and commits what is stored.
+//! The ingest: a thread that polls Kafka, passes batches to the store and commits the offsets of stored records.
 //!
-//! It never waits for the database: batches are written by tasks that tell it when they are done. With the database away or the desk
-//! full, partitions are paused and polling goes on, so the group loses no member. It ends by itself only when librdkafka says that the
-//! consumer cannot go on at all.
+//! It never waits for the database: tasks write the batches and notify it. When the database is away or too many
+//! records wait, partitions are paused and polling continues, so the process stays in the group. The thread ends by
+//! itself only after a fatal error of librdkafka or a panic.
 
+mod backlogged;
 mod batches;
-mod set_out;
+mod positioning;
+mod topics;
+mod undecoded;
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,43 +22,43 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Message};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout_at;
 
+use super::assigned::{AssignedPartitions, Expected, Pauses, Wait};
 use super::condition::Condition;
-use super::desk::{Desk, Expected, Pauses};
 use super::position::At;
 use super::rebalance::{Context, Notice, offsets, partitions};
-use super::{Kafka, backlog, native, record, retention, settings, watch};
-use crate::accept::Intake;
+use super::sources::ReadTopics;
+use super::token::TokenProvider;
+use super::{Kafka, native, record, settings, watch};
+use crate::accept::{Decision, Intake, Undecided};
 use crate::store::Backend;
 use crate::telemetry::events;
-use crate::types::{Error, HealthReason, Kind, Result, panic_text};
-use set_out::positions;
+use crate::types::{Error, HealthReason, Kind, Result, SourceName, panic_text};
+use positioning::positions;
 
-/// Offsets are committed this often. Rarely enough to cost nothing; what is not committed is in the ledger all the same.
+/// How often offsets are committed. A crash in between loses nothing, because the ledger has the positions.
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
-/// The longest wait for a record. Something that was told is noticed this late at most.
+/// The longest wait for a record, and so the longest delay before a notice is handled.
 const POLL_MAX: Duration = Duration::from_millis(50);
 const POLL_MIN: Duration = Duration::from_millis(1);
-/// Batches that are read before it is looked whether one can be written.
+/// How many batches are read before the loop checks whether one can be written.
 const READ_BATCHES: usize = 2;
-/// How long batches under way may take when the ingest ends.
+/// How long the end of the ingest waits for batches that are being written.
 const LAST_BATCHES: Duration = Duration::from_secs(3);
-/// How often the backlog is looked at, where it has limits.
-const BACKLOG_EVERY: Duration = Duration::from_secs(1);
 
 /// A running ingest. Dropping it stops it.
 pub(crate) struct Ingest {
     is_stopping: Arc<AtomicBool>,
-    /// What the thread ended of, if anything; `None` once it was heard.
+    /// The error that ended the thread, if any; `None` once it was received.
     ended: Option<oneshot::Receiver<Option<Error>>>,
     failure: Option<Error>,
     condition: Condition,
 }
 
 impl Ingest {
-    /// Checks the settings and makes the consumer. Kafka need not be there.
+    /// Checks the settings and creates the consumer. Kafka need not be reachable.
     pub(crate) fn prepare<B: Backend>(
         intake: &Arc<Intake<B>>,
         kafka: &Kafka,
@@ -62,26 +66,39 @@ impl Ingest {
     ) -> Result<ReadyIngest<B>> {
         let config = settings::config(kafka)?;
         let (tell, told) = channel();
-        let rules = &intake.rules;
-        let in_order = rules.topics().filter(|topic| rules.is_in_order(topic)).map(Arc::from).collect();
-        let desk = Desk::new(intake.limits.accept_batches, in_order);
-        let context = Context::new(kafka.group.as_str().into(), told, desk);
+        let unknown = kafka.begins.unknown(|name| intake.rules.is_wanted(name));
+        if !unknown.is_empty() {
+            let topics = unknown.join(", ");
+            return Err(Error::configuration(format!(
+                "Kafka::begin names topics that no handler subscribes to: {topics}"
+            )));
+        }
+        // Weak: a health check of an inbox that has ended must not keep its store open.
+        let asked = Arc::downgrade(intake);
+        let in_order = move |topic: &str| asked.upgrade().is_some_and(|intake| intake.rules.is_in_order(topic));
+        let assigned = AssignedPartitions::new(intake.limits.accept_batches, Box::new(in_order));
+        let context = Context::new(kafka.source_name(), kafka.begins.clone(), told, assigned);
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(settings::refused)?;
         Ok(ReadyIngest(Work {
             intake: Arc::clone(intake),
+            topics: Arc::new(ReadTopics::new(kafka, intake)),
             window,
             consumer: Arc::new(consumer),
             config,
+            tokens: kafka.tokens.clone(),
             tasks: JoinSet::new(),
             tell,
             is_stopping: Arc::new(AtomicBool::new(false)),
             is_open: true,
+            undecided: RefCell::default(),
+            decoding: Vec::new(),
             commit_at: Instant::now() + COMMIT_EVERY,
             poll_wait: POLL_MIN,
         }))
     }
 
-    /// Stops reading, lets batches end, commits, leaves the group; not beyond the deadline.
+    /// Stops reading and waits until the thread has written its last batches, committed and left the group, or until
+    /// the deadline. After the deadline the thread continues by itself.
     pub(crate) async fn end(mut self, deadline: Instant) {
         self.is_stopping.store(true, Ordering::Relaxed);
         if let Some(ended) = &mut self.ended {
@@ -89,13 +106,16 @@ impl Ingest {
         }
     }
 
-    /// Says what is not as it should be.
+    /// Returns a function that lists health problems.
     pub(crate) fn health<B: Backend>(
         &self,
         intake: &Arc<Intake<B>>,
     ) -> impl Fn() -> Vec<HealthReason> + Send + Sync + use<B> {
         let (condition, intake) = (self.condition.clone(), Arc::downgrade(intake));
-        move || condition.reasons(intake.upgrade().and_then(|intake| intake.stopped_why()))
+        move || {
+            let cluster = condition.cluster_id();
+            condition.reasons(intake.upgrade().and_then(|intake| intake.stopped_why(cluster.as_deref()?)))
+        }
     }
 
     /// Resolves with the error that ended the ingest. Stays pending while it is healthy.
@@ -117,27 +137,28 @@ pub(crate) struct ReadyIngest<B: Backend>(Work<B>);
 impl<B: Backend> ReadyIngest<B> {
     pub(crate) fn start(self) -> Result<Ingest> {
         let (is_stopping, intake) = (Arc::clone(&self.0.is_stopping), Arc::clone(&self.0.intake));
-        let group = self.0.group().to_owned();
+        let source = self.0.source().clone();
         let (end, ended) = oneshot::channel();
         let condition = Condition::of(self.0.consumer.context());
         let failed = condition.failed();
         let work = move || {
             let run = catch_unwind(AssertUnwindSafe(|| self.0.run()));
-            let panicked = |panic| Error::bug(format!("the ingest's thread panicked: {}", panic_text(panic)));
+            let panicked = |panic| Error::bug(format!("the ingest thread panicked ({source}): {}", panic_text(panic)));
             let failure = run.unwrap_or_else(|panic| Some(panicked(panic)));
+            events::kafka::note_intake(&source, false);
             if let Some(error) = &failure {
-                events::kafka::ingest_failed(&group, error);
-                // It is set once.
+                events::kafka::ingest_failed(&source, error);
+                // This is the only place that sets it.
                 let _ = failed.set(error.to_string());
-                intake.hand_over().inspect(|hand_over| hand_over.note_intake(false));
+                intake.hand_over().inspect(|hand_over| hand_over.note_intake(&source.name, false));
             }
             drop(end.send(failure));
         };
-        // Joined by `ended`, in bounded time: closing a consumer may wait for brokers that are gone.
+        // `ended` replaces a join, so that waiting is bounded: closing a consumer may wait for brokers that are away.
         thread::Builder::new()
             .name("wharf-kafka".to_owned())
             .spawn(work)
-            .map_err(|error| Error::configuration("cannot start the ingest's thread").with_source(error))?;
+            .map_err(|error| Error::configuration("cannot start the ingest thread").with_source(error))?;
         Ok(Ingest { is_stopping, ended: Some(ended), failure: None, condition })
     }
 }
@@ -148,45 +169,54 @@ impl Drop for Ingest {
     }
 }
 
-/// What the thread works with.
+/// The state of the ingest thread.
 struct Work<B: Backend> {
     intake: Arc<Intake<B>>,
-    /// How long the inbox knows an identity at the least; none when it forgets nothing.
+    /// The topics that are read from this source.
+    topics: Arc<ReadTopics>,
+    /// How long the inbox keeps an identity at least; `None` when it never deletes them.
     window: Option<Duration>,
     consumer: Arc<BaseConsumer<Context>>,
     config: ClientConfig,
-    /// Batches and questions under way, on the store's thread. Aborted when the ingest has ended.
+    tokens: Option<TokenProvider>,
+    /// Running writes and requests, on the store's thread. Aborted when the ingest ends.
     tasks: JoinSet<()>,
     tell: Sender<Notice>,
     is_stopping: Arc<AtomicBool>,
-    /// Whether records are wanted: the desk has room and the backlog is within its limits.
+    /// Whether records are read: the queues have room and the backlog is within its limits.
     is_open: bool,
+    /// Records whose identity cannot be decoded yet and that have no task. Used by this thread only.
+    undecided: RefCell<Vec<(Wait, Undecided)>>,
+    /// Tasks that wait for decoders, one for each partition that waits.
+    decoding: Vec<(Wait, AbortHandle)>,
     commit_at: Instant,
-    /// Short while something happens, longer and longer while nothing does.
+    /// Short under load; doubled while nothing happens.
     poll_wait: Duration,
 }
 
 impl<B: Backend> Work<B> {
-    /// Returns what it ended of, when nobody stopped it.
+    /// The loop of the thread. Returns the error that ended it; `None` if it was stopped.
     fn run(mut self) -> Option<Error> {
-        let topics: Vec<&str> = self.intake.rules.topics().collect();
-        if let Err(error) = self.consumer.subscribe(&topics) {
-            return Some(Error::configuration("cannot subscribe to the topics").with_source(error));
+        events::kafka::begin_counting(self.source());
+        if let Err(error) = self.subscribe() {
+            return Some(error);
         }
+        self.keep_token();
         self.watch_backlog();
-        self.look_at_retention();
-        let watching = watch::run(Arc::clone(&self.intake), &self.consumer);
+        let watching = watch::run(Arc::clone(&self.intake), &self.consumer, Arc::clone(&self.topics));
         self.tasks.spawn_on(watching, self.intake.store.backend.reactor());
         self.tell_intake();
         while !self.is_stopping.load(Ordering::Relaxed) {
-            let is_told = self.consumer.context().hear(Duration::ZERO);
-            self.set_out();
+            let is_told = self.consumer.context().handle_notices(Duration::ZERO);
+            self.follow_topics();
+            self.position_partitions();
+            self.ask_decoders();
             self.start_batches();
             self.pause_and_resume();
             self.commit_when_due();
-            if self.consumer.context().desk().waits_for_room(&self.intake.limits, Instant::now()) {
-                // A batch that has ended has made room by taking the next one.
-                self.consumer.context().hear(POLL_MAX);
+            if self.consumer.context().assigned().waits_for_room(&self.intake.limits, Instant::now()) {
+                // When a batch ends, its lane takes the next one, which makes room.
+                self.consumer.context().handle_notices(POLL_MAX);
                 continue;
             }
             match self.read() {
@@ -202,56 +232,51 @@ impl<B: Backend> Work<B> {
         None
     }
 
-    /// A task that panicked leaves its partitions as they were for ever: nothing but a restart helps.
+    /// A task that panicked would leave its partitions stuck: only a restart helps.
     fn join_tasks(&mut self) -> Result<()> {
         while let Some(joined) = self.tasks.try_join_next() {
             if let Some(panic) = joined.err().and_then(|error| error.try_into_panic().ok()) {
-                return Err(Error::bug(format!("a task of the ingest panicked: {}", panic_text(panic))));
+                let panic = panic_text(panic);
+                return Err(Error::bug(format!("an ingest task panicked ({}): {panic}", self.source())));
             }
         }
         Ok(())
     }
 
-    /// Warns where the inbox forgets sooner than Kafka does.
-    fn look_at_retention(&mut self) {
-        let Some(window) = self.window else { return };
-        let topics = self.intake.rules.topics().map(str::to_owned).collect();
-        let asking = retention::warn_if_shorter(self.config.clone(), self.group().to_owned(), topics, window);
-        self.tasks.spawn_on(asking, self.intake.store.backend.reactor());
-    }
-
-    /// For people who look from outside.
+    /// Publishes whether records are read.
     fn tell_intake(&self) {
-        self.intake.hand_over().inspect(|hand_over| hand_over.note_intake(self.is_open));
+        events::kafka::note_intake(self.source(), self.is_open);
+        self.intake.hand_over().inspect(|hand_over| hand_over.note_intake(&self.source().name, self.is_open));
     }
 
-    fn group(&self) -> &str {
-        &self.consumer.context().group
+    fn source(&self) -> &SourceName {
+        &self.consumer.context().source
     }
 
-    /// Pauses and resumes partitions, as there is room for their records.
+    /// Pauses and resumes partitions, depending on the room for their records.
     fn pause_and_resume(&mut self) {
         let context = self.consumer.context();
-        let Pauses { pause, resume, held_back, let_go, is_closed } = context.desk().pauses(!context.is_backlogged());
+        let Pauses { pause, resume, full, drained, is_closed } = context.assigned().pauses(!context.is_backlogged());
         if is_closed == self.is_open {
             self.is_open = !is_closed;
             self.tell_intake();
-            events::kafka::intake(self.group(), self.is_open);
+            events::kafka::intake(self.source(), self.is_open);
         }
-        held_back
+        full.iter().for_each(|(topic, partition)| events::kafka::partition_paused(self.source(), topic, *partition));
+        drained
             .iter()
-            .for_each(|(topic, partition)| events::kafka::partition_paused(self.group(), topic, *partition));
-        let_go.iter().for_each(|(topic, partition)| events::kafka::partition_resumed(self.group(), topic, *partition));
+            .for_each(|(topic, partition)| events::kafka::partition_resumed(self.source(), topic, *partition));
         let paused = partitions(&pause).map(|list| self.consumer.pause(&list));
         let resumed = positions(&resume).map(|list| self.consumer.resume(&list));
         for error in [paused, resumed].into_iter().flatten().filter_map(std::result::Result::err) {
-            self.consumer.context().tell_trouble("pause or resume", &error);
+            self.consumer.context().report_error("pause or resume", &error);
         }
-        // librdkafka looks for resumed partitions once a second. Setting a position wakes its fetcher up; they are there already.
+        // librdkafka checks for resumed partitions only once a second; seeking to the current position wakes its
+        // fetcher.
         for (place, is_set) in self.seek(&resume) {
             if let Err(error) = is_set {
-                self.consumer.context().tell_trouble("resume", &error);
-                self.consumer.context().desk().ask_again(&place, Instant::now());
+                self.consumer.context().report_error("resume", &error);
+                self.consumer.context().assigned().ask_again(&place, Instant::now());
             }
         }
     }
@@ -269,46 +294,47 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Looks whether a broker is there again: any, because what waits to be committed may be of partitions whose leader is another one.
+    /// Asks for metadata. Commits are suspended while no broker answers, so they cannot show that one is back.
     fn call_brokers(&mut self) {
-        let Some((topic, _)) = self.consumer.context().desk().places().pop() else { return };
+        let Some((topic, _)) = self.consumer.context().assigned().places().pop() else { return };
         let consumer = Arc::downgrade(&self.consumer);
         let calling = move || {
             let Some(consumer) = consumer.upgrade() else { return };
             if consumer.fetch_metadata(Some(&topic), COMMIT_EVERY).is_ok() {
-                consumer.context().is_heard();
+                consumer.context().broker_answered();
             }
         };
-        // A blocking call: not on the store's thread.
+        // A blocking call must not run on the store's thread.
         let calling = async { drop(tokio::task::spawn_blocking(calling).await) };
         self.tasks.spawn_on(calling, self.intake.store.backend.reactor());
     }
 
+    /// Commits stored offsets. Offsets without a confirmation are in the next commit again.
     fn commit(&self, mode: CommitMode) {
-        let stored = self.consumer.context().desk().to_commit();
+        let stored = self.consumer.context().assigned().to_commit();
         if let Some(list) = offsets(&stored)
             && let Err(error) = match mode {
                 CommitMode::Async => native::commit(&self.consumer, &list),
                 CommitMode::Sync => self.consumer.commit(&list, mode),
             }
         {
-            // Tried again with what is stored by then.
-            self.consumer.context().tell_trouble("commit", &error);
+            // The next commit includes these offsets.
+            self.consumer.context().report_error("commit", &error);
         }
     }
 
-    /// Reads what is there, at most a few batches; returns how many records that were.
+    /// Reads available records, at most `READ_BATCHES` batches; returns how many. Waits only for the first record.
     fn read(&self) -> Result<usize> {
         let mut wait = self.poll_wait;
         let mut count = 0;
-        // Once for all of them: it only says from when on a position may be asked for anew.
+        // One timestamp for all records: it only sets when a position may be requested again.
         let now = Instant::now();
         while count < self.intake.limits.accept_batch_rows * READ_BATCHES {
             match self.consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) if self.take_in(&message, now) => return Ok(count + 1),
                 Some(Ok(_)) => {}
-                // Reported by the context, which was given it with more words.
+                // The context has reported it already, with more detail.
                 Some(Err(_)) => self.judge()?,
             }
             count += 1;
@@ -317,72 +343,58 @@ impl<B: Backend> Work<B> {
         Ok(count)
     }
 
-    /// Returns whether no more may wait now, of this partition or of all.
+    /// Decides a record and queues it. Returns whether the queue of its partition, or of all partitions, is full.
     fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) -> bool {
         let context = self.consumer.context();
         let place = (message.topic(), message.partition());
-        context.is_heard();
+        context.broker_answered();
         let low = || native::low_watermark(&self.consumer, place.0, place.1);
         let at = At { offset: message.offset(), epoch: native::epoch::leader_epoch(message) };
-        let expected = context.desk().expects(place, at, now, low);
+        let expected = context.assigned().expects(place, at, now, low);
         match expected {
             Expected::Yes => {
-                // Without the desk: a large record takes its time, and the lanes go on meanwhile.
+                events::kafka::consumed(place.0);
+                // The partitions are not locked here: a large record takes time, and the lanes continue meanwhile.
                 let (topic, reader) = (self.intake.rules.shared_name(place.0), context.reader());
-                let row = self.intake.row(record::read(message, topic, reader.as_deref()));
-                let mut desk = context.desk();
-                desk.take_in(place, at, row);
-                desk.is_full(place, &self.intake.limits)
+                let record = record::read(message, topic, reader.as_deref());
+                let row = match self.intake.decide(record) {
+                    Decision::Decided(row) => row,
+                    Decision::NotYet(undecided) => return self.wait_for_decoder(undecided, place.1, at, now),
+                };
+                let mut assigned = context.assigned();
+                assigned.take_in(place, at, row);
+                assigned.is_full(place, &self.intake.limits)
             }
             Expected::No => false,
             Expected::OutOfPlace => {
-                events::kafka::out_of_place(self.group(), place.0, place.1, message.offset());
+                events::kafka::out_of_place(self.source(), place.0, place.1, message.offset());
                 false
             }
         }
     }
 
-    /// Errors of librdkafka pass, unless it says that they do not.
+    /// Returns librdkafka's fatal error, if there is one; other errors are temporary.
     fn judge(&self) -> Result<()> {
         let Some((code, reason)) = self.consumer.client().fatal_error() else { return Ok(()) };
         Err(Error::new(
             Kind::Configuration,
             format!(
-                "the consumer of group {} cannot go on: {code}: {reason} (two processes with one group.instance.id put each other out)",
-                self.group()
+                "the consumer of {} cannot continue: {code}: {reason} (two processes with the same group.instance.id fence each other)",
+                self.source()
             ),
         ))
     }
 
-    fn watch_backlog(&mut self) {
-        let limits = &self.intake.limits;
-        if limits.backlog_rows_max.is_none() && limits.backlog_age_max.is_none() {
-            return;
-        }
-        let (intake, tell) = (Arc::clone(&self.intake), self.tell.clone());
-        let watching = async move {
-            loop {
-                if let Some(is_over) = backlog::is_over(&intake).await
-                    && tell.send(Notice::Backlog { is_over }).is_err()
-                {
-                    return;
-                }
-                tokio::time::sleep(BACKLOG_EVERY).await;
-            }
-        };
-        self.tasks.spawn_on(watching, self.intake.store.backend.reactor());
-    }
-
-    /// What waits is left to the next owner; what is being written gets some time, and is committed.
+    /// Drops waiting records (the next owner reads them again), waits for running writes, and commits.
     fn end(&mut self) {
         let context = self.consumer.context();
-        let places = context.desk().places();
-        context.desk().drop_waiting(&places);
+        let places = context.assigned().places();
+        context.assigned().drop_waiting(&places);
         context.wait_written(&places, Instant::now() + LAST_BATCHES);
         self.commit(CommitMode::Sync);
         context.set_closing();
         self.tasks.abort_all();
-        watch::end(&self.intake, self.group());
+        watch::end(&self.intake, self.source());
         // Dropping the consumer leaves the group.
     }
 }

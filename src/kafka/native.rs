@@ -1,12 +1,15 @@
-//! What rdkafka does not offer and librdkafka does: headers and metadata as bytes, the low watermark of the last fetch; `native/leader.rs`
-//! asks a broker about all partitions that it leads, `native/epoch.rs` has leader epochs and the cluster's id.
+//! Functions of librdkafka that rdkafka does not offer: headers and metadata as bytes, and the low watermark of the
+//! last fetch. `native/leader.rs` asks a broker about all partitions that it leads, `native/epoch.rs` has leader epochs
+//! and the cluster id, `native/token.rs` sets a client's token.
 //!
-//! rdkafka 0.39 panics on a header name that is not UTF-8, which would let any producer stop the consumer for ever. So the names are
-//! read through librdkafka itself. A NUL ends a name there: what stands behind it cannot be had. The only unsafe code of this crate.
+//! rdkafka 0.39 panics on a header name that is not UTF-8, which would let any producer stop the consumer forever. So
+//! names are read through librdkafka. There a name is a C string: the part after a NUL is lost. The unsafe code of the
+//! crate is in this file and its folder only.
 #![allow(unsafe_code, reason = "the only way to read header names as bytes, and the low watermark without a request")]
 
 pub(super) mod epoch;
 pub(super) mod leader;
+pub(super) mod token;
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -23,7 +26,7 @@ use rdkafka::types::RDKafkaRespErr;
 
 use crate::types::Headers;
 
-/// `None` when they cannot be parsed. Their bytes cannot be had then.
+/// The headers of a record; `None` when they cannot be parsed. Then their bytes are not available either.
 pub(super) fn headers(message: &BorrowedMessage<'_>) -> Option<Headers> {
     let mut native: *mut rd_kafka_headers_t = ptr::null_mut();
     // SAFETY: the message lives while it is borrowed, and the list that librdkafka makes of its headers lives as long.
@@ -35,8 +38,8 @@ pub(super) fn headers(message: &BorrowedMessage<'_>) -> Option<Headers> {
     let mut read = Headers::default();
     for index in 0.. {
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
-        // SAFETY: `native` is valid while the message is borrowed; librdkafka answers with an error past the end and writes all three
-        // places otherwise.
+        // SAFETY: `native` is valid while the message is borrowed; librdkafka answers with an error past the end and
+        // writes all three places otherwise.
         let found = unsafe { rd_kafka_header_get_all(native, index, &mut name, &mut value, &mut size) };
         if found != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR || name.is_null() {
             break;
@@ -52,9 +55,10 @@ pub(super) fn headers(message: &BorrowedMessage<'_>) -> Option<Headers> {
     Some(read)
 }
 
-/// Whether an entry of the list carries this metadata. rdkafka panics on metadata that is not UTF-8.
+/// Whether an entry of the list has this metadata. rdkafka's own getter panics on metadata that is not UTF-8.
 pub(super) fn has_metadata(list: &TopicPartitionList, index: usize, wanted: &str) -> bool {
-    // SAFETY: the list is valid while it is borrowed, and has `cnt` elements; metadata that is not null has `metadata_size` bytes.
+    // SAFETY: the list is valid while it is borrowed, and has `cnt` elements; metadata that is not null has
+    // `metadata_size` bytes.
     unsafe {
         let native = &*list.ptr();
         if usize::try_from(native.cnt).unwrap_or_default() <= index {
@@ -68,10 +72,11 @@ pub(super) fn has_metadata(list: &TopicPartitionList, index: usize, wanted: &str
     }
 }
 
-/// Commits without waiting. The answer comes through poll to `commit_callback`; rdkafka's own asynchronous commit has none.
+/// Commits without waiting. The poll passes the answer to `commit_callback`; rdkafka's asynchronous commit gets no
+/// answer.
 pub(super) fn commit<C: ConsumerContext>(consumer: &BaseConsumer<C>, offsets: &TopicPartitionList) -> KafkaResult<()> {
-    // SAFETY: client and list live as long as they are borrowed, and librdkafka copies the list; the queue is ours until it is destroyed,
-    // and librdkafka keeps a reference of its own for the answer.
+    // SAFETY: client and list live as long as they are borrowed, and librdkafka copies the list; the queue is ours
+    // until it is destroyed, and librdkafka keeps a reference of its own for the answer.
     let begun = unsafe {
         let client = consumer.client().native_ptr();
         let queue = rd_kafka_queue_get_consumer(client);
@@ -85,7 +90,7 @@ pub(super) fn commit<C: ConsumerContext>(consumer: &BaseConsumer<C>, offsets: &T
     }
 }
 
-/// The first offset that Kafka still had at the last fetch. Asks nobody.
+/// The first offset that Kafka had at the last fetch; `None` before the first fetch. Sends no request.
 pub(super) fn low_watermark<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,
@@ -94,7 +99,7 @@ pub(super) fn low_watermark<C: ConsumerContext>(
     watermarks(consumer, topic, partition).map(|(low, _)| low)
 }
 
-/// The first offset that Kafka still had at the last fetch, and the one that came next. Asks nobody.
+/// The first offset that Kafka had at the last fetch, and the next offset to be written at that time. Sends no request.
 pub(super) fn watermarks<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,

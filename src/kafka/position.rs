@@ -1,19 +1,22 @@
-//! Decides where a partition begins when it is assigned, and whether a log was truncated. Pure.
+//! Decides where reading of an assigned partition begins, and whether its log was truncated. Pure.
 //!
-//! The ledger is right wherever it speaks: a group offset that is lost, expired or ahead of what is stored skips nothing. What Kafka no
-//! longer has is named as a gap. A log that ends before the ledger, that was truncated, or that belongs to another topic of the same name is not
-//! read: its offsets from before the cut name other records now. Only a person can say what is right.
+//! The ledger takes precedence over the group offset, so a group offset that is lost, expired or too far ahead skips
+//! nothing. Records that Kafka has deleted unread are reported as a gap. A log that ends before the ledger, that was
+//! truncated, or that belongs to a new topic of the same name is not read: the same offsets are other records now, and
+//! only an operator can decide how to continue.
 
 use std::fmt;
 
 use crate::store::ledger::{BEGINNING, LedgerRow};
 
-/// What is known of a partition.
+/// The facts about a partition that the decision depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Known {
-    /// The next offset to accept, by the ledger.
+    /// The next offset to accept, from the ledger.
     pub(super) ledger: Option<At>,
+    /// Whether the ledger was written for this topic, or for a deleted one of the same name.
     pub(super) topic: Topic,
+    /// Used only without a ledger.
     pub(super) committed: Committed,
     /// The first offset that Kafka still has.
     pub(super) low: i64,
@@ -21,64 +24,69 @@ pub(super) struct Known {
     pub(super) high: i64,
 }
 
-/// A place in a log: an offset, and the leader epoch of the record there or, of the ledger, of the record before. `None` when it is not known.
+/// A position in a log: an offset and a leader epoch. The epoch is that of the record there or, for the ledger, of the
+/// record before it; `None` when it is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) offset: i64,
     pub(super) epoch: Option<i32>,
 }
 
-/// Whether the topic is the one that the ledger is about.
+/// Whether the topic is the one that the ledger was written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
-    /// As far as anybody can tell: Kafka has not always told ids.
+    /// The same id, or an unknown one: old brokers have no topic ids.
     Same,
-    MadeAnew,
+    Recreated,
 }
 
 /// The group's offset, and who committed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Committed {
     Nothing,
-    /// By whatever consumed before the inbox: it vouches for what it has passed.
+    /// Committed by another consumer of the group. The records before this offset count as handled.
     ByAnother(i64),
-    /// By an inbox. It never is without a ledger: if there is none, the database has lost it and what came with it.
+    /// Committed by an inbox, which always has a ledger. If there is none, the database has lost it, and the stored
+    /// records with it.
     ByUs,
 }
 
+/// Where a partition begins, or why it cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(super) enum Start {
     At(At),
-    /// Records from `from` up to `to` are gone; go on at `to`.
+    /// Records from `from` up to `to` were deleted; reading continues at `to`.
     AfterGap {
         from: i64,
         to: i64,
     },
-    /// The log is not the one that was read.
+    /// The log is not the one that was read before. The caller stops the partition in the ledger.
     Nowhere(Stop),
-    /// The ledger says that the partition is stopped, and why.
+    /// The ledger has the partition as stopped, for this reason.
     Stopped {
         ledger: i64,
         why: String,
     },
 }
 
-/// Why a log is not the one that was read.
+/// How the log differs from the one that was read before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// The topic was deleted and created anew.
-    MadeAnew { ledger: At, high: i64 },
+    /// The topic was deleted and created again.
+    Recreated { ledger: At, high: i64 },
     /// The log ends before the ledger.
     EndsBefore { ledger: At, high: i64 },
-    /// A record came that is before the ledger and was written after the ledger's last one.
+    /// A record has an offset before the ledger, but was written after the ledger's last record.
     Truncated { ledger: At, record: At },
 }
 
 impl Stop {
-    /// Where the ledger was.
+    /// The position of the ledger when the partition was stopped.
     pub(super) fn ledger(&self) -> At {
         match self {
-            Self::MadeAnew { ledger, .. } | Self::EndsBefore { ledger, .. } | Self::Truncated { ledger, .. } => *ledger,
+            Self::Recreated { ledger, .. } | Self::EndsBefore { ledger, .. } | Self::Truncated { ledger, .. } => {
+                *ledger
+            }
         }
     }
 }
@@ -86,10 +94,10 @@ impl Stop {
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MadeAnew { ledger, high } => {
+            Self::Recreated { ledger, high } => {
                 write!(
                     f,
-                    "the topic was deleted and created anew: the ledger is at {ledger}, the new log ends at offset {high}"
+                    "the topic was deleted and created again: the ledger is at {ledger}, the new log ends at offset {high}"
                 )
             }
             Self::EndsBefore { ledger, high } => {
@@ -111,40 +119,44 @@ impl fmt::Display for At {
     }
 }
 
-pub(super) fn start(known: Known) -> Begin {
+/// Decides where a partition begins. An epoch is given only with the position of the ledger, because only then is it
+/// known which record comes before.
+pub(super) fn start(known: Known) -> Start {
     let Known { ledger, topic, committed, low, high } = known;
     match (ledger, committed) {
-        (Some(At { offset: BEGINNING, .. }), _) => Begin::At(without_epoch(low)),
-        (Some(ledger), _) if topic == Topic::MadeAnew => Begin::Nowhere(Stop::MadeAnew { ledger, high }),
-        (Some(ledger), _) if ledger.offset > high => Begin::Nowhere(Stop::EndsBefore { ledger, high }),
+        (Some(At { offset: BEGINNING, .. }), _) => Start::At(without_epoch(low)),
+        (Some(ledger), _) if topic == Topic::Recreated => Start::Nowhere(Stop::Recreated { ledger, high }),
+        (Some(ledger), _) if ledger.offset > high => Start::Nowhere(Stop::EndsBefore { ledger, high }),
         (Some(At { offset: next, .. }), _) | (None, Committed::ByAnother(next)) if next < low => {
-            Begin::AfterGap { from: next, to: low }
+            Start::AfterGap { from: next, to: low }
         }
-        // Set with its epoch: Kafka compares it, and a log that was truncated in between answers with a record before the ledger.
-        (Some(next), _) => Begin::At(next),
-        (None, Committed::ByAnother(next)) => Begin::At(without_epoch(next.min(high))),
-        // Everything Kafka has, again: what is stored already is a duplicate.
-        (None, Committed::ByUs | Committed::Nothing) => Begin::At(without_epoch(low)),
+        // With its epoch, which the leader compares with its log. If the log was truncated, the consumer gets a record
+        // before the ledger, and `is_cut` detects that.
+        (Some(next), _) => Start::At(next),
+        (None, Committed::ByAnother(next)) => Start::At(without_epoch(next.min(high))),
+        // Reads everything that Kafka has. Records that are stored already are recognized as duplicates.
+        (None, Committed::ByUs | Committed::Nothing) => Start::At(without_epoch(low)),
     }
 }
 
-/// What the ledger and the record that was out of place decide without asking Kafka.
-pub(super) fn stopped(ledger: &LedgerRow, cut: Option<At>) -> Option<Begin> {
+/// The cases that the ledger and the out-of-place record decide, for which Kafka need not be asked.
+pub(super) fn stopped(ledger: &LedgerRow, cut: Option<At>) -> Option<Start> {
     if let Some(why) = &ledger.stopped {
-        return Some(Begin::Stopped { ledger: ledger.next_offset, why: why.clone() });
+        return Some(Start::Stopped { ledger: ledger.next_offset, why: why.clone() });
     }
     let at = At { offset: ledger.next_offset, epoch: ledger.leader_epoch };
-    // A person may have moved the ledger meanwhile.
+    // An operator may have moved the ledger meanwhile.
     let record = cut.filter(|cut| cut.offset < at.offset)?;
-    Some(Begin::Nowhere(Stop::Truncated { ledger: at, record }))
+    Some(Start::Nowhere(Stop::Truncated { ledger: at, record }))
 }
 
-/// Whether a record that comes before the one that was expected proves that the log was truncated. Epochs only grow within a log.
+/// Whether a record before the expected one proves that the log was truncated. Epochs only increase within a log.
 pub(super) fn is_cut(expected: At, record: At) -> bool {
     let is_newer = expected.epoch.zip(record.epoch).is_some_and(|(read, there)| there > read);
     record.offset < expected.offset && is_newer
 }
 
+/// A position that Kafka does not compare with its log.
 fn without_epoch(offset: i64) -> At {
     At { offset, epoch: None }
 }

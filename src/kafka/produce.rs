@@ -1,7 +1,8 @@
-//! The wire of the outbox: an idempotent producer that keeps the order of every partition, or stops.
+//! Sends the records of the outbox: an idempotent producer that keeps the order of every partition, or stops.
 //!
-//! With `enable.gapless.guarantee` librdkafka ends the producer when a batch fails for good, so that nothing behind that batch is
-//! acknowledged. A producer with a failure is never used again. Whoever drops it throws away what has not left.
+//! With `enable.gapless.guarantee`, librdkafka ends the producer when a batch fails for good, so no record after that
+//! batch is acknowledged. A producer that has failed is never used again: the relay creates another one. Dropping it
+//! discards unsent records.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,35 +15,55 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::{ClientConfig, ClientContext, Statistics};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
 
+use super::access::{Access, Refused};
 use super::outage::{Outage, Say};
-use super::rebalance::without_values;
+use super::rebalance::{is_of_credentials, told_of_credentials, without_values};
 use super::settings;
-use crate::outbox::{Fate, Wire, WireTrouble};
+use super::token::{self, TokenProvider};
+use crate::outbox::{SendResult, Wire, WireProblem};
 use crate::store::outbound::Outgoing;
 use crate::telemetry::events;
 use crate::types::{Headers, Result};
 
-/// How long a broker may take to say which topics there are.
+/// The timeout for the metadata of a topic.
 const METADATA_WAIT: Duration = Duration::from_secs(5);
 
+/// A producer, until its first failure.
 pub(super) struct Producing {
+    /// `None` only while it is dropped.
     producer: Option<Arc<ThreadedProducer<ProducerCallbacks>>>,
-    /// Topics that the brokers have.
+    /// Topics that exist and may be written to. Brokers are asked about others before their records are sent.
     known: HashSet<Arc<str>>,
+    /// Whether no record has failed.
     is_usable: bool,
+    /// Keeps the producer's token valid; aborted with it.
+    _tokens: JoinSet<()>,
 }
 
 impl Producing {
-    pub(super) fn new(config: &ClientConfig, trouble: WireTrouble) -> Result<Self> {
-        let context = ProducerCallbacks { trouble, outage: Outage::default() };
-        let producer = config.create_with_context(context).map_err(settings::cannot_produce)?;
-        Ok(Self { producer: Some(Arc::new(producer)), known: HashSet::new(), is_usable: true })
+    pub(super) fn new(
+        config: &ClientConfig,
+        problem: WireProblem,
+        tokens: Option<&(TokenProvider, Handle)>,
+    ) -> Result<Self> {
+        let context = ProducerCallbacks { problem, outage: Outage::default(), access: Access::default() };
+        let producer: ThreadedProducer<ProducerCallbacks> =
+            config.create_with_context(context).map_err(settings::cannot_produce)?;
+        let producer = Arc::new(producer);
+        let mut keeping = JoinSet::new();
+        if let Some((provider, reactor)) = tokens {
+            let is_refused = Arc::clone(&producer.context().access.needs_token);
+            keeping.spawn_on(token::keep(provider.clone(), Arc::downgrade(&producer), is_refused), reactor);
+        }
+        Ok(Self { producer: Some(producer), known: HashSet::new(), is_usable: true, _tokens: keeping })
     }
 
-    /// Asks about topics of which nothing is known. Returns what is wrong with those that cannot be sent to.
-    async fn ask(&mut self, records: &[Outgoing]) -> Vec<(Arc<str>, Fate)> {
+    /// Asks the brokers about unknown topics. Returns those that cannot be sent to, with the reason.
+    async fn ask(&mut self, records: &[Outgoing]) -> Vec<(Arc<str>, SendResult)> {
         let mut unknown: Vec<Arc<str>> = Vec::new();
         for record in records {
             if !self.known.contains(&record.topic) && !unknown.contains(&record.topic) {
@@ -50,41 +71,48 @@ impl Producing {
             }
         }
         let Some(producer) = self.producer.clone().filter(|_| !unknown.is_empty()) else { return Vec::new() };
-        // A blocking call: not on the store's thread.
+        // A blocking call must not run on the store's thread.
         let asking = move || unknown.into_iter().map(|topic| (Arc::clone(&topic), state(&producer, &topic))).collect();
-        let answers: Vec<(Arc<str>, Option<Fate>)> = tokio::task::spawn_blocking(asking).await.unwrap_or_default();
+        let answers: Vec<(Arc<str>, Option<SendResult>)> =
+            tokio::task::spawn_blocking(asking).await.unwrap_or_default();
         let mut wrong = Vec::new();
         for (topic, state) in answers {
             match state {
                 None => drop(self.known.insert(topic)),
-                Some(fate) => wrong.push((topic, fate)),
+                Some(result) => wrong.push((topic, result)),
             }
         }
         wrong
     }
 
-    /// Hands the records to librdkafka. The fates of those that do not leave are set; the others are told to `tell`.
-    fn hand_over(&self, records: &[Outgoing], fates: &mut [Option<Fate>], tell: &UnboundedSender<Told>) -> usize {
+    /// Passes the records to librdkafka; returns how many. Sets the results of records that are not sent; the results
+    /// of the others come through `reports`.
+    fn hand_over(
+        &self,
+        records: &[Outgoing],
+        results: &mut [Option<SendResult>],
+        reports: &UnboundedSender<RecordReport>,
+    ) -> usize {
         let Some(producer) = &self.producer else { return 0 };
         let mut handed_over = 0;
         let mut is_stopped = None;
         for (index, record) in records.iter().enumerate() {
-            if fates[index].is_some() {
+            if results[index].is_some() {
                 continue;
             }
-            // Nothing is sent behind a record that could not be.
+            // After a record that could not be sent, no later one is sent: it might overtake a record of its key.
             if let Some(error) = &is_stopped {
-                fates[index] = Some(Fate::Unknown { error: String::clone(error) });
+                results[index] = Some(SendResult::Unknown { error: String::clone(error) });
                 continue;
             }
-            match producer.send(base_record(record, Box::new(Ticket { index, tell: tell.clone() }))) {
+            match producer.send(base_record(record, Box::new(Ticket { index, reports: reports.clone() }))) {
                 Ok(()) => handed_over += 1,
                 Err((error, _)) => {
-                    let fate = fate(&error, IsItsOwn::Yes);
-                    if !matches!(fate, Fate::Refused { .. }) {
+                    let result = result_of(&error, IsItsOwn::Yes);
+                    if !matches!(result, SendResult::Refused { .. }) {
                         is_stopped = Some(error.to_string());
                     }
-                    fates[index] = Some(fate);
+                    results[index] = Some(result);
                 }
             }
         }
@@ -93,32 +121,33 @@ impl Producing {
 }
 
 impl Wire for Producing {
-    async fn send(&mut self, records: &[Outgoing]) -> Vec<Fate> {
+    async fn send(&mut self, records: &[Outgoing]) -> Vec<SendResult> {
         let wrong = self.ask(records).await;
-        let of_topic = |topic: &Arc<str>| wrong.iter().find(|(name, _)| name == topic).map(|(_, fate)| fate.clone());
-        let mut fates: Vec<Option<Fate>> = records.iter().map(|record| of_topic(&record.topic)).collect();
-        let (tell, mut told) = unbounded_channel();
-        let mut left = self.hand_over(records, &mut fates, &tell);
-        self.is_usable &= !fates.iter().any(|fate| matches!(fate, Some(Fate::Unknown { .. })));
-        drop(tell);
+        let of_topic =
+            |topic: &Arc<str>| wrong.iter().find(|(name, _)| name == topic).map(|(_, result)| result.clone());
+        let mut results: Vec<Option<SendResult>> = records.iter().map(|record| of_topic(&record.topic)).collect();
+        let (reports, mut reported) = unbounded_channel();
+        let mut left = self.hand_over(records, &mut results, &reports);
+        self.is_usable &= !results.iter().any(|result| matches!(result, Some(SendResult::Unknown { .. })));
+        drop(reports);
         while left > 0
-            && let Some(Told { index, fate }) = told.recv().await
+            && let Some(RecordReport { index, result }) = reported.recv().await
         {
             left -= 1;
-            if self.is_usable && !matches!(fate, Fate::Acknowledged { .. }) {
+            if self.is_usable && !matches!(result, SendResult::Acknowledged { .. }) {
                 self.is_usable = false;
-                // The rest would wait for ever behind a fatal error.
+                // After a fatal error, the other records would wait forever. Purging them reports each as failed.
                 if let Some(producer) = &self.producer {
                     producer.purge(PurgeConfig::default().queue().inflight());
                 }
             }
-            fates[index] = Some(fate);
+            results[index] = Some(result);
         }
-        let unheard = || Fate::Unknown { error: "the producer has ended".to_owned() };
-        if fates.iter().any(|fate| matches!(fate, Some(Fate::Acknowledged { .. }))) {
+        let unheard = || SendResult::Unknown { error: "the producer was closed".to_owned() };
+        if results.iter().any(|result| matches!(result, Some(SendResult::Acknowledged { .. }))) {
             self.producer.iter().for_each(|producer| producer.context().heard());
         }
-        fates.into_iter().map(|fate| fate.unwrap_or_else(unheard)).collect()
+        results.into_iter().map(|result| result.unwrap_or_else(unheard)).collect()
     }
 
     fn is_usable(&self) -> bool {
@@ -130,7 +159,7 @@ impl Drop for Producing {
     fn drop(&mut self) {
         let Some(producer) = self.producer.take() else { return };
         producer.purge(PurgeConfig::default().queue().inflight());
-        // Its end may wait for brokers: on a thread of its own. If there is none, here.
+        // Closing may wait for brokers, so it gets its own thread. If no thread can be created, it happens here.
         let (give, given) = std_mpsc::channel::<Arc<ThreadedProducer<ProducerCallbacks>>>();
         let ending = thread::Builder::new().name("wharf-producer-end".to_owned());
         if ending.spawn(move || drop(given.recv())).is_ok() {
@@ -139,6 +168,7 @@ impl Drop for Producing {
     }
 }
 
+/// The record for librdkafka, which copies key and payload when it is sent.
 fn base_record(record: &Outgoing, ticket: Box<Ticket>) -> BaseRecord<'_, [u8], [u8], Box<Ticket>> {
     let mut base = BaseRecord::with_opaque_to(&record.topic, ticket).headers(owned(&record.headers));
     base.key = record.key.as_deref();
@@ -148,82 +178,110 @@ fn base_record(record: &Outgoing, ticket: Box<Ticket>) -> BaseRecord<'_, [u8], [
     base
 }
 
-/// Names that are not text are sent as text, with what cannot be read replaced.
+/// Copies the headers. Names that are not UTF-8 are sent with replacement characters.
 fn owned(headers: &Headers) -> OwnedHeaders {
     headers.iter().fold(OwnedHeaders::new(), |owned, (name, value)| {
         owned.insert(Header { key: &String::from_utf8_lossy(name), value })
     })
 }
 
-/// What is wrong with a topic; nothing when records can be sent to it.
-fn state(producer: &ThreadedProducer<ProducerCallbacks>, topic: &str) -> Option<Fate> {
+/// Asks the brokers about a topic. Returns what is wrong with it; `None` when records can be sent to it. Blocks.
+fn state(producer: &ThreadedProducer<ProducerCallbacks>, topic: &str) -> Option<SendResult> {
     let metadata = match producer.client().fetch_metadata(Some(topic), METADATA_WAIT) {
         Ok(metadata) => metadata,
-        Err(error) => return Some(fate(&error, IsItsOwn::No)),
+        Err(error) => return Some(result_of(&error, IsItsOwn::No)),
     };
     let found = metadata.topics().iter().find(|found| found.name() == topic);
-    let unknown = || Fate::UnknownTopic { error: "the brokers do not have the topic".to_owned() };
+    let unknown = || SendResult::UnknownTopic { error: "the topic does not exist".to_owned() };
     match found {
         None => Some(unknown()),
         Some(found) => match found.error() {
-            Some(error) => Some(fate(&KafkaError::MessageProduction(error.into()), IsItsOwn::No)),
+            Some(error) => Some(result_of(&KafkaError::MessageProduction(error.into()), IsItsOwn::No)),
             None if found.partitions().is_empty() => Some(unknown()),
             None => None,
         },
     }
 }
 
-/// Whether an error is surely about one record.
+/// Whether an error is certainly about one record, and not about the batch or the topic that it is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IsItsOwn {
     Yes,
     No,
 }
 
-fn fate(error: &KafkaError, own: IsItsOwn) -> Fate {
+/// What an error means for a record: whether Kafka has rejected it for good, or it can be sent again.
+fn result_of(error: &KafkaError, own: IsItsOwn) -> SendResult {
     use RDKafkaErrorCode as Code;
     let text = error.to_string();
-    let refused = |reason| Fate::Refused { reason, error: error.to_string(), is_its_own: own == IsItsOwn::Yes };
+    let refused = |reason| SendResult::Refused { reason, error: error.to_string(), is_its_own: own == IsItsOwn::Yes };
     match error.rdkafka_error_code() {
         Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize) => refused("too large"),
         Some(Code::InvalidRecord | Code::InvalidTimestamp | Code::PolicyViolation) => refused("invalid record"),
         Some(Code::InvalidTopic) => refused("invalid topic"),
         Some(Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition) => {
-            Fate::UnknownTopic { error: text }
+            SendResult::UnknownTopic { error: text }
         }
-        Some(Code::TopicAuthorizationFailed) => Fate::Denied { error: text },
-        Some(_) | None => Fate::Unknown { error: text },
+        Some(Code::TopicAuthorizationFailed) => SendResult::Denied { error: text },
+        Some(_) | None => SendResult::Unknown { error: text },
     }
 }
 
-/// Which record a delivery report is about.
+/// Passed through librdkafka with each record, so that its delivery report can be assigned to it.
 pub(super) struct Ticket {
+    /// The index of the record in the batch.
     index: usize,
-    tell: UnboundedSender<Told>,
+    reports: UnboundedSender<RecordReport>,
 }
 
-struct Told {
+/// The result of one record of a batch, from its delivery report.
+struct RecordReport {
     index: usize,
-    fate: Fate,
+    result: SendResult,
 }
 
+/// The callbacks of a producer, which run on rdkafka's polling thread.
 pub(super) struct ProducerCallbacks {
-    trouble: WireTrouble,
+    problem: WireProblem,
     outage: Outage,
+    access: Access,
 }
 
 impl ProducerCallbacks {
-    /// A broker has acknowledged something.
+    /// Called when a broker has acknowledged a record.
     fn heard(&self) {
         if self.outage.is_on() {
             let _ = self.outage.heard(Instant::now());
+        }
+        if self.access.allow(&Refused::Credentials) {
+            events::outbox::access_granted();
+        }
+    }
+
+    pub(super) fn has_token(&self) {
+        if self.access.allow(&Refused::Token) {
+            events::outbox::access_granted();
+        }
+    }
+
+    pub(super) fn has_no_token(&self, error: &str) {
+        self.refused(Refused::Token, error);
+    }
+
+    /// Reports a refusal once. The reason stays in the relay's health until a record is acknowledged.
+    fn refused(&self, what: Refused, error: &str) {
+        self.problem.note(error.to_owned());
+        match self.access.refuse(what, || error.to_owned()) {
+            true => events::outbox::access_refused(error),
+            false => events::outbox::quiet_failure("send", &error),
         }
     }
 }
 
 impl ClientContext for ProducerCallbacks {
     fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
-        let level = if self.outage.is_on() { RDKafkaLogLevel::Debug } else { level };
+        let is_told = self.outage.is_on() || self.access.is_shut_out();
+        let level = if is_told { RDKafkaLogLevel::Debug } else { level };
         events::outbox::log(level as i32, without_values(line));
     }
 
@@ -231,10 +289,17 @@ impl ClientContext for ProducerCallbacks {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let text = format!("{error}: {}", without_values(reason));
-        self.trouble.note(text.clone());
+        if is_of_credentials(&error) {
+            return self.refused(Refused::Credentials, &told_of_credentials(&text));
+        }
+        // librdkafka reports brokers that refuse the credentials as down.
+        if self.access.is_shut_out() {
+            return events::outbox::quiet_failure("send", &text);
+        }
+        self.problem.note(text.clone());
         match self.outage.failed(Instant::now()) {
-            Say::Warning { .. } => events::outbox::trouble("send", &text),
-            Say::Nothing => events::outbox::quiet_trouble("send", &text),
+            Say::Warning { .. } => events::outbox::failure("send", &text),
+            Say::Nothing => events::outbox::quiet_failure("send", &text),
         }
     }
 }
@@ -243,11 +308,11 @@ impl ProducerContext for ProducerCallbacks {
     type DeliveryOpaque = Box<Ticket>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
-        let fate = match result {
-            Ok(message) => Fate::Acknowledged { partition: message.partition(), offset: message.offset() },
-            Err((error, _)) => fate(error, IsItsOwn::No),
+        let result = match result {
+            Ok(message) => SendResult::Acknowledged { partition: message.partition(), offset: message.offset() },
+            Err((error, _)) => result_of(error, IsItsOwn::No),
         };
-        // Nobody listens any more when the batch was given up.
-        let _ = ticket.tell.send(Told { index: ticket.index, fate });
+        // Fails when the receiver was dropped: the relay does not wait for the batch any more.
+        let _ = ticket.reports.send(RecordReport { index: ticket.index, result });
     }
 }

@@ -1,8 +1,11 @@
-//! What librdkafka calls: partitions come and go, commits are answered, lines are logged.
+//! librdkafka's callbacks: assigned and revoked partitions, and answers to commits; `rebalance/errors.rs` handles
+//! errors.
 //!
-//! Runs on the ingest's own thread, inside of its poll; only the end of a batch is noted from the store's. Partitions come paused and
-//! at the beginning, so that nothing of them is read before their position is found. Before they go, their batch under way gets some
-//! time to end, and what is stored is committed.
+//! Runs on the ingest thread, inside its poll; only the end of a batch is recorded from the store's thread. Partitions
+//! are assigned paused and at their beginning, so that nothing is read before their position is found. When they are
+//! revoked, batches that are being written get five seconds to end, and stored offsets are committed.
+
+mod errors;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,30 +13,36 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaRespErr;
-use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
+use rdkafka::{Offset, TopicPartitionList};
 use tokio::sync::Notify;
 
-use super::desk::{Batch, Desk, TopicPartition};
+use super::access::{Access, Refused};
+use super::assigned::{AssignedPartitions, Batch, TopicPartition};
+use super::begin::Begins;
 use super::find::Located;
-use super::outage::{Outage, Say};
+use super::outage::Outage;
+use super::statistics::Statistics;
 use crate::store::ledger::{LedgerMove, Reader};
 use crate::telemetry::events;
-use crate::types::Limits;
+use crate::types::{Limits, SourceName};
+pub(super) use errors::{is_of_credentials, told_of_credentials, without_values};
 
-/// How long a batch of partitions that are being revoked may take to end. Far below the time a group waits for a member (`max.poll.interval.ms`, five
-/// minutes).
+/// How long batches of partitions that are being revoked may take to end. Far below the time for which a group waits
+/// for a member (`max.poll.interval.ms`, five minutes).
 const REVOKE_WAIT: Duration = Duration::from_secs(5);
-/// Stands beside every offset an inbox commits: where it does, there is a ledger.
+/// The metadata of every offset that an inbox commits. If a group has an offset with this metadata, its ledger must
+/// exist.
 pub(super) const COMMITTED_BY_US: &str = "wharf";
 
-/// What is told to the ingest's thread by the tasks that work for it.
+/// A notice from a task to the ingest thread. It also ends a wait of the thread early.
 pub(super) enum Notice {
-    /// A batch has ended, and the desk knows.
+    /// A batch has ended, and the state of its partitions is updated.
     Written,
+    /// A record that waited for a decoder is decided, and the state of its partitions is updated.
+    Decoded,
     Located(Vec<Located>),
     /// Whether the backlog is over its limits.
     Backlog {
@@ -41,63 +50,88 @@ pub(super) enum Notice {
     },
 }
 
+/// The state that the ingest thread, its tasks and librdkafka's callbacks share.
 pub(super) struct Context {
-    pub(super) group: Arc<str>,
-    /// The group and the cluster, once a broker has told the cluster's id.
+    pub(super) source: SourceName,
+    /// Where topics begin that are not in the ledger.
+    pub(super) begins: Begins,
+    /// The group and the cluster, once the cluster id is known.
     reader: OnceLock<Arc<Reader>>,
-    desk: Mutex<Desk>,
-    /// Notified whenever a batch has ended: another one's turn may have come.
+    /// A std mutex: nothing awaits while holding it.
+    assigned: Mutex<AssignedPartitions>,
+    /// Notified whenever a batch has ended: another one may wait for it.
     has_ended: Notify,
-    told: Mutex<Receiver<Notice>>,
+    /// Notices of the tasks. Only the ingest thread receives them.
+    notices: Mutex<Receiver<Notice>>,
+    /// Positions that were received and not applied yet.
     found: Mutex<Vec<Located>>,
+    /// Whether the backlog is over its limits, as last reported.
     is_backlogged: AtomicBool,
-    /// The consumer is being closed: what is stored is committed already.
+    /// The consumer is being closed; stored offsets are committed already.
     is_closing: AtomicBool,
-    /// No broker is to be reached. A commit that waits for one until the session is over would put out a static member for good.
+    /// No broker is reachable. Then no commit is sent: a commit that is queued until the session has timed out would
+    /// fence a static member for good.
     is_cut_off: AtomicBool,
-    /// What keeps this process from reading at all, until a broker is heard again.
-    trouble: Mutex<Option<String>>,
-    /// Whether there is any: looked at for each record.
-    has_trouble: AtomicBool,
+    /// Why this process cannot read at all; cleared when a broker answers.
+    problem: Mutex<Option<String>>,
+    /// Whether `problem` is set: checked for each record.
+    has_problem: AtomicBool,
+    /// Limits the log lines about brokers that are away.
     outage: Outage,
+    /// A token, a group, a topic or the cluster that Kafka refuses to this process.
+    pub(super) access: Access,
+    pub(super) statistics: Statistics,
+    /// Notified when Kafka refused a topic without naming it: `watch.rs` then asks about each topic.
+    pub(super) check_topics: Notify,
 }
 
 impl Context {
-    pub(super) fn new(group: Arc<str>, told: Receiver<Notice>, desk: Desk) -> Self {
+    pub(super) fn new(
+        source: SourceName,
+        begins: Begins,
+        notices: Receiver<Notice>,
+        assigned: AssignedPartitions,
+    ) -> Self {
         Self {
-            desk: Mutex::new(desk),
+            assigned: Mutex::new(assigned),
             has_ended: Notify::new(),
-            group,
+            source,
+            begins,
             reader: OnceLock::new(),
-            told: Mutex::new(told),
+            notices: Mutex::new(notices),
             found: Mutex::default(),
             is_backlogged: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
-            trouble: Mutex::default(),
-            has_trouble: AtomicBool::new(false),
+            problem: Mutex::default(),
+            has_problem: AtomicBool::new(false),
             outage: Outage::default(),
+            access: Access::default(),
+            statistics: Statistics::default(),
+            check_topics: Notify::new(),
         }
     }
 
-    pub(super) fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the state of the partitions. The lock is not reentrant, and the tasks of all lanes need it: drop the guard
+    /// before any call that takes time or may lock it again.
+    pub(super) fn assigned(&self) -> MutexGuard<'_, AssignedPartitions> {
+        self.assigned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose ledger it is, if the cluster is known.
+    /// The group and cluster, if the cluster is known.
     pub(super) fn reader(&self) -> Option<Arc<Reader>> {
         self.reader.get().map(Arc::clone)
     }
 
-    /// The cluster has told its id. It is asked once: a client never leaves its cluster.
+    /// Sets the cluster id. It is requested once, because a client never changes its cluster.
     pub(super) fn read_from(&self, cluster_id: String) -> Arc<Reader> {
-        let reader = || Arc::new(Reader { group: Arc::clone(&self.group), cluster_id: cluster_id.into() });
+        let reader = || Arc::new(Reader { group: Arc::clone(&self.source.group), cluster_id: cluster_id.into() });
         let reader = Arc::clone(self.reader.get_or_init(reader));
-        self.desk().read_for(&reader);
+        self.assigned().read_for(&reader);
         reader
     }
 
-    /// Positions that were found and not yet taken up.
+    /// Positions that were found and not applied yet.
     pub(super) fn take_found(&self) -> Vec<Located> {
         std::mem::take(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -106,6 +140,7 @@ impl Context {
         self.is_backlogged.load(Ordering::Relaxed)
     }
 
+    /// Called after the last commit. From now on, revoked partitions are not committed, and Kafka is no longer asked.
     pub(super) fn set_closing(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
     }
@@ -114,197 +149,143 @@ impl Context {
         self.is_cut_off.load(Ordering::Relaxed)
     }
 
-    /// A broker has been heard.
-    pub(super) fn is_heard(&self) {
+    /// Called when a broker has answered, also for every record: ends an outage, and refusals of the credentials and
+    /// the cluster.
+    pub(super) fn broker_answered(&self) {
         self.is_cut_off.store(false, Ordering::Relaxed);
         if self.outage.is_on()
             && let Some(after) = self.outage.heard(Instant::now())
         {
-            events::kafka::brokers_back(&self.group, after);
+            events::kafka::brokers_back(&self.source, after);
         }
-        if self.has_trouble.swap(false, Ordering::Relaxed) {
-            self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.has_problem.swap(false, Ordering::Relaxed) {
+            self.problem.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
-    }
-
-    /// What keeps this process from reading, for people who look from outside.
-    pub(super) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn note_trouble(&self, trouble: String) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
-        self.has_trouble.store(true, Ordering::Relaxed);
-    }
-
-    /// Whatever fails while brokers are away fails because of that, which was told already.
-    pub(super) fn tell_trouble(&self, doing: &'static str, error: &impl std::fmt::Display) {
-        match self.outage.is_on() {
-            true => events::kafka::quiet_trouble(&self.group, doing, error),
-            false => events::kafka::trouble(&self.group, doing, error),
-        }
+        self.allowed(&Refused::Credentials);
+        self.allowed(&Refused::Cluster);
     }
 
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Relaxed)
     }
 
-    /// A lane's batch is stored; returns the next one, so that its connection does not wait for the thread that reads.
+    /// Called when a lane's batch is stored. Returns the lane's next batch, so that the lane does not wait for the
+    /// ingest thread.
     pub(super) fn written(&self, lane: usize, id: u64, moves: &[LedgerMove], limits: &Limits) -> Option<Batch> {
-        let mut desk = self.desk();
-        let behind = desk.written(id, moves, Instant::now());
-        let next = desk.next_batch(lane, limits);
-        drop(desk);
+        let mut assigned = self.assigned();
+        let behind = assigned.written(id, moves, Instant::now());
+        let next = assigned.next_batch(lane, limits);
+        drop(assigned);
         self.has_ended.notify_waiters();
         for (topic, partition) in behind {
-            events::kafka::ledger_behind(&self.group, &topic, partition);
+            events::kafka::ledger_behind(&self.source, &topic, partition);
         }
         next
     }
 
-    /// Waits until no earlier batch with records of the same partitions is under way.
+    /// Waits until no earlier batch of the same partitions is being written.
     pub(super) async fn turn(&self, id: u64) {
         loop {
-            // Asked for before the desk is: what ends in between is noticed.
+            // Created before the check, so that a batch that ends in between is noticed.
             let has_ended = self.has_ended.notified();
-            if self.desk().is_first(id) {
+            if self.assigned().is_first(id) {
                 return;
             }
             has_ended.await;
         }
     }
 
-    /// Takes up what is told within `wait`; returns whether anything was.
-    pub(super) fn hear(&self, wait: Duration) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut next = match told.recv_timeout(wait) {
+    /// Handles notices that arrive within `wait`; returns whether there was one. Ends with the first notice and those
+    /// that have arrived by then.
+    pub(super) fn handle_notices(&self, wait: Duration) -> bool {
+        let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = match notices.recv_timeout(wait) {
             Ok(first) => first,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
         };
         loop {
             match next {
-                Notice::Written => {}
+                Notice::Written | Notice::Decoded => {}
                 Notice::Located(found) => self.found.lock().unwrap_or_else(PoisonError::into_inner).extend(found),
                 Notice::Backlog { is_over } => self.is_backlogged.store(is_over, Ordering::Relaxed),
             }
-            match told.try_recv() {
+            match notices.try_recv() {
                 Ok(another) => next = another,
                 Err(_) => return true,
             }
         }
     }
 
-    /// Waits until no batch of these partitions is under way, or the time is up.
+    /// Waits until no batch of these partitions is being written, or until the deadline.
     pub(super) fn wait_written(&self, places: &[TopicPartition], deadline: Instant) {
-        while self.desk().is_writing_any_of(places) {
+        while self.assigned().is_writing_any_of(places) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            self.hear(left);
+            self.handle_notices(left);
         }
     }
 
-    fn assigned(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) {
+    /// Assigns the partitions in librdkafka, paused, and adds them to the state of the partitions.
+    fn on_assigned(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) {
         let places = places(list);
-        self.is_heard();
-        events::kafka::partitions_assigned(&self.group, places.len());
-        // Not where the group was: the ledger decides, and until it has, nothing is to be read. The beginning is the one place from
-        // which a record that slips through is never a step over others.
+        self.broker_answered();
+        self.allowed(&Refused::Group);
+        events::kafka::partitions_assigned(&self.source, places.len());
+        // Not at the group's offset, because the ledger decides. The partition is paused until its position is found.
+        // If a record is read too early nevertheless, it is one from the beginning, so none before it is skipped.
         let begun = list.set_all_offsets(Offset::Beginning).and_then(|()| match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
             RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
         });
         for done in [begun, consumer.pause(list)] {
             if let Err(error) = done {
-                self.tell_trouble("assign", &error);
+                self.report_error("assign", &error);
             }
         }
-        self.desk().assign(&places, Instant::now());
+        self.assigned().assign(&places, Instant::now());
     }
 
+    /// Commits what is stored of the partitions and removes them. Blocks the poll for at most `REVOKE_WAIT` and a
+    /// commit.
     fn revoked(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
         let places = places(list);
-        events::kafka::partitions_revoked(&self.group, places.len());
-        self.desk().drop_waiting(&places);
-        // Partitions that are lost belong to somebody else already: nothing is committed for them.
+        events::kafka::partitions_revoked(&self.source, places.len());
+        self.assigned().drop_waiting(&places);
+        // Lost partitions belong to another member already: nothing is committed for them. When the consumer is closed,
+        // `Work::end` has committed already.
         if !consumer.assignment_lost() && !self.is_closing() {
             self.wait_written(&places, Instant::now() + REVOKE_WAIT);
-            let stored = self.desk().to_commit();
+            let stored = self.assigned().to_commit();
             let going: HashSet<&TopicPartition> = places.iter().collect();
             let stored: Vec<_> = stored.into_iter().filter(|(place, _)| going.contains(place)).collect();
             if let Some(list) = offsets(&stored)
                 && let Err(error) = consumer.commit(&list, CommitMode::Sync)
             {
-                // The next owner goes by the ledger.
-                self.tell_trouble("commit", &error);
+                // No record is lost: the next owner begins at the position in the ledger.
+                self.report_error("commit", &error);
             }
         }
-        self.desk().revoke(&places);
+        self.assigned().revoke(&places);
         let gone = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
             RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
         };
         if let Err(error) = gone {
-            self.tell_trouble("unassign", &error);
+            self.report_error("unassign", &error);
         }
-    }
-}
-
-impl ClientContext for Context {
-    fn log(&self, level: RDKafkaLogLevel, _facility: &str, line: &str) {
-        let level = if self.outage.is_on() { RDKafkaLogLevel::Debug } else { level };
-        events::kafka::log(&self.group, level as i32, without_values(line));
-    }
-
-    fn stats(&self, _statistics: Statistics) {}
-
-    /// Called for every error before the poll returns it, and with more words.
-    fn error(&self, error: KafkaError, reason: &str) {
-        let reason = without_values(reason);
-        match error.rdkafka_error_code() {
-            Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure) => {
-                self.is_cut_off.store(true, Ordering::Relaxed);
-                self.note_trouble(format!("no broker answers: {reason}"));
-                let error = format_args!("{error}: {reason}");
-                return match self.outage.failed(Instant::now()) {
-                    Say::Warning { lasts, held_back } => {
-                        events::kafka::brokers_away(&self.group, lasts, held_back, &error);
-                    }
-                    Say::Nothing => events::kafka::quiet_trouble(&self.group, "consume", &error),
-                };
-            }
-            Some(
-                RDKafkaErrorCode::Authentication
-                | RDKafkaErrorCode::SaslAuthenticationFailed
-                | RDKafkaErrorCode::TopicAuthorizationFailed
-                | RDKafkaErrorCode::GroupAuthorizationFailed
-                | RDKafkaErrorCode::ClusterAuthorizationFailed
-                | RDKafkaErrorCode::UnknownTopicOrPartition,
-            ) => self.note_trouble(format!("{error}: {reason}")),
-            // Records that cannot be read: their partition stands still, and says so again and again.
-            Some(
-                RDKafkaErrorCode::BadMessage | RDKafkaErrorCode::BadCompression | RDKafkaErrorCode::NotImplemented,
-            ) => {
-                let place = offset_in(reason).and_then(|offset| Some((self.desk().only_one_at(offset)?, offset)));
-                if let Some(((topic, partition), offset)) = place {
-                    self.desk().stands_still(&(Arc::clone(&topic), partition), reason);
-                    return events::kafka::stands_still(&self.group, &topic, partition, offset, reason);
-                }
-            }
-            Some(_) | None => {}
-        }
-        self.tell_trouble("consume", &format_args!("{error}: {reason}"));
     }
 }
 
 impl ConsumerContext for Context {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
         match what {
-            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assigned(consumer, list),
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.on_assigned(consumer, list),
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__REVOKE_PARTITIONS => self.revoked(consumer, list),
+            // The partitions of a failed rebalance are not ours any more.
             error => {
-                self.tell_trouble("rebalance", &KafkaError::Rebalance(error.into()));
+                self.report_error("rebalance", &KafkaError::Rebalance(error.into()));
                 self.revoked(consumer, list);
             }
         }
@@ -312,34 +293,23 @@ impl ConsumerContext for Context {
 
     fn commit_callback(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
         if let Err(error) = result {
-            // Tried again with what is stored by then.
-            self.tell_trouble("commit", &error);
+            // The next commit includes these offsets.
+            self.report_error("commit", &error);
             return;
         }
-        self.is_heard();
-        let mut desk = self.desk();
+        self.broker_answered();
+        let mut assigned = self.assigned();
         for element in list.elements() {
             match (element.error(), element.offset()) {
-                (Ok(()), Offset::Offset(offset)) => desk.committed(element.topic(), element.partition(), offset),
+                (Ok(()), Offset::Offset(offset)) => assigned.committed(element.topic(), element.partition(), offset),
                 (Ok(()), _) => {}
-                (Err(error), _) => self.tell_trouble("commit", &error),
+                (Err(error), _) => self.report_error("commit", &error),
             }
         }
     }
 }
 
-/// librdkafka quotes what it does not understand of this setting, which may be a secret.
-pub(super) fn without_values(text: &str) -> &str {
-    const QUOTED: &str = "sasl.oauthbearer.config";
-    text.find(QUOTED).map_or(text, |at| &text[..at + QUOTED.len()])
-}
-
-/// The offset that librdkafka names in words.
-fn offset_in(reason: &str) -> Option<i64> {
-    let words = ["offset ", "message at "].iter().find_map(|words| reason.split_once(words))?;
-    words.1.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-}
-
+/// The partitions of a list, with shared topic names.
 fn places(list: &TopicPartitionList) -> Vec<TopicPartition> {
     list.elements().iter().map(|element| (Arc::from(element.topic()), element.partition())).collect()
 }
@@ -353,7 +323,7 @@ pub(super) fn partitions(places: &[TopicPartition]) -> Option<TopicPartitionList
     (!places.is_empty()).then_some(list)
 }
 
-/// Offsets to commit; `None` when there are none.
+/// Offsets to commit, with the metadata of an inbox; `None` when there are none.
 pub(super) fn offsets(stored: &[(TopicPartition, i64)]) -> Option<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(stored.len());
     for ((topic, partition), offset) in stored {
@@ -363,17 +333,4 @@ pub(super) fn offsets(stored: &[(TopicPartition, i64)]) -> Option<TopicPartition
         element.set_metadata(COMMITTED_BY_US);
     }
     (!stored.is_empty()).then_some(list)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_offset_of_a_damaged_record_is_found_in_what_librdkafka_says() {
-        let damaged = "MessageSet at offset 17 (99 bytes) failed CRC32C check (original 0x1 != calculated 0x2)";
-        assert_eq!(offset_in(damaged), Some(17));
-        assert_eq!(offset_in("Decompression (codec 0x4) of message at 5 of 70 bytes failed: x"), Some(5));
-        assert_eq!(offset_in("1/1 brokers are down"), None);
-    }
 }

@@ -1,4 +1,4 @@
-//! A record as Kafka gives it, all bytes, copied out of librdkafka's memory.
+//! Copies a record out of librdkafka's memory.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use super::native;
 use crate::store::ledger::Reader;
 use crate::types::Record;
 
-/// `topic` is its name, shared; `reader` says which cluster it is read from.
+/// `topic` is the shared name of the topic. `reader` has the id of the cluster; `None` until it is known.
 pub(super) fn read(message: &BorrowedMessage<'_>, topic: Arc<str>, reader: Option<&Reader>) -> Record {
     let mut record = Record::of(topic).with_position(message.partition(), message.offset());
     record.cluster = reader.map(|reader| Arc::clone(&reader.cluster_id)).filter(|id| !id.is_empty());

@@ -1,5 +1,6 @@
-//! Asks Kafka how long it keeps the topics' records, and warns where the inbox knows their identities for a shorter time: a record that
-//! is read again after that would be new. In the background, once; nothing depends on the answer.
+//! Asks Kafka how long it keeps the records of topics, and warns if the inbox keeps identities for less time: a record
+//! that is read again after that counts as new. Runs in the background, once for each new subscription; nothing depends
+//! on the answer.
 
 use std::time::Duration;
 
@@ -11,15 +12,19 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, KafkaResult};
 
+use super::native;
+use super::settings;
+use super::token::TokenProvider;
 use crate::telemetry::events;
-use crate::types::Backoff;
+use crate::types::{Backoff, SourceName};
 
-/// How long Kafka may take for an answer.
+/// The timeout for an answer of Kafka.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// The longest pause between two questions to a Kafka that is away.
+/// The longest pause between two tries while Kafka is away.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Keeps to itself that it has no use for the consumer's settings.
+/// Ignores librdkafka's log, which warns about consumer settings that an admin client does not use. Errors are returned
+/// by the request.
 struct Silent;
 
 impl ClientContext for Silent {
@@ -28,47 +33,65 @@ impl ClientContext for Silent {
     fn error(&self, _: KafkaError, _: &str) {}
 }
 
-/// Asks until there is an answer, be it that nobody may ask. Must run on the store's thread.
-pub(super) async fn warn_if_shorter(config: ClientConfig, group: String, topics: Vec<String>, window: Duration) {
-    let mut backoff = Backoff::new(PAUSE_MAX);
+/// Retries until Kafka answers. "Not authorized" is an answer. Must run on a tokio runtime.
+pub(super) async fn warn_if_shorter(
+    config: ClientConfig,
+    tokens: Option<TokenProvider>,
+    source: SourceName,
+    topics: Vec<String>,
+    window: Duration,
+) {
+    let (config, mut backoff) = (settings::to_ask(&config), Backoff::new(PAUSE_MAX));
     loop {
-        match ask(&config, &topics).await {
+        match ask(&config, tokens.as_ref(), &topics).await {
             Ok(answers) => {
                 for topic in &topics {
                     let is_about = |specifier: &OwnedResourceSpecifier| matches!(specifier, OwnedResourceSpecifier::Topic(name) if name == topic);
                     let answer = answers.iter().flatten().find(|answer| is_about(&answer.specifier));
-                    judge(&group, topic, answer, window);
+                    judge(&source, topic, answer, window);
                 }
                 return;
             }
-            Err(error) => events::kafka::retention_unknown(&group, "", &error),
+            Err(error) => events::kafka::retention_unknown(&source, "", &error),
         }
         backoff.pause().await;
     }
 }
 
-async fn ask(config: &ClientConfig, topics: &[String]) -> KafkaResult<Vec<ConfigResourceResult>> {
+/// Asks once for the configuration of the topics.
+async fn ask(
+    config: &ClientConfig,
+    tokens: Option<&TokenProvider>,
+    topics: &[String],
+) -> KafkaResult<Vec<ConfigResourceResult>> {
     let client: AdminClient<Silent> = config.create_with_context(Silent)?;
+    if let Some(tokens) = tokens
+        && let Ok(token) = tokens.ask().await
+    {
+        // Without a token there is no answer, and the request is repeated. The consumer reports why there is none.
+        let _ = native::token::set(client.inner(), &token);
+    }
     let resources: Vec<ResourceSpecifier<'_>> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
     let answers = client.describe_configs(&resources, &AdminOptions::new().request_timeout(Some(ANSWER_WAIT))).await;
-    // Its end is waited for: on a thread for such.
+    // Dropping the client blocks, so it needs a blocking thread.
     drop(tokio::task::spawn_blocking(move || drop(client)));
     answers
 }
 
-fn judge(group: &str, topic: &str, answer: Option<&ConfigResource>, window: Duration) {
+/// Warns if Kafka keeps the records of the topic for longer than the inbox keeps identities.
+fn judge(source: &SourceName, topic: &str, answer: Option<&ConfigResource>, window: Duration) {
     let value = |name: &str| answer.and_then(|answer| answer.get(name)?.value.as_deref());
-    // What may not be asked, and what is not there, is answered by nothing.
+    // The value is missing if the topic does not exist or may not be described.
     let Some(retention_ms) = value("retention.ms") else {
-        return events::kafka::retention_unknown(group, topic, &"Kafka does not tell");
+        return events::kafka::retention_unknown(source, topic, &"Kafka does not report it");
     };
     let kept = kept_for(value("cleanup.policy"), retention_ms);
     if kept.is_none_or(|kept| kept > window) {
-        events::kafka::retention_shorter(group, topic, kept, window);
+        events::kafka::retention_shorter(source, topic, kept, window);
     }
 }
 
-/// How long a record stays in a topic; `None`: for ever.
+/// How long a record stays in a topic; `None`: forever, because of the policy or a negative time.
 fn kept_for(cleanup_policy: Option<&str>, retention_ms: &str) -> Option<Duration> {
     let is_deleted = cleanup_policy.is_none_or(|policy| policy.split(',').any(|part| part.trim() == "delete"));
     let millis = retention_ms.parse::<u64>().ok();

@@ -1,6 +1,7 @@
-//! librdkafka's settings: the user's, ours, and those that nobody may change because the guarantee depends on them.
+//! librdkafka's settings: the user's, Wharf's defaults, and those that the user cannot change because the guarantees
+//! depend on them.
 //!
-//! No value of a setting ever reaches an error: it may be a secret.
+//! Errors never contain the value of a setting: it may be a secret.
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -25,15 +26,18 @@ const REFUSED: &[(&str, &str)] = &[
 const DEFAULTS: &[(&str, &str)] = &[
     ("queued.max.messages.kbytes", "16384"),
     ("fetch.max.bytes", "16777216"),
-    // The default of a second is a second without records whenever what is read ahead has reached its bound.
+    // With librdkafka's default of 1 s, reading would stop for a second whenever the prefetch queue is full.
     ("fetch.queue.backoff.ms", "5"),
     ("receive.message.max.bytes", "1000000000"),
     ("check.crcs", "true"),
     ("isolation.level", "read_committed"),
+    // For lag and gauges. Not more often, because the text grows with the number of partitions.
+    ("statistics.interval.ms", "5000"),
     ("client.id", "wharf"),
 ];
 
-/// What the guarantee depends on. A position that does not exist is `earliest`: never a step over records; steps are noticed.
+/// The guarantees depend on these. A position that does not exist becomes `earliest`, which never skips records, and
+/// the jump is detected when the next record is read.
 const FIXED: &[(&str, &str)] =
     &[("enable.auto.commit", "false"), ("enable.auto.offset.store", "false"), ("auto.offset.reset", "earliest")];
 
@@ -49,6 +53,7 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
     if kafka.group.trim().is_empty() {
         problems.push("no consumer group is given".to_owned());
     }
+    problems.extend(token_problems(&kafka.settings, kafka.tokens.is_some(), "Kafka::token_from"));
     if !problems.is_empty() {
         return Err(Error::configuration(format!("cannot consume from Kafka: {}", problems.join("; "))));
     }
@@ -57,10 +62,13 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
     for (name, value) in DEFAULTS {
         config.set(*name, *value);
     }
-    // With the broker's own protocol there is no such setting.
+    // The `consumer` protocol has no such setting: the broker assigns the partitions.
     let is_classic = !kafka.settings.iter().any(|(name, value)| name == "group.protocol" && value == "consumer");
     if is_classic {
         config.set("partition.assignment.strategy", "cooperative-sticky");
+    }
+    if kafka.tokens.is_some() {
+        config.set("sasl.mechanism", OAUTHBEARER);
     }
     for (name, value) in &kafka.settings {
         config.set(name, value);
@@ -70,6 +78,13 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
         config.set(*name, *value);
     }
     Ok(config)
+}
+
+/// The configuration of a client for admin requests: the consumer's, without statistics.
+pub(super) fn to_ask(config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
+    config.set("statistics.interval.ms", "0");
+    config
 }
 
 /// Settings of the producer that are refused, and why.
@@ -93,19 +108,20 @@ const REFUSED_OF_PRODUCER: &[(&str, &str)] = &[
 const DEFAULTS_OF_PRODUCER: &[(&str, &str)] = &[
     ("partitioner", "murmur2_random"),
     ("message.max.bytes", "10000000"),
-    // Below what any topic allows, so that a batch of several records is never refused for its size.
+    // Below the limit of any topic, so that a batch of several records is never refused for its size.
     ("batch.size", "131072"),
     ("linger.ms", "1"),
     ("client.id", "wharf"),
 ];
 
+/// The guarantees of the relay depend on these. They replace what the user has set.
 const FIXED_OF_PRODUCER: &[(&str, &str)] = &[
     ("enable.idempotence", "true"),
     ("enable.gapless.guarantee", "true"),
     ("acks", "all"),
     ("message.timeout.ms", "0"),
     ("max.in.flight.requests.per.connection", "5"),
-    // What is on its way is bounded by the relay's batch.
+    // librdkafka's own queue must never be full: the batch size of the relay bounds the records in it.
     ("queue.buffering.max.messages", "1000000"),
     ("queue.buffering.max.kbytes", "2097151"),
 ];
@@ -119,6 +135,7 @@ pub(super) fn producer_config(relay: &Relay) -> Result<ClientConfig> {
     if relay.brokers.trim().is_empty() {
         problems.push("no broker is given".to_owned());
     }
+    problems.extend(token_problems(&relay.settings, relay.tokens.is_some(), "Relay::token_from"));
     if !problems.is_empty() {
         return Err(Error::configuration(problems.join("; ")));
     }
@@ -126,6 +143,9 @@ pub(super) fn producer_config(relay: &Relay) -> Result<ClientConfig> {
     set_log_level(&mut config, &relay.settings);
     for (name, value) in DEFAULTS_OF_PRODUCER {
         config.set(*name, *value);
+    }
+    if relay.tokens.is_some() {
+        config.set("sasl.mechanism", OAUTHBEARER);
     }
     for (name, value) in &relay.settings {
         config.set(name, value);
@@ -137,6 +157,42 @@ pub(super) fn producer_config(relay: &Relay) -> Result<ClientConfig> {
     Ok(config)
 }
 
+const OAUTHBEARER: &str = "OAUTHBEARER";
+
+/// Why a client that authenticates with tokens would never get one. librdkafka would wait for a token forever, without
+/// an error.
+fn token_problems(settings: &[(String, String)], has_provider: bool, way: &str) -> Option<String> {
+    let value = |names: &[&str]| {
+        let named = settings.iter().rev().find(|(name, _)| names.contains(&name.as_str()));
+        named.map(|(_, value)| value.trim().to_ascii_lowercase())
+    };
+    let is_on = |name: &str| value(&[name]).is_some_and(|value| ["true", "t", "1"].contains(&value.as_str()));
+    let is_oauth = value(&["sasl.mechanism", "sasl.mechanisms"]).map(|value| value == "oauthbearer");
+    let is_oidc = value(&["sasl.oauthbearer.method"]).is_some_and(|value| value == "oidc");
+    let is_sasl = value(&["security.protocol"]).is_some_and(|value| value.starts_with("sasl_"));
+    match (has_provider, is_oauth) {
+        (true, Some(false)) => Some(format!("{way} needs sasl.mechanism {OAUTHBEARER}")),
+        (true, _) if !is_sasl => Some(format!("{way} needs security.protocol sasl_ssl (or sasl_plaintext)")),
+        (true, _) if is_oidc => Some(format!("{way} and sasl.oauthbearer.method oidc exclude each other")),
+        (true, _) | (false, Some(true)) if !cfg!(feature = "ssl") => {
+            Some(format!("{OAUTHBEARER} needs the feature ssl"))
+        }
+        (false, Some(true)) if is_oidc => (!cfg!(feature = "oidc"))
+            .then(|| format!("sasl.oauthbearer.method oidc needs the feature oidc; without it, give {way} a function")),
+        (false, Some(true)) => {
+            let unsecured = match is_on("enable.sasl.oauthbearer.unsecure.jwt") {
+                true => " (librdkafka's unsecured tokens would end without being renewed)",
+                false => "",
+            };
+            Some(format!(
+                "sasl.mechanism {OAUTHBEARER} needs tokens: give {way} a function that returns them{unsecured}"
+            ))
+        }
+        (true, _) | (false, Some(false) | None) => None,
+    }
+}
+
+/// Describes each setting that is refused.
 fn refused_settings(settings: &[(String, String)], refused: &[(&str, &str)]) -> Vec<String> {
     settings
         .iter()
@@ -145,27 +201,29 @@ fn refused_settings(settings: &[(String, String)], refused: &[(&str, &str)]) -> 
         .collect()
 }
 
-/// Else it is what the log crate's logger wants, and there is none: what librdkafka says becomes events, and tracing filters those.
+/// Sets librdkafka's log level. rdkafka's default depends on the logger of the `log` crate, which is not used here.
+/// librdkafka's log lines become events, which tracing filters.
 fn set_log_level(config: &mut ClientConfig, settings: &[(String, String)]) {
     let wants_debug = settings.iter().any(|(name, _)| name == "debug");
     config.set_log_level(if wants_debug { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info });
 }
 
-/// Why a producer could not be made, without the values that were given.
+/// Why a producer could not be created, without the values of settings.
 pub(super) fn cannot_produce(error: KafkaError) -> Error {
     not_made("cannot produce to Kafka", error)
 }
 
-/// Why a client could not be made, without the values that were given.
+/// Why a consumer could not be created, without the values of settings.
 pub(super) fn refused(error: KafkaError) -> Error {
     not_made("cannot consume from Kafka", error)
 }
 
+/// librdkafka's error has the value of the setting, which may be a secret, so only the name is kept.
 fn not_made(cannot: &str, error: KafkaError) -> Error {
     match error {
         KafkaError::ClientConfig(_, _, name, _) => Error::configuration(format!(
             "{cannot}: librdkafka does not know the setting {name}, or not with this value, or not in this build \
-             (TLS takes the feature ssl, Kerberos the feature sasl)"
+             (TLS needs the feature ssl, Kerberos the feature sasl, OIDC the feature oidc and libcurl)"
         )),
         error => Error::configuration(cannot).with_source(error),
     }
@@ -217,6 +275,31 @@ mod tests {
         let eager = kafka.clone().set("partition.assignment.strategy", "range");
         assert_eq!(strategy(&eager).as_deref(), Some("range"));
         assert_eq!(strategy(&kafka.set("group.protocol", "consumer")), None);
+    }
+
+    fn problem(settings: &[(&str, &str)], has_provider: bool) -> Option<String> {
+        let settings: Vec<_> = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        token_problems(&settings, has_provider, "Kafka::token_from")
+    }
+
+    #[cfg(feature = "ssl")]
+    #[test]
+    fn a_client_that_would_never_have_a_token_is_refused_with_what_to_do() {
+        let sasl = ("security.protocol", "SASL_SSL");
+        let without = problem(&[sasl, ("sasl.mechanisms", "OAuthBearer")], false).unwrap();
+        assert!(without.contains("Kafka::token_from"), "{without}");
+        let unsecured = [("sasl.mechanism", "OAUTHBEARER"), ("enable.sasl.oauthbearer.unsecure.jwt", "true")];
+        assert!(problem(&unsecured, false).unwrap().contains("without being renewed"));
+        assert!(problem(&[], true).unwrap().contains("security.protocol"));
+        assert!(problem(&[sasl, ("sasl.mechanism", "PLAIN")], true).unwrap().contains("OAUTHBEARER"));
+        let oidc = ("sasl.oauthbearer.method", "oidc");
+        assert!(problem(&[sasl, oidc], true).unwrap().contains("exclude each other"));
+        let own = problem(&[sasl, ("sasl.mechanism", "OAUTHBEARER"), oidc], false);
+        let says_what_to_do =
+            |text: &String| text.contains("needs the feature oidc") && text.contains("Kafka::token_from");
+        assert_eq!(own.is_none(), cfg!(feature = "oidc"), "{own:?}");
+        assert!(own.as_ref().is_none_or(says_what_to_do), "{own:?}");
+        assert_eq!((problem(&[sasl], true), problem(&[sasl, ("sasl.mechanism", "PLAIN")], false)), (None, None));
     }
 
     #[test]

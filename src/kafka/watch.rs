@@ -1,8 +1,9 @@
-//! Compares the ledger with what this process wrote, and writes down what the process is doing, every few seconds.
+//! Every five seconds, compares the ledger with what this process wrote, and writes the status of the process.
 //!
-//! A database that was set back under a running service (a failover, a restored copy) is noticed without a record having to come: the
-//! partition finds its position anew and is read again. So is a position that a person has moved. People who look without a broker find
-//! the state of each partition in `inbox_partition` and that of the process in `inbox_ingest`. Costs two statements a round, whatever is read.
+//! If the database of a running service loses data (a failover, a restored backup), this is noticed even if no record
+//! comes: the position of the partition is determined again. The same happens when an operator moves a position. The
+//! state of each partition is written to `inbox_partition` and that of the process to `inbox_ingest`, so an operator
+//! needs no broker to see it. A round costs two statements, however much is read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,73 +13,91 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
 use tokio::task::spawn_blocking;
 
-use super::desk::{TopicPartition, Watched};
+use super::access::Change;
+use super::assigned::{TopicPartition, Watched};
+use super::gauges::Gauges;
 use super::native::{self, leader};
 use super::rebalance::Context;
+use super::sources::ReadTopics;
 use crate::accept::Intake;
 use crate::store::Backend;
 use crate::store::ledger::{IngestReport, LedgerRow, PartitionReport};
 use crate::telemetry::events;
-use crate::types::process_name;
+use crate::types::{SourceName, process_name};
 
-/// How often the ledger is compared and what has changed is written.
+/// How often the ledger is compared and changes are written.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
-/// How often everything is written, with the lag as it is then, and Kafka is asked for the topics' ids.
+/// How often everything is written, with the current lag, and Kafka is asked about the topics.
 const REPORT_ALL_EVERY: Duration = Duration::from_secs(60);
-/// How long Kafka may take for an answer.
+/// The timeout for an answer of Kafka.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// How long the database may take to note that the ingest ended.
+/// The timeout for writing that the ingest has ended.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// What was written last of each partition: its standing, and why.
-type Reported = HashMap<TopicPartition, (&'static str, Option<Box<str>>)>;
+/// What was last written for each partition: its state, the reason, and the magnitude of its lag.
+type Reported = HashMap<TopicPartition, (&'static str, Option<Box<str>>, u32)>;
 
+/// The task that watches one ingest.
 struct Watch<B: Backend> {
     intake: Arc<Intake<B>>,
     context: Arc<Context>,
-    /// Held only where blocking is allowed: whoever drops it last waits until it is closed.
+    /// Upgraded only inside `spawn_blocking`: dropping the last reference waits until the consumer is closed.
     consumer: Weak<BaseConsumer<Context>>,
-    /// The process, for people.
+    /// The name of this process in `inbox_ingest`.
     name: Arc<str>,
+    /// The topics that are read from this source.
+    topics: Arc<ReadTopics>,
 }
 
-/// Runs until it is aborted.
+/// The watch as a future that never ends by itself. It holds the consumer weakly, so it does not keep it open.
 pub(super) fn run<B: Backend>(
     intake: Arc<Intake<B>>,
     consumer: &Arc<BaseConsumer<Context>>,
+    topics: Arc<ReadTopics>,
 ) -> impl Future<Output = ()> + Send + use<B> {
     let (context, consumer) = (Arc::clone(consumer.context()), Arc::downgrade(consumer));
-    Watch { intake, context, consumer, name: process_name().into() }.run()
+    Watch { intake, context, consumer, name: process_name().into(), topics }.run()
 }
 
 impl<B: Backend> Watch<B> {
+    /// May be aborted at any await: each round begins with new observations.
     async fn run(self) {
-        let mut told = Reported::new();
+        let mut reported = Reported::new();
         let mut topics = TopicAnswers::default();
         let mut all_at = Instant::now();
+        let mut gauges = Gauges::new(&self.context.source.name);
         loop {
             let is_all = all_at <= Instant::now();
             if is_all {
                 all_at = Instant::now() + REPORT_ALL_EVERY;
-                told.clear();
+                reported.clear();
                 topics = self.ask_topics().await;
+                self.judge_topics(&topics);
             }
-            let watched = self.context.desk().watched();
+            let mut watched = self.context.assigned().watched();
+            self.mark_refused(&mut watched);
+            let lags = self.lags(&watched).await;
+            if cfg!(feature = "metrics") {
+                gauges.set(&watched, &lags);
+            }
             if self.compare(&watched, &topics).await {
-                self.report(&watched, &topics, &mut told).await;
+                self.report(&watched, &lags, &topics, &mut reported).await;
             }
-            tokio::time::sleep(WATCH_EVERY).await;
+            tokio::select! {
+                () = tokio::time::sleep(WATCH_EVERY) => {}
+                () = self.context.check_topics.notified() => all_at = Instant::now(),
+            }
         }
     }
 
-    /// Sends partitions back whose ledger is not where this process left it. Returns whether the database answered.
+    /// Resets partitions whose ledger is not where this process left it. Returns false if the database did not answer.
     async fn compare(&self, watched: &[Watched], topics: &TopicAnswers) -> bool {
         let Some(reader) = self.context.reader() else { return true };
         let places: Vec<_> = watched.iter().map(|watched| watched.place.clone()).collect();
         let ledger = match self.intake.store.backend.ledger(&reader, &places).await {
             Ok(ledger) => ledger,
             Err(error) => {
-                events::store_trouble("compare the ledger", &error);
+                events::store_error("compare the ledger", &error);
                 return false;
             }
         };
@@ -88,94 +107,148 @@ impl<B: Backend> Watch<B> {
         };
         let compared = watched.iter().zip(&ledger);
         let compared: Vec<_> = compared.map(|(one, row)| (one, row.as_ref(), is_other(row, &one.place.0))).collect();
-        let sent_back = self.context.desk().compare(&compared, Instant::now());
+        let sent_back = self.context.assigned().compare(&compared, Instant::now());
         for ((topic, partition), is_behind) in sent_back {
             match is_behind {
-                true => events::kafka::ledger_behind(&self.context.group, &topic, partition),
-                false => events::kafka::ledger_moved(&self.context.group, &topic, partition),
+                true => events::kafka::ledger_behind(&self.context.source, &topic, partition),
+                false => events::kafka::ledger_moved(&self.context.source, &topic, partition),
             }
         }
         true
     }
 
-    /// Writes what has changed since it was last written.
-    async fn report(&self, watched: &[Watched], topics: &TopicAnswers, told: &mut Reported) {
+    /// Writes the state of the process and of partitions that have changed since the last report.
+    async fn report(&self, watched: &[Watched], lags: &[Option<i64>], topics: &TopicAnswers, reported: &mut Reported) {
         let reader = self.context.reader();
-        let is_new = |one: &&Watched| told.get(&one.place) != Some(&(one.standing, one.why.clone()));
-        let changed: Vec<&Watched> = watched.iter().filter(is_new).collect();
-        let lags = self.lags(&changed).await;
-        let partitions = changed.iter().zip(lags).map(|(one, lag)| PartitionReport {
+        let state = |one: &Watched, lag| (one.state, one.why.clone(), magnitude(lag));
+        let is_new = |(one, lag): &(&Watched, &Option<i64>)| reported.get(&one.place) != Some(&state(one, **lag));
+        let changed: Vec<(&Watched, Option<i64>)> =
+            watched.iter().zip(lags).filter(is_new).map(|(one, lag)| (one, *lag)).collect();
+        let partitions = changed.iter().map(|&(one, lag)| PartitionReport {
             topic: Arc::clone(&one.place.0),
             partition: one.place.1,
-            standing: one.standing,
+            state: one.state,
             why: one.why.as_deref().map(str::to_owned),
             lag,
         });
+        let stopped = reader.as_ref().and_then(|reader| self.intake.stopped_why(&reader.cluster_id));
         let report = IngestReport {
-            group: Arc::clone(&self.context.group),
+            group: Arc::clone(&self.context.source.group),
+            source: Arc::clone(&self.context.source.name),
             cluster_id: reader.map_or_else(|| "".into(), |reader| Arc::clone(&reader.cluster_id)),
             name: Arc::clone(&self.name),
-            trouble: self.intake.stopped_why().or_else(|| self.context.trouble()).or_else(|| topics.trouble.clone()),
+            problem: stopped.or_else(|| self.problem()).or_else(|| topics.problem.clone()),
             partitions: partitions.collect(),
         };
         match self.intake.store.backend.report_ingest(&report).await {
-            Ok(()) => told.extend(changed.into_iter().map(|one| (one.place.clone(), (one.standing, one.why.clone())))),
-            Err(error) => events::store_trouble("report the ingest", &error),
+            Ok(()) => reported.extend(changed.into_iter().map(|(one, lag)| (one.place.clone(), state(one, lag)))),
+            Err(error) => events::store_error("report the ingest", &error),
         }
     }
 
-    /// Records that Kafka had at the last fetch and that are not stored. Asks no broker.
-    async fn lags(&self, watched: &[&Watched]) -> Vec<Option<i64>> {
-        let stored: Vec<_> = watched.iter().map(|one| (one.place.clone(), one.stored)).collect();
-        let consumer = self.consumer.clone();
-        // The consumer must not be dropped on the store's thread.
-        let looking = spawn_blocking(move || {
-            let consumer = consumer.upgrade();
-            let lag = |((topic, partition), stored): (TopicPartition, Option<i64>)| {
-                let (_, high) = native::watermarks(consumer.as_ref()?, &topic, partition)?;
-                Some((high - stored?).max(0))
-            };
-            stored.into_iter().map(lag).collect()
-        });
-        looking.await.unwrap_or_else(|_| vec![None; watched.len()])
+    /// Marks the partitions of topics that may not be read. librdkafka fetches nothing for them and reports no error.
+    fn mark_refused(&self, watched: &mut [Watched]) {
+        for one in watched.iter_mut().filter(|one| one.why.is_none()) {
+            if let Some(why) = self.context.access.of_topic(&one.place.0) {
+                (one.state, one.why) = ("blocked", Some(why.into()));
+            }
+        }
     }
 
-    /// What Kafka says of the topics that are read: their ids, and what is wrong with those that it does not know.
+    /// Why this process cannot read, as one text.
+    fn problem(&self) -> Option<String> {
+        Some(self.context.problems().join("; ")).filter(|text| !text.is_empty())
+    }
+
+    /// Reports topics whose access has changed.
+    fn judge_topics(&self, topics: &TopicAnswers) {
+        for change in self.context.access.judge_topics(topics.may_read.clone()) {
+            let source = &self.context.source;
+            match change {
+                Change::Refused(what, why) => events::kafka::access_refused(source, what.name(), &why),
+                Change::Allowed(what) => events::kafka::access_granted(source, what.name()),
+            }
+        }
+    }
+
+    /// For each partition, the records that Kafka had at the last fetch and that are not stored; `None` if it is
+    /// unknown. Transaction markers at the end of the log do not count. Asks no broker.
+    async fn lags(&self, watched: &[Watched]) -> Vec<Option<i64>> {
+        let read: Vec<_> = watched.iter().map(|one| (one.place.clone(), one.stored, one.expected)).collect();
+        let (consumer, context) = (self.consumer.clone(), Arc::clone(&self.context));
+        // The consumer must not be dropped on the store's thread.
+        let asking = spawn_blocking(move || {
+            let consumer = consumer.upgrade();
+            let lag = |(place, stored, expected): (TopicPartition, Option<i64>, i64)| {
+                let (_, high) = native::watermarks(consumer.as_ref()?, &place.0, place.1)?;
+                Some((high - context.statistics.read_out(&place, stored?, expected)).max(0))
+            };
+            read.into_iter().map(lag).collect()
+        });
+        asking.await.unwrap_or_else(|_| vec![None; watched.len()])
+    }
+
+    /// Asks Kafka for the ids of the topics that are read, and for their errors.
     async fn ask_topics(&self) -> TopicAnswers {
-        let names: Vec<String> = self.intake.rules.topics().map(str::to_owned).collect();
+        let names = self.topics.current();
         let consumer = self.consumer.clone();
         spawn_blocking(move || ask_topics(&consumer, &names)).await.unwrap_or_default()
     }
 }
 
-/// The process no longer reads, because it was asked to end. Waits for a moment; a row that stays is that of a process that was killed.
-pub(super) fn end<B: Backend>(intake: &Intake<B>, group: &str) {
+/// The order of magnitude of a lag. The lag is written only when this changes: when it has doubled or halved, or begins
+/// or ends.
+fn magnitude(lag: Option<i64>) -> u32 {
+    lag.map_or(0, |lag| 1 + i64::BITS - lag.leading_zeros())
+}
+
+/// Removes the status row of an ingest that ends. Waits at most `END_WAIT`; a row that stays looks like that of a
+/// killed process. Blocks, so it must not run on the store's thread.
+pub(super) fn end<B: Backend>(intake: &Intake<B>, source: &SourceName) {
     let (backend, name) = (&intake.store.backend, process_name());
-    let ending = async { tokio::time::timeout(END_WAIT, backend.end_ingest(group, &name)).await };
+    let ending = async { tokio::time::timeout(END_WAIT, backend.end_ingest(&source.group, &source.name, &name)).await };
     if let Ok(Err(error)) = backend.reactor().block_on(ending) {
-        events::store_trouble("report the end of the ingest", &error);
+        events::store_error("report the end of the ingest", &error);
     }
 }
 
+/// The answers of Kafka about the topics that are read.
 #[derive(Default)]
 struct TopicAnswers {
+    /// The id of each topic that has one.
     ids: HashMap<String, String>,
-    trouble: Option<String>,
+    /// Why a topic may not be read; `None` if it is allowed. Topics without an answer are missing.
+    may_read: Vec<(String, Option<String>)>,
+    /// Another problem: a topic that does not exist, or no topic that matches.
+    problem: Option<String>,
 }
 
-/// Blocks.
+/// Asks about one topic after the other, and stops at the first one that Kafka does not answer for. Blocks.
 fn ask_topics(consumer: &Weak<BaseConsumer<Context>>, names: &[String]) -> TopicAnswers {
     let mut topics = TopicAnswers::default();
+    if names.is_empty() {
+        topics.problem = Some("the cluster has no topic that matches a handler's pattern".to_owned());
+    }
     for name in names {
         let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else { break };
         let Ok(metadata) = consumer.fetch_metadata(Some(name), ANSWER_WAIT) else { break };
         let error = metadata.topics().iter().find_map(|topic| topic.error());
         if let Some(error) = error {
             let error = RDKafkaErrorCode::from(error);
-            topics.trouble.get_or_insert(format!("topic {name}: {error}"));
+            if error == RDKafkaErrorCode::TopicAuthorizationFailed {
+                let why = format!("topic {name} may not be read: it needs READ and DESCRIBE on the topic ({error})");
+                topics.may_read.push((name.clone(), Some(why)));
+            } else {
+                topics.problem.get_or_insert(format!("topic {name}: {error}"));
+            }
         } else if let Some(broker) = metadata.brokers().first() {
-            let ids = leader::topic_ids_by(&consumer, broker.id(), &[name.as_str().into()], ANSWER_WAIT);
-            topics.ids.extend(ids.into_iter().filter_map(|(name, id)| Some((name.to_string(), id?))));
+            let described = leader::topics_by(&consumer, broker.id(), &[name.as_str().into()], ANSWER_WAIT);
+            for (name, described) in described {
+                let refused = || format!("topic {name} may not be read: it needs READ on the topic");
+                let why = described.may_read.map(|may_read| (!may_read).then(refused));
+                topics.may_read.extend(why.map(|why| (name.to_string(), why)));
+                topics.ids.extend(described.id.map(|id| (name.to_string(), id)));
+            }
         }
     }
     topics

@@ -1,6 +1,8 @@
-//! Gives a handler the messages that were accepted before it was there: deliveries for retained messages, other handlers' untouched.
+//! Gives a handler the messages that were accepted before it was registered: creates deliveries for retained messages.
+//! Deliveries of other handlers are not touched.
 //!
-//! In bounded steps, throttled, and idempotent: a message that has a delivery for the handler, under whichever of its keys, is passed over.
+//! A backfill works in bounded, throttled steps and is idempotent: it skips messages that have a delivery for any key
+//! of the handler.
 
 use std::time::{Duration, Instant};
 
@@ -9,20 +11,30 @@ use crate::store::Backend;
 use crate::store::operating::BackfillStep;
 use crate::types::{Error, HandlerStatus, Result, setters};
 
-/// Deliveries made in one statement.
+/// Deliveries created by one statement.
 const STEP_ROWS: u32 = 500;
 
-/// Which messages a handler is given. A handler's CloudEvents types do not count here: it sees every message of the topics.
+/// Which messages a handler gets. The handler's CloudEvents type filter is ignored: it gets every message of the
+/// topics. [`Operator::backfill`](crate::operate::Operator::backfill) takes it.
+///
+/// ```
+/// use std::time::Duration;
+/// use wharf::operate::Backfill;
+///
+/// let last_week = Backfill::new("mail.receipt", ["orders"])
+///     .newer_than(Duration::from_secs(7 * 86_400))
+///     .rows_per_sec_max(1_000);
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Backfill {
-    /// The handler. It has to be registered: start a build that has it once.
+    /// The key of the handler. It must be registered already: start a build that has the handler once.
     pub handler_key: String,
-    /// Of messages of these topics.
+    /// The topics whose messages the handler gets.
     pub topics: Vec<String>,
-    /// Accepted no longer ago than this. Default: all that are retained.
+    /// Only messages accepted within this time. Default: all retained messages.
     pub newer_than: Option<Duration>,
-    /// Deliveries made in a second at the most, so that what arrives meanwhile is not held up. Default: no bound.
+    /// The maximum number of deliveries created per second, so that new messages are not delayed. Default: no limit.
     pub rows_per_sec_max: Option<u32>,
 }
 
@@ -42,21 +54,33 @@ impl Backfill {
 }
 
 impl<B: Backend> Operator<B> {
-    /// Makes the missing deliveries, due now; tells after each step how many that are so far. Calling again makes only what is missing still.
+    /// Creates the missing deliveries, due now. Calls `on_step` after each step with the number created so far, and
+    /// returns the total. A second call creates only deliveries that are still missing.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::Backfill;
+    ///
+    /// let backfill = Backfill::new("mail.receipt", ["orders"]).rows_per_sec_max(1_000);
+    /// let operator = store.operate().acting_as("alice").because("a new handler");
+    /// let created = operator.backfill(&backfill, |so_far| println!("{so_far} deliveries")).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When there is no such handler, it is ordered, no topic is given, or the database does not answer; what was made stays.
+    /// When there is no such handler, it is ordered, no topic is given, or the database does not answer. Deliveries
+    /// created before the error stay.
     pub async fn backfill(&self, backfill: &Backfill, mut on_step: impl FnMut(u64)) -> Result<u64> {
         if backfill.topics.is_empty() {
-            return Err(Error::configuration("a backfill needs the topics whose messages the handler is to have"));
+            return Err(Error::configuration("a backfill needs at least one topic"));
         }
         self.check_key(Some(&backfill.handler_key)).await?;
         let key = &backfill.handler_key;
         let is_it = |handler: &HandlerStatus| handler.handler_key == *key || handler.former_keys.contains(key);
         if self.handlers().await?.iter().any(|handler| is_it(handler) && handler.is_ordered) {
-            // The keys are read out of records by the service itself, when it accepts them.
+            // Order keys are extracted from records only when the service accepts them.
             return Err(Error::configuration(format!(
-                "{key} is ordered: a backfill cannot tell the keys of its deliveries"
+                "cannot backfill {key}: it is ordered, and the order keys of stored messages are unknown"
             )));
         }
         let limit = backfill.rows_per_sec_max.map_or(STEP_ROWS, |rows| rows.clamp(1, STEP_ROWS));

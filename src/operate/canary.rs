@@ -1,22 +1,32 @@
-//! Replays with care: one delivery, then ten, then the rest in steps, and no further when too many of a step fail again.
+//! Canary replays: one delivery, then ten, then the rest in steps. The replay stops when too many deliveries of a step
+//! fail again.
 //!
-//! A delivery has failed when its first new attempt has: its retries may still save it, but they may also take a day. What was replayed
-//! stays replayed.
+//! A delivery counts as failed when its first new attempt fails: a later retry may succeed, but it may also be a day
+//! away. Deliveries that were replayed stay replayed.
 
 use std::collections::{HashMap, HashSet};
+use std::future::Future;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::operator::Operator;
 use crate::store::Backend;
 use crate::store::operating::ReplayState;
-use crate::types::{DeliveryFilter, State};
-use crate::types::{Error, Result, setters};
+use crate::types::{DeliveryFilter, Error, Result, State, setters};
 
-/// How often it is looked what became of a step.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often the state of a step is polled.
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
-/// How a canary replay goes on.
+/// The pauses before a read is tried again after a transient error.
+const READ_PAUSES: [Duration; 5] = [
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+    Duration::from_secs(10),
+];
+
+/// The step sizes and limits of a canary replay.
 ///
 /// ```
 /// use wharf::operate::Canary;
@@ -25,11 +35,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Canary {
-    /// How many are replayed at a time: the steps in order, the last one over and over. Default: 1, 10, 500.
+    /// How many deliveries each step replays. The last size repeats until the end. Default: 1, 10, 500.
     pub steps: Vec<u32>,
-    /// The share of a step that may fail before it goes no further. Default: 0.1.
+    /// The share of a step that may fail; above it, the replay stops. Default: 0.1.
     pub failure_ratio_max: f64,
-    /// How long a step may take before it goes no further. Default: 5 min.
+    /// How long a step may take; after that, the replay stops. Default: 5 min.
     pub step_wait_max: Duration,
 }
 
@@ -41,120 +51,230 @@ impl Default for Canary {
     }
 }
 
-/// What became of a canary replay so far.
+/// The progress of a canary replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct CanaryProgress {
-    /// Deliveries that were replayed.
+    /// How many deliveries were replayed.
     pub replayed: u64,
-    /// Of them: done.
+    /// How many of the replayed deliveries are done or discarded.
     pub done: u64,
-    /// Of them: failed again.
+    /// How many of the replayed deliveries failed again.
     pub failed: u64,
-    /// Why it went no further, if it did not.
+    /// Why the replay stopped early, if it did.
     pub stopped: Option<CanaryStop>,
 }
 
-/// Why a canary replay went no further.
+/// Why a canary replay stopped early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum CanaryStop {
-    /// Too many of a step failed again.
+    /// Too many deliveries of a step failed again.
     Failures,
-    /// A step took too long: nobody runs the handler, or it is slow.
+    /// A step took too long: no process runs the handler, or the handler is slow.
     Waited,
-    /// The caller stopped it.
+    /// The caller's callback returned [`ControlFlow::Break`].
     Asked,
 }
 
 impl<B: Backend> Operator<B> {
-    /// Replays what the filter means, at most `limit`, step by step. Calls `on_look` after each look, several times a second, with what
-    /// became of it so far. When that returns [`ControlFlow::Break`], nothing more is replayed.
+    /// Replays the poisoned deliveries that match the filter, at most `limit`, step by step. Calls `on_progress` with
+    /// the progress several times a second. When `on_progress` returns [`ControlFlow::Break`], nothing more is
+    /// replayed.
     ///
-    /// ```no_run
+    /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
     /// use std::ops::ControlFlow;
     /// use wharf::operate::{Canary, DeliveryFilter};
     /// let failed = DeliveryFilter::default().handler_key("mail.receipt");
     /// let (operator, careful) = (store.operate().acting_as("alice"), Canary::default());
-    /// let on_look = |so_far: &wharf::operate::CanaryProgress| {
+    /// let on_progress = |so_far: &wharf::operate::CanaryProgress| {
     ///     println!("{} of {} done", so_far.done, so_far.replayed);
     ///     ControlFlow::Continue(())
     /// };
-    /// let progress = operator.replay_canary(&failed, 10_000, &careful, on_look).await?;
+    /// let progress = operator.replay_canary(&failed, 10_000, &careful, on_progress).await?;
     /// println!("{:?}", progress.stopped);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// As [`Operator::replay`]; what was replayed stays so.
+    /// As [`Operator::replay`]; also when `steps` is empty or has a 0. Deliveries that were replayed stay replayed.
     pub async fn replay_canary(
         &self,
         filter: &DeliveryFilter,
         limit: u32,
         canary: &Canary,
-        mut on_look: impl FnMut(&CanaryProgress) -> ControlFlow<()>,
+        on_progress: impl FnMut(&CanaryProgress) -> ControlFlow<()>,
     ) -> Result<CanaryProgress> {
-        filter.refuse_empty()?;
-        let Some(&last) = canary.steps.last().filter(|_| canary.steps.iter().all(|step| *step > 0)) else {
-            return Err(Error::configuration("a canary replay needs steps, and none of nothing"));
-        };
-        let mut progress = CanaryProgress::default();
-        let mut seen = HashSet::new();
-        for step in canary.steps.iter().copied().chain(std::iter::repeat(last)) {
-            let left = u64::from(limit).saturating_sub(progress.replayed);
-            let step = step.min(u32::try_from(left).unwrap_or(u32::MAX));
-            let mut fresh =
-                if step == 0 { Vec::new() } else { self.deliveries(filter, Some(State::Poisoned), step).await? };
-            // What failed again stands behind all that was never tried, and is not tried once more.
-            let tried = fresh.iter().position(|found| seen.contains(&(found.message_seq, found.handler_id)));
-            fresh.truncate(tried.unwrap_or(fresh.len()));
-            if fresh.is_empty() {
-                return Ok(progress);
+        self.replay_canary_of(|| filter.clone(), limit, canary, on_progress).await
+    }
+
+    /// The same with a filter that is computed for each step, because its ages grow while the replay runs.
+    pub(crate) async fn replay_canary_of(
+        &self,
+        filter: impl Fn() -> DeliveryFilter + Send + Sync,
+        limit: u32,
+        canary: &Canary,
+        on_progress: impl FnMut(&CanaryProgress) -> ControlFlow<()>,
+    ) -> Result<CanaryProgress> {
+        filter().refuse_empty()?;
+        let (seen, replays) = (HashSet::new(), HashMap::new());
+        in_steps(PoisonedSteps { operator: self, filter, seen, replays }, limit, canary, on_progress).await
+    }
+}
+
+/// The rows of a canary: how the next ones are found and replayed, and what becomes of them.
+pub(super) trait Steps: Send {
+    /// Replays at most `step` further rows. Returns how many were found; none at the end.
+    fn next(&mut self, step: u32) -> impl Future<Output = Result<usize>> + Send;
+
+    /// What has become of the rows of the last step.
+    fn look(&self) -> impl Future<Output = Result<Vec<Became>>> + Send;
+}
+
+/// What has become of a replayed row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Became {
+    Waiting,
+    Done,
+    Failed,
+}
+
+/// Replays rows step by step, until there are no more or a step fails.
+pub(super) async fn in_steps(
+    mut rows: impl Steps,
+    limit: u32,
+    canary: &Canary,
+    mut on_progress: impl FnMut(&CanaryProgress) -> ControlFlow<()>,
+) -> Result<CanaryProgress> {
+    let Some(&last) = canary.steps.last().filter(|_| canary.steps.iter().all(|step| *step > 0)) else {
+        return Err(Error::configuration("`steps` must not be empty, and each step must be greater than 0"));
+    };
+    let mut progress = CanaryProgress::default();
+    for step in canary.steps.iter().copied().chain(std::iter::repeat(last)) {
+        let left = u64::from(limit).saturating_sub(progress.replayed);
+        let step = step.min(u32::try_from(left).unwrap_or(u32::MAX));
+        if step == 0 || rows.next(step).await? == 0 {
+            return Ok(progress);
+        }
+        let so_far = progress;
+        let (deadline, mut patience) = (Instant::now() + canary.step_wait_max, Patience::default());
+        loop {
+            let became = match rows.look().await {
+                Ok(became) => became,
+                Err(error) => {
+                    patience.wait(error).await?;
+                    continue;
+                }
+            };
+            patience = Patience::default();
+            progress = so_far.and(&became);
+            let ended = progress.done + progress.failed - so_far.done - so_far.failed;
+            let (failed, total) = (progress.failed - so_far.failed, became.len() as u64);
+            if failed as f64 > canary.failure_ratio_max * total as f64 {
+                progress.stopped = Some(CanaryStop::Failures);
+            } else if ended < total && Instant::now() >= deadline {
+                progress.stopped = Some(CanaryStop::Waited);
             }
-            self.replay(filter, u32::try_from(fresh.len()).unwrap_or(step)).await?;
-            let replays: HashMap<(i64, i16), i32> =
-                fresh.iter().map(|found| ((found.message_seq, found.handler_id), found.replays)).collect();
-            seen.extend(replays.keys().copied());
-            let so_far = progress;
-            let deadline = Instant::now() + canary.step_wait_max;
-            loop {
-                let rows: Vec<(i64, i16)> = replays.keys().copied().collect();
-                let mut ours = self.store.backend.standings(&rows).await?;
-                // What somebody else has changed meanwhile is not ours to judge.
-                ours.retain(|row| row.replays > replays[&(row.message_seq, row.handler_id)]);
-                progress = so_far.and(&ours);
-                let ended = progress.done + progress.failed - so_far.done - so_far.failed;
-                let (failed, total) = (progress.failed - so_far.failed, ours.len() as u64);
-                if failed as f64 > canary.failure_ratio_max * total as f64 {
-                    progress.stopped = Some(CanaryStop::Failures);
-                } else if ended < total && Instant::now() >= deadline {
-                    progress.stopped = Some(CanaryStop::Waited);
-                }
-                if on_look(&progress).is_break() && progress.stopped.is_none() {
-                    progress.stopped = Some(CanaryStop::Asked);
-                }
-                match (progress.stopped, ended >= total) {
-                    (Some(_), _) => return Ok(progress),
-                    (None, true) => break,
-                    (None, false) => tokio::time::sleep(LOOK_EVERY).await,
-                }
+            if on_progress(&progress).is_break() && progress.stopped.is_none() {
+                progress.stopped = Some(CanaryStop::Asked);
+            }
+            match (progress.stopped, ended >= total) {
+                (Some(_), _) => return Ok(progress),
+                (None, true) => break,
+                (None, false) => tokio::time::sleep(POLL_EVERY).await,
             }
         }
-        Ok(progress)
+    }
+    Ok(progress)
+}
+
+struct PoisonedSteps<'a, B: Backend, F> {
+    operator: &'a Operator<B>,
+    filter: F,
+    /// All that were replayed, by message and handler.
+    seen: HashSet<(i64, i16)>,
+    /// Those of the last step, with the number of replays before it.
+    replays: HashMap<(i64, i16), i32>,
+}
+
+impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> Steps for PoisonedSteps<'_, B, F> {
+    async fn next(&mut self, step: u32) -> Result<usize> {
+        let find = || async { self.operator.deliveries(&(self.filter)(), Some(State::Poisoned), step).await };
+        let mut fresh = patiently(find).await?;
+        // Deliveries that failed again sort behind all that were not replayed yet. They are not replayed twice.
+        let tried = fresh.iter().position(|found| self.seen.contains(&(found.message_seq, found.handler_id)));
+        fresh.truncate(tried.unwrap_or(fresh.len()));
+        if !fresh.is_empty() {
+            self.operator.replay(&(self.filter)(), u32::try_from(fresh.len()).unwrap_or(step)).await?;
+        }
+        self.replays = fresh.iter().map(|found| ((found.message_seq, found.handler_id), found.replays)).collect();
+        self.seen.extend(self.replays.keys().copied());
+        Ok(fresh.len())
+    }
+
+    async fn look(&self) -> Result<Vec<Became>> {
+        let rows: Vec<(i64, i16)> = self.replays.keys().copied().collect();
+        let mut ours = self.operator.store.backend.replay_states(&rows).await?;
+        // A row without a new replay was changed by another person or process in between, and does not count.
+        ours.retain(|row| row.replays > self.replays[&(row.message_seq, row.handler_id)]);
+        Ok(ours.iter().map(Became::of).collect())
+    }
+}
+
+impl Became {
+    fn of(row: &ReplayState) -> Self {
+        match row.state {
+            State::Done | State::Discarded => Self::Done,
+            State::Poisoned => Self::Failed,
+            State::Pending | State::Running if row.errors > 0 => Self::Failed,
+            State::Pending | State::Running => Self::Waiting,
+        }
+    }
+}
+
+/// Repeats a read after transient errors, a few times.
+pub(super) async fn patiently<T, Read: Future<Output = Result<T>>>(read: impl Fn() -> Read) -> Result<T> {
+    let mut patience = Patience::default();
+    loop {
+        match read().await {
+            Ok(found) => return Ok(found),
+            Err(error) => patience.wait(error).await?,
+        }
+    }
+}
+
+/// Waits after a transient error of a read, so that a short outage of the database does not end a replay that may run
+/// for hours.
+#[derive(Default)]
+struct Patience {
+    /// Errors in a row.
+    waits: usize,
+}
+
+impl Patience {
+    /// Waits before the next try. Returns the error if it is permanent, or the last of too many.
+    async fn wait(&mut self, error: Error) -> Result<()> {
+        match READ_PAUSES.get(self.waits).filter(|_| error.is_transient()) {
+            Some(pause) => {
+                self.waits += 1;
+                tokio::time::sleep(*pause).await;
+                Ok(())
+            }
+            None => Err(error),
+        }
     }
 }
 
 impl CanaryProgress {
-    fn and(mut self, step: &[ReplayState]) -> Self {
-        for row in step {
+    fn and(mut self, step: &[Became]) -> Self {
+        for became in step {
             self.replayed += 1;
-            match row.state {
-                State::Done | State::Discarded => self.done += 1,
-                State::Poisoned => self.failed += 1,
-                State::Pending | State::Running if row.errors > 0 => self.failed += 1,
-                State::Pending | State::Running => {}
+            match became {
+                Became::Waiting => {}
+                Became::Done => self.done += 1,
+                Became::Failed => self.failed += 1,
             }
         }
         self

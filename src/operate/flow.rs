@@ -1,4 +1,4 @@
-//! What people do about the flow of a handler's deliveries: pause it, open or close its breaker, set its rate limit.
+//! Operator actions on the flow of a handler: pause or resume it, open or close its breaker, set its rate limit.
 
 use super::Operator;
 use crate::handler::RateLimit;
@@ -7,8 +7,15 @@ use crate::store::operating::{Act, RateSetting};
 use crate::types::{Error, Result};
 
 impl<B: Backend> Operator<B> {
-    /// Nobody claims the handler's deliveries any more, in any process, within a third of the lease. What runs goes on to its end.
-    /// Returns whether it was not paused before.
+    /// Pauses the handler in all processes: within a third of the lease, none claims its deliveries any more. Runs
+    /// in progress finish. Returns false when it was paused already.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// let operator = store.operate().acting_as("alice").because("the mail server is down");
+    /// operator.pause("mail.receipt").await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When there is no such handler, or the database does not answer.
@@ -17,7 +24,13 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::Pause { handler_key: handler_key.to_owned() }).await? > 0)
     }
 
-    /// The handler's deliveries are claimed again. Returns whether it was paused before.
+    /// Resumes a paused handler: processes claim its deliveries again. Returns false when it was not paused.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// store.operate().acting_as("alice").because("the mail server is back").resume("mail.receipt").await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Operator::pause`].
@@ -26,11 +39,12 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::Resume { handler_key: handler_key.to_owned() }).await? > 0)
     }
 
-    /// Opens the handler's breaker, also of one that was registered without: nobody claims its deliveries any more, except for one at a time that
-    /// probes, the first after ten seconds. A probe that succeeds closes it; to stop the handler whatever happens, use [`Operator::pause`].
-    /// Hand-over stops within a third of the lease. Returns whether it was closed before.
+    /// Opens the handler's breaker, also when the handler is registered without one. Its deliveries are no longer
+    /// claimed, except for one at a time as a probe, the first after ten seconds. A successful probe closes the
+    /// breaker; to stop the handler unconditionally, use [`Operator::pause`]. Hand-over from memory stops within a
+    /// third of the lease. Returns false when the breaker was open already.
     ///
-    /// ```no_run
+    /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
     /// let operator = store.operate().acting_as("alice").because("the mail server is going down");
     /// operator.open_breaker("mail.receipt").await?;
@@ -44,7 +58,14 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::OpenBreaker { handler_key: handler_key.to_owned() }).await? > 0)
     }
 
-    /// Closes the handler's breaker without waiting for a probe. Processes go on within their poll interval. Returns whether it was open before.
+    /// Closes the handler's breaker without waiting for a probe. Processes resume within their poll interval. Returns
+    /// false when it was closed already.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// store.operate().acting_as("alice").because("the mail server is back").close_breaker("mail.receipt").await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Operator::pause`].
@@ -53,11 +74,11 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::CloseBreaker { handler_key: handler_key.to_owned() }).await? > 0)
     }
 
-    /// Sets how many deliveries of the handler start in a time, over all processes, whatever its registration says, until it is taken back with
-    /// [`Operator::reset_rate`]. A change of a limit counts at once; a handler that had none has it within a third of the lease. Returns
-    /// whether that changes anything.
+    /// Overrides the handler's registered rate limit, over all processes, until [`Operator::reset_rate`]. A change of
+    /// an existing limit applies at once; a handler that had none is limited within a third of the lease. Returns
+    /// whether anything changed.
     ///
-    /// ```no_run
+    /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
     /// use wharf::flow::RateLimit;
     /// let operator = store.operate().acting_as("alice").because("the mail service asks us to slow down");
@@ -66,7 +87,7 @@ impl<B: Backend> Operator<B> {
     /// ```
     ///
     /// # Errors
-    /// When the limit cannot be used; and as [`Operator::pause`].
+    /// When the limit is invalid; and as [`Operator::pause`].
     pub async fn limit_rate(&self, handler_key: &str, limit: RateLimit) -> Result<bool> {
         if let Some(problem) = limit.problem() {
             return Err(Error::configuration(format!("a rate limit {problem}")));
@@ -75,7 +96,8 @@ impl<B: Backend> Operator<B> {
         self.set_rate(handler_key, RateSetting::Limit { interval_us: limit.interval_us(), burst }).await
     }
 
-    /// Takes the handler's rate limit away, whatever its registration says, until [`Operator::reset_rate`]. Returns whether that changes anything.
+    /// Removes the handler's rate limit, also a registered one, until [`Operator::reset_rate`]. Returns whether
+    /// anything changed.
     ///
     /// # Errors
     /// As [`Operator::pause`].
@@ -83,7 +105,7 @@ impl<B: Backend> Operator<B> {
         self.set_rate(handler_key, RateSetting::Unlimited).await
     }
 
-    /// The handler's rate limit is what its registration says. Returns whether that changes anything.
+    /// Restores the rate limit of the handler's registration. Returns whether anything changed.
     ///
     /// # Errors
     /// As [`Operator::pause`].

@@ -1,4 +1,4 @@
-//! Positions in Kafka, looked at and moved by a person: how a stopped partition goes on.
+//! Lists Kafka positions and lets a person move them, which is how a stopped partition resumes.
 
 use super::Operator;
 use crate::store::Backend;
@@ -6,7 +6,17 @@ use crate::store::operating::Act;
 use crate::types::{Error, LedgerFilter, LedgerStatus, Result};
 
 impl<B: Backend> Operator<B> {
-    /// Positions in Kafka, sorted by consumer group, cluster, topic and partition.
+    /// Lists positions in Kafka, sorted by consumer group, cluster, topic and partition.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::LedgerFilter;
+    ///
+    /// for position in store.operate().positions(&LedgerFilter::topic("shop", "orders"), 100).await? {
+    ///     println!("{}: next {}, lag {:?}", position.partition, position.next_offset, position.lag);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the database does not answer.
@@ -14,21 +24,30 @@ impl<B: Backend> Operator<B> {
         self.store.backend.positions(filter, limit).await
     }
 
-    /// Sets positions to an offset, or without one to the first record that Kafka has. Stopped partitions are read again. Records that are
-    /// stored already are duplicates, as far as their identity is not their position. Running processes follow within a minute. Returns how
-    /// many partitions it changed.
+    /// Sets positions to an offset, or without one to the first record that Kafka has. Stopped partitions resume.
+    /// Records that are read again are recognized as duplicates, unless their identity is their position. Running
+    /// processes follow within a minute. Returns how many partitions changed.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::LedgerFilter;
+    ///
+    /// let operator = store.operate().acting_as("alice").because("read the topic again");
+    /// operator.reset_ledger(&LedgerFilter::topic("shop", "orders"), None).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the filter names no group, no topic, an offset without a partition, or partitions of several clusters; or the database does not
-    /// answer.
+    /// When the filter names no group, no topic, an offset without a partition, or partitions of several clusters; or
+    /// the database does not answer.
     pub async fn reset_ledger(&self, filter: &LedgerFilter, to_offset: Option<i64>) -> Result<u64> {
         filter.check_act(to_offset)?;
         self.check_cluster(filter).await?;
         self.act(Act::ResetLedger { filter: filter.clone(), to_offset }).await
     }
 
-    /// Moves a position forward and leaves out the records in between, which are noted as a gap. A stopped partition is read again from
-    /// there. Returns whether it moved: it does not where the offset is not ahead of the ledger.
+    /// Moves a position forward. The records in between are not read, and are recorded as a gap. A stopped partition
+    /// resumes there. Returns false when the offset is not ahead of the position; then nothing changes.
     ///
     /// # Errors
     /// As [`Operator::reset_ledger`]; the filter must name a partition.
@@ -38,7 +57,8 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::SkipLedger { filter: filter.clone(), to_offset }).await? > 0)
     }
 
-    /// One group may read topics of one name in several clusters: an act must say which it means.
+    /// A group may read topics of the same name in several clusters, so an action must name the cluster. Positions are
+    /// sorted by cluster within a group, and the filter names the group.
     async fn check_cluster(&self, filter: &LedgerFilter) -> Result<()> {
         let mut clusters: Vec<String> =
             self.positions(filter, u32::MAX).await?.into_iter().map(|position| position.cluster_id).collect();
@@ -46,7 +66,7 @@ impl<B: Backend> Operator<B> {
         match clusters.len() {
             0 | 1 => Ok(()),
             _ => Err(Error::configuration(format!(
-                "these are positions of several clusters: name one of {}",
+                "the filter matches positions of several clusters: name one of {}",
                 clusters.join(", ")
             ))),
         }

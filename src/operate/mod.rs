@@ -1,7 +1,8 @@
-//! Operate: what people do with an inbox. Look, replay, discard, pause, purge, and find out why work is not moving.
+//! Operate: what people do with an inbox. They inspect it, replay, discard, pause, purge, and find out why work is not
+//! moving.
 //!
-//! [`Operator`] is the library's side of it; the `wharf` binary and the SQL functions do the same. Nothing here runs a handler: what is
-//! replayed becomes due, and a process that runs the handler claims it.
+//! [`Operator`] is the library API; the `wharf` binary and the SQL functions offer the same actions. Nothing here runs
+//! a handler: a replayed delivery becomes due, and a process that runs its handler claims it.
 
 mod backfill;
 mod canary;
@@ -12,8 +13,10 @@ mod operator;
 mod outbox;
 mod overview;
 mod purge;
+mod quarantine;
 mod rename_plan;
 mod retention;
+mod signed;
 
 pub use backfill::Backfill;
 pub use canary::{Canary, CanaryProgress, CanaryStop};
@@ -29,5 +32,5 @@ pub use crate::types::{
     Facts, FailedAttempt, GroupFacts, HandlerStatus, HeldKey, HeldKeys, HistoryEntry, IngestFacts, Lag, LedgerFilter,
     LedgerGap, LedgerStatus, LongestRun, OldestTransaction, OutboxDetails, OutboxFacts, OutboxFilter, OutboxState,
     OutboxSummary, PartitionFacts, ProcessorReport, ProcessorStatus, Purgeable, Purged, QuarantineDetails,
-    QuarantineFilter, QuarantineGroup, QuarantineSummary, Rate, RelayFacts, State, TableFacts, fingerprint,
+    QuarantineFilter, QuarantineGroup, QuarantineSummary, Rate, RelayFacts, State, TableFacts, Totals, fingerprint,
 };

@@ -1,7 +1,7 @@
-//! The operator: looks and acts on a store, in somebody's name.
+//! The operator: inspects a store and acts on it in a person's name.
 //!
-//! An act is fenced against running work, takes at most as many rows as it is told, and leaves a row in `inbox_audit`. Repeated, it does
-//! nothing more. A filter that says nothing, or names a handler that there is not, is refused before anything is touched.
+//! An action is fenced against running work, changes at most `limit` rows, and writes a row to `inbox_audit`. Repeating
+//! it changes nothing more. An empty filter or one with an unknown handler key is refused before anything changes.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -13,23 +13,36 @@ use crate::store::operating::{Act, Corrected, SchemaVersion, Signed, Verb};
 use crate::store::{Backend, Store};
 use crate::types::Facts;
 use crate::types::{
-    DeliveryDetails, DeliverySummary, ErrorSummary, HandlerStatus, HeldKey, ProcessorStatus, QuarantineDetails,
-    QuarantineSummary,
+    DeliveryDetails, DeliveryFilter, DeliverySummary, Error, ErrorSummary, HandlerStatus, HeldKey, ProcessorStatus,
+    Result, State,
 };
-use crate::types::{DeliveryFilter, QuarantineFilter, State};
-use crate::types::{Error, Result};
 
-/// As large as `Limits::payload_bytes_max` can be.
+/// The largest value that `Limits::payload_bytes_max` allows.
 const PAYLOAD_BYTES_MAX: usize = 256 << 20;
 
-/// Looks at an inbox and acts on it. See [`Store::operate`].
+/// Inspects an inbox and acts on it. [`Store::operate`] returns it. The `wharf` command line and the dashboard offer
+/// the same actions.
 ///
-/// ```no_run
-/// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
-/// use wharf::operate::DeliveryFilter;
+/// ```
+/// # use wharf::{Failure, HandlerKey, Inbox, Message, Raw, Record, Sqlite, Store, handler};
+/// # #[tokio::main]
+/// # async fn main() -> wharf::Result<()> {
+/// # let store = Store::<Sqlite>::in_memory().await?;
+/// # store.migrate().await?;
+/// # let send = |_: Message<Raw>| async { Err(Failure::poison("the mail server is down")) };
+/// # let send = handler(HandlerKey::new("mail.receipt"), send);
+/// # let inbox = Inbox::builder(store.clone()).subscribe("orders", send).build()?;
+/// # inbox.accept(Record::new("orders").with_id("order-17")).await?;
+/// # inbox.drain().await?;
+/// use wharf::operate::{DeliveryFilter, State};
+///
 /// let operator = store.operate().acting_as("alice").because("the mail server is back");
 /// let failed = DeliveryFilter::default().handler_key("mail.receipt");
+/// for delivery in operator.deliveries(&failed, Some(State::Poisoned), 100).await? {
+///     println!("{:?}: {:?}", delivery.message_id, delivery.last_error);
+/// }
 /// let replayed = operator.replay(&failed, 1_000).await?;
+/// # assert_eq!(replayed, 1);
 /// # Ok(()) }
 /// ```
 #[must_use = "an operator does nothing by itself"]
@@ -39,12 +52,26 @@ pub struct Operator<B: Backend> {
 }
 
 impl<B: Backend> Store<B> {
-    /// What people do with an inbox: look, replay, discard, pause.
+    /// Returns an [`Operator`], which inspects the inbox, replays, discards and pauses.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// let diagnosis = store.operate().doctor().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn operate(&self) -> Operator<B> {
         Operator { store: self.clone(), signed: Signed::default() }
     }
 
-    /// The version of the schema in the database, and the one this build knows.
+    /// Returns the schema version of the database and the one that this build knows.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let store = wharf::Store::<wharf::Sqlite>::in_memory().await?;
+    /// assert_eq!(store.schema_version().await?.found, None); // before `migrate`
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the database does not answer.
@@ -52,26 +79,30 @@ impl<B: Backend> Store<B> {
         self.backend.schema_version().await
     }
 
-    /// The SQL of the migrations with their versions, for those who run it themselves.
+    /// Returns the SQL of the migrations with their versions, for your own migration tool.
+    ///
+    /// ```
+    /// use wharf::{Postgres, Store};
+    ///
+    /// for (version, sql) in Store::<Postgres>::migrations() {
+    ///     println!("-- version {version}: {} bytes", sql.len());
+    /// }
+    /// ```
     pub fn migrations() -> Vec<(i32, &'static str)> {
         B::MIGRATIONS.iter().map(|migration| (migration.version, migration.sql)).collect()
     }
 }
 
 impl<B: Backend> Operator<B> {
-    /// The person who acts, for the audit. PostgreSQL's user is recorded beside it (`database_user`).
-    pub fn acting_as(mut self, actor: impl Into<String>) -> Self {
-        self.signed.actor = Some(actor.into());
-        self
-    }
-
-    /// Why that person acts, for the audit.
-    pub fn because(mut self, because: impl Into<String>) -> Self {
-        self.signed.because = Some(because.into());
-        self
-    }
-
-    /// Every handler with what is still to be done for it.
+    /// Lists every handler with its backlog.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// for handler in store.operate().handlers().await? {
+    ///     println!("{}: {} due, {} poisoned", handler.handler_key, handler.due, handler.poisoned);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the database does not answer.
@@ -81,7 +112,7 @@ impl<B: Backend> Operator<B> {
         Ok(handlers)
     }
 
-    /// Every process that runs handlers, and those that died within a day.
+    /// Lists the processes that run handlers, and those that crashed within the last day.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -89,10 +120,12 @@ impl<B: Backend> Operator<B> {
         self.store.backend.processors().await
     }
 
-    /// Deliveries: poisoned ones the oldest first, pending and running ones the longest due first, else the newest first.
+    /// Lists deliveries. Poisoned ones are sorted by how long they are poisoned, pending and running ones by how long
+    /// they are due, the longest first. Without a state or with another one, the newest come first. With a message id,
+    /// PostgreSQL sorts those that are not poisoned by message and handler key.
     ///
     /// # Errors
-    /// When the filter names a handler that there is not, or the database does not answer.
+    /// When the filter names an unknown handler, or the database does not answer.
     pub async fn deliveries(
         &self,
         filter: &DeliveryFilter,
@@ -103,8 +136,17 @@ impl<B: Backend> Operator<B> {
         self.store.backend.deliveries(filter, state, limit).await
     }
 
-    /// Keys of an ordered handler on which deliveries wait, with the delivery that they wait for: those that wait for a person first, then
-    /// by how many wait. Looks at the thousand oldest deliveries that wait, and at the thousand that have been poisoned longest.
+    /// Lists order keys of an ordered handler on which deliveries wait, each with the delivery that blocks it. Keys
+    /// blocked by a poisoned delivery come first, then those with the most waiting deliveries. Examines the 1,000
+    /// oldest waiting deliveries and the 1,000 that have been poisoned longest.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// for key in store.operate().held_keys("stock.move", 100).await? {
+    ///     println!("{} wait for {:?}", key.behind, key.message_id);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When there is no such handler, or the database does not answer.
@@ -113,7 +155,7 @@ impl<B: Backend> Operator<B> {
         self.store.backend.held_keys(handler_key, limit).await
     }
 
-    /// A delivery with its record and its history.
+    /// Returns a delivery with its record and its history.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -121,7 +163,15 @@ impl<B: Backend> Operator<B> {
         self.store.backend.delivery(of.message_seq, of.handler_id).await
     }
 
-    /// Poisoned deliveries by what went wrong, the most frequent first.
+    /// Counts poisoned deliveries by error, the most frequent first.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// for error in store.operate().poisoned_errors().await? {
+    ///     println!("{} × {:?}: {:?}", error.poisoned, error.handler_key, error.example);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the database does not answer.
@@ -129,18 +179,43 @@ impl<B: Backend> Operator<B> {
         self.store.backend.poisoned_errors().await
     }
 
-    /// Gives poisoned deliveries a fresh set of retries, due now, the longest poisoned first; by message id also discarded ones. What they
-    /// had come to stays in their history.
+    /// Makes poisoned deliveries due now, with a fresh retry budget, the longest poisoned first. A filter with a
+    /// message id matches discarded deliveries too. Earlier outcomes stay in the history. Returns how many deliveries
+    /// were replayed.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use std::time::Duration;
+    /// use wharf::operate::DeliveryFilter;
+    ///
+    /// // The timeouts of last night.
+    /// let timeouts = DeliveryFilter::default()
+    ///     .handler_key("mail.receipt")
+    ///     .error("timed out")
+    ///     .newer_than(Duration::from_secs(12 * 3_600));
+    /// store.operate().acting_as("alice").because("the mail server is back").replay(&timeouts, 10_000).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the filter says nothing or names a handler that there is not, or the database does not answer.
+    /// When the filter is empty or names an unknown handler, or the database does not answer.
     pub async fn replay(&self, filter: &DeliveryFilter, limit: u32) -> Result<u64> {
         filter.refuse_empty()?;
         self.check_key(filter.handler_key.as_deref()).await?;
         self.act(Act::Deliveries { verb: Verb::Replay, filter: filter.clone(), limit }).await
     }
 
-    /// Gives up poisoned deliveries for good; by message id also pending ones. Running ones are left alone.
+    /// Discards poisoned deliveries. A filter with a message id matches pending deliveries too. Running deliveries are
+    /// not changed. Returns how many deliveries were discarded.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::DeliveryFilter;
+    ///
+    /// let test_order = DeliveryFilter::default().handler_key("mail.receipt").message_id("order-17/placed");
+    /// store.operate().acting_as("alice").because("a test order").discard(&test_order, 1).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Operator::replay`].
@@ -150,8 +225,9 @@ impl<B: Backend> Operator<B> {
         self.act(Act::Deliveries { verb: Verb::Discard, filter: filter.clone(), limit }).await
     }
 
-    /// Forgets the identity of a purged message, which retention keeps ([`Retention::keep_identities`](crate::Retention::keep_identities)): its
-    /// record is accepted once more when it comes again. Returns whether it was kept.
+    /// Deletes the retained identity of a purged message
+    /// ([`Retention::keep_identities`](crate::Retention::keep_identities)), so that its record is accepted when it
+    /// arrives again. Returns whether there was such an identity.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -160,12 +236,14 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(Act::ForgetIdentity { message_id, source }).await? > 0)
     }
 
-    /// Runs a poisoned or discarded delivery again with a corrected payload, for its handler only. The message keeps the payload that it came
-    /// with, byte for byte, for its other handlers and for deduplication; the corrected one is kept beside it, and later replays of
-    /// this delivery use it too. [`Message::is_corrected`](crate::Message::is_corrected) tells the handler. The audit has the hash of the
-    /// payload, not the payload. Returns false when the delivery is not given up any more, or has had an attempt since it was looked at.
+    /// Runs a poisoned or discarded delivery again with a corrected payload, for its handler only. The message keeps
+    /// its original payload, byte for byte, for other handlers and for deduplication. The corrected payload is stored
+    /// beside it, and later replays of this delivery use it too. The handler can check
+    /// [`Message::is_corrected`](crate::Message::is_corrected). The audit has the hash of the payload, not the payload.
+    /// Returns false when the delivery is no longer poisoned or discarded, or has had another attempt since `of` was
+    /// read.
     ///
-    /// ```no_run
+    /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
     /// use wharf::operate::{DeliveryFilter, State};
     /// let operator = store.operate().acting_as("alice").because("the producer wrote the amount as text");
@@ -181,7 +259,7 @@ impl<B: Backend> Operator<B> {
     pub async fn replay_corrected(&self, of: &DeliverySummary, payload: impl Into<Bytes>) -> Result<bool> {
         let (filter, payload) = (one(of)?, payload.into());
         if payload.len() > PAYLOAD_BYTES_MAX {
-            return Err(Error::configuration("a corrected payload has at most 268435456 bytes"));
+            return Err(Error::configuration("a corrected payload can have at most 268435456 bytes"));
         }
         let Some(details) = self.delivery(of).await? else { return Ok(false) };
         let current = details.correction.map(|correction| correction.payload);
@@ -193,14 +271,15 @@ impl<B: Backend> Operator<B> {
         Ok(self.act(act).await? > 0)
     }
 
-    /// Takes the claim of a running delivery away, as it was looked at: of that attempt and no later one. The delivery is due at once and runs
-    /// elsewhere; what the released run comes to changes nothing any more, and its handler is told to stop within a third of the lease.
-    /// Nothing is charged. Returns false when that attempt is not running any more, or its outcome is being written at this moment.
+    /// Revokes the claim of a running delivery, for the attempt in `run` and no later one. The delivery is due at once
+    /// and can run elsewhere. The outcome of the revoked run is ignored, and its handler is cancelled within a third of
+    /// the lease. No retry is consumed. Returns false when that attempt is no longer running, or its outcome is just
+    /// being written.
     ///
-    /// A handler that does not yield cannot be stopped, only made irrelevant: what it does from here on happens beside the next run. On
-    /// SQLite a transactional handler cannot be released, because it has the only writer.
+    /// A handler that does not yield cannot be cancelled: its remaining side effects happen concurrently with the next
+    /// run. On SQLite a transactional handler cannot be released, because it holds the only writer connection.
     ///
-    /// ```no_run
+    /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
     /// use wharf::operate::{DeliveryFilter, State};
     /// let operator = store.operate().acting_as("alice").because("the connection to the mail server hangs");
@@ -212,48 +291,13 @@ impl<B: Backend> Operator<B> {
     /// ```
     ///
     /// # Errors
-    /// When the message is gone, or the database does not answer.
+    /// When the message is deleted, or the database does not answer.
     pub async fn release(&self, run: &DeliverySummary) -> Result<bool> {
         let filter = one(run)?;
         Ok(self.act(Act::Release { filter, attempt: run.attempts }).await? > 0)
     }
 
-    /// Quarantined records, the oldest first.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<Vec<QuarantineSummary>> {
-        self.store.backend.quarantined(filter, limit).await
-    }
-
-    /// A quarantined record, whole.
-    ///
-    /// # Errors
-    /// When the database does not answer.
-    pub async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
-        self.store.backend.quarantined_record(id).await
-    }
-
-    /// Asks for quarantined records to be accepted anew, identity and all. A running inbox that subscribes to their topic does so within a
-    /// third of the lease: what is accepted leaves the quarantine, what is not stays, with its reason of now.
-    ///
-    /// # Errors
-    /// When the filter says nothing or the database does not answer.
-    pub async fn replay_quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<u64> {
-        filter.refuse_empty()?;
-        self.act(Act::Quarantined { verb: Verb::Replay, filter: filter.clone(), limit }).await
-    }
-
-    /// Deletes quarantined records. What they held is gone.
-    ///
-    /// # Errors
-    /// As [`Operator::replay_quarantined`].
-    pub async fn discard_quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<u64> {
-        filter.refuse_empty()?;
-        self.act(Act::Quarantined { verb: Verb::Discard, filter: filter.clone(), limit }).await
-    }
-
-    /// What the database knows about itself and about work that does not move.
+    /// Returns facts about the database and about work that does not move.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -261,7 +305,16 @@ impl<B: Backend> Operator<B> {
         self.store.backend.facts().await
     }
 
-    /// Everything that keeps work from moving, waits for a person, or will.
+    /// Diagnoses everything that blocks work, waits for a person's decision, or soon will. It is the same as
+    /// `wharf doctor`.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// for symptom in store.operate().doctor().await?.symptoms {
+    ///     println!("{}: {} ({})", symptom.severity, symptom.what, symptom.advice);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the database does not answer.
@@ -277,11 +330,12 @@ impl<B: Backend> Operator<B> {
         Ok(Diagnosis { symptoms, handlers, processors, facts })
     }
 
+    /// Runs an action and writes its audit row in the same transaction.
     pub(super) async fn act(&self, act: Act) -> Result<u64> {
         self.store.backend.act(act, self.signed.clone()).await
     }
 
-    /// A mistyped key must not be an answer of nothing.
+    /// Refuses an unknown key: with a mistyped one, the caller would take an empty result for an answer.
     pub(super) async fn check_key(&self, handler_key: Option<&str>) -> Result<()> {
         let Some(wanted) = handler_key else { return Ok(()) };
         let keys = self.store.backend.handler_keys().await?;
@@ -291,15 +345,15 @@ impl<B: Backend> Operator<B> {
         let mut known: Vec<&str> = keys.iter().map(|(_, current)| current.as_str()).collect();
         known.sort_unstable();
         known.dedup();
-        Err(Error::configuration(format!("there is no handler key {wanted:?}; there are: {}", known.join(", "))))
+        Err(Error::configuration(format!("unknown handler key {wanted:?}; known keys: {}", known.join(", "))))
     }
 }
 
-/// A filter that means this delivery and no other.
+/// A filter that matches this delivery only.
 fn one(delivery: &DeliverySummary) -> Result<DeliveryFilter> {
     let DeliverySummary { message_id, source, handler_key, .. } = delivery;
     if message_id.is_none() || handler_key.is_none() {
-        return Err(Error::configuration("the message of this delivery is gone, or its handler"));
+        return Err(Error::configuration("the message or the handler of this delivery no longer exists"));
     }
     Ok(DeliveryFilter {
         message_id: message_id.clone(),
@@ -309,7 +363,7 @@ fn one(delivery: &DeliverySummary) -> Result<DeliveryFilter> {
     })
 }
 
-/// Adds up what live processes report.
+/// Adds up the rates that live processes report, and takes the longest of their lags.
 fn add_rates(handlers: &mut [HandlerStatus], processors: &[ProcessorStatus]) {
     let alive = processors.iter().filter(|processor| processor.is_alive);
     for (key, rate) in alive.filter_map(|processor| processor.report.as_ref()).flat_map(|report| &report.rates) {
@@ -317,6 +371,8 @@ fn add_rates(handlers: &mut [HandlerStatus], processors: &[ProcessorStatus]) {
         if let Some(handler) = handlers.iter_mut().find(is_of) {
             handler.done_per_sec += rate.done_per_sec;
             handler.failed_per_sec += rate.failed_per_sec;
+            let lags = [handler.effective_lag_secs, rate.effective_lag_secs];
+            handler.effective_lag_secs = lags.into_iter().flatten().reduce(f64::max);
         }
     }
 }

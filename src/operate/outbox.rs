@@ -1,4 +1,4 @@
-//! What people do with the outbox: look at it, have records sent again, give them up.
+//! Operator actions on the outbox: list records, send them again, discard them.
 
 use super::Operator;
 use crate::store::Backend;
@@ -6,8 +6,8 @@ use crate::store::operating::{Act, Verb};
 use crate::types::{OutboxDetails, OutboxFilter, OutboxSummary, Result};
 
 impl<B: Backend> Operator<B> {
-    /// Records of the outbox: poisoned ones the longest poisoned first, waiting ones in the order in which they were stored, else the newest
-    /// first.
+    /// Lists records of the outbox: poisoned ones the longest poisoned first, waiting ones in the order in which they
+    /// were stored, otherwise the newest first. On SQLite, all of them are in the order in which they were stored.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -15,7 +15,7 @@ impl<B: Backend> Operator<B> {
         self.store.backend.outgoing(filter, limit).await
     }
 
-    /// A record of the outbox, whole.
+    /// Returns a record of the outbox with its payload.
     ///
     /// # Errors
     /// When the database does not answer.
@@ -23,10 +23,10 @@ impl<B: Backend> Operator<B> {
         self.store.backend.outgoing_record(id).await
     }
 
-    /// Has records sent again, with the same ids: those that are poisoned; by id or state also those that were sent or discarded. They come behind what
-    /// was sent of their key since.
+    /// Sends poisoned records again, with the same ids. A filter with an id or a state matches sent and discarded
+    /// records too. A record that is sent again arrives after later records of its key.
     ///
-    /// ```no_run
+    /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
     /// use wharf::operate::OutboxFilter;
     /// let operator = store.operate().acting_as("alice").because("the topic is there now");
@@ -35,14 +35,14 @@ impl<B: Backend> Operator<B> {
     /// ```
     ///
     /// # Errors
-    /// When the filter says nothing or the database does not answer.
+    /// When the filter is empty, or the database does not answer.
     pub async fn replay_outbox(&self, filter: &OutboxFilter, limit: u32) -> Result<u64> {
         filter.refuse_empty()?;
         self.act(Act::Outgoing { verb: Verb::Replay, filter: filter.clone(), limit }).await
     }
 
-    /// Gives records up for good: those that are poisoned; by id or state also those that wait. A record that is on its way at this moment may be sent
-    /// all the same.
+    /// Discards poisoned records. A filter with an id or a state matches waiting records too. A record that is being
+    /// sent at this moment may still reach Kafka.
     ///
     /// # Errors
     /// As [`Operator::replay_outbox`].

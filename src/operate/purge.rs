@@ -1,7 +1,8 @@
-//! Purges: walks over what is finished, one short step after the other, and gives way in between.
+//! Purges finished messages in short steps, with a pause after each step.
 //!
-//! One process at a time does it, by a lease in the database. A step is carried to its end on the store's thread, whatever becomes of the
-//! caller; a crash leaves nothing half done, and the next run goes on where this one was. The store decides what is finished.
+//! A lease in the database lets one process purge at a time. A step runs to its end on the store's thread, even if the
+//! caller's future is dropped. After a crash no step is half done, and the next purge continues. The store decides
+//! which messages are finished.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,39 +15,62 @@ use crate::store::purging::{Cursor, Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Purgeable, Purged, Result};
 
-/// A step that takes longer is made smaller: whoever waits for one of its rows waits that long.
+/// After a step that takes longer, the next one is smaller: statements that wait for one of its rows wait that long.
 const SLOW: Duration = Duration::from_millis(500);
-/// The longest pause after a step. A pause is as long as the step was, so that purging takes at most half of anything.
+/// The longest pause after a step. A pause is as long as the step was, so that purging uses the database at most half
+/// of the time.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How often it is looked whether written identities have settled.
+/// How often to check whether written identities have settled.
 const SETTLE_POLL: Duration = Duration::from_secs(1);
-/// How long that is waited for. What has not settled by then goes the next time.
+/// How long to wait for that. Messages whose identities have not settled by then are purged the next time.
 const SETTLE_WAIT_MAX: Duration = Duration::from_secs(600);
-/// Steps in a row that the database may refuse, each half as large as the one before.
+/// How many steps in a row the database may refuse. Each is half as large as the one before.
 const REFUSALS_MAX: u32 = 8;
-/// How long a step may go on when nobody wants more: steps are short, and the lease can only be let go behind one.
+/// How long to wait for a running step on shutdown. Steps are short, and the lease can be released only after the step.
 const STOP_WAIT: Duration = Duration::from_secs(1);
-/// Rows that are counted in one statement of a dry run.
+/// How many rows one statement of a dry run counts.
 const COUNT_ROWS: u32 = 10_000;
 
 impl<B: Backend> Store<B> {
-    /// Purges now, until nothing is left that can go, and tells `on_step` after each step what has been done so far. When another
-    /// process is purging, it ends at once and says so ([`Purged::is_locked_out`]).
+    /// Purges now, until nothing is left to purge, and calls `on_step` with the progress after each step. When another
+    /// process is purging, it returns at once with [`Purged::is_locked_out`].
     ///
-    /// With [`Retention::keep_identities`] on PostgreSQL it takes two minutes longer: identities are written first, and messages go when
-    /// no accept that may have missed them can be under way. What other processes have locked, and what a transaction that is open
-    /// for minutes keeps from going, is left for the next time.
+    /// With [`Retention::keep_identities`] on PostgreSQL it takes two minutes longer: identities are written first, and
+    /// messages are deleted when no accept that may have missed the identities can still be running. Messages that
+    /// other processes have locked, or that a transaction open for minutes keeps from being deleted, are left for the
+    /// next purge.
     ///
-    /// Dropping the future stops after the current step; the next purge can begin within a minute.
+    /// Dropping the future stops the purge after the current step; the next purge can begin within a minute.
+    ///
+    /// ```
+    /// # use wharf::{Retention, Sqlite, Store};
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// # let store = Store::<Sqlite>::in_memory().await?;
+    /// # store.migrate().await?;
+    /// # const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
+    /// let purged = store.purge(&Retention::after(30 * DAY), |so_far| println!("{so_far}")).await?;
+    /// println!("{} messages", purged.messages);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the retention cannot be used, names a handler key that nobody has registered, or the database does not answer or refuses
-    /// again and again. What was purged stays purged.
+    /// When the retention is invalid or names a handler key that is not registered, or the database does not answer or
+    /// keeps refusing. What was purged stays purged.
     pub async fn purge(&self, retention: &Retention, on_step: impl FnMut(&Purged) + Send) -> Result<Purged> {
         purge(self, retention, on_step, std::future::pending()).await
     }
 
-    /// What [`Store::purge`] would remove now. Changes nothing. Looks at every message that is old enough: for people.
+    /// Counts what [`Store::purge`] would remove now, and changes nothing. It examines every message that is old
+    /// enough, so it is meant for people and not for loops.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// # use wharf::Retention;
+    /// # const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
+    /// println!("{} messages", store.purgeable(&Retention::after(30 * DAY)).await?.messages);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Store::purge`].
@@ -68,10 +92,10 @@ impl<B: Backend> Store<B> {
 }
 
 impl<B: Backend> Operator<B> {
-    /// As [`Store::purge`], in somebody's name: it leaves a row in the audit with how many messages went.
+    /// Like [`Store::purge`], with a row in the audit: who purged, with which periods, and how many messages.
     ///
     /// # Errors
-    /// As [`Store::purge`]; what was purged stays purged, also when it could not be written down.
+    /// As [`Store::purge`]. What was purged stays purged, also when the audit row cannot be written.
     pub async fn purge(&self, retention: &Retention, on_step: impl FnMut(&Purged) + Send) -> Result<Purged> {
         let purged = self.store.purge(retention, on_step).await?;
         let period = |period: Duration| humantime::format_duration(period).to_string();
@@ -89,7 +113,7 @@ impl<B: Backend> Operator<B> {
     }
 }
 
-/// As [`Store::purge`], until `stopping`.
+/// Like [`Store::purge`], until `stopping` resolves.
 pub(crate) async fn purge<B: Backend>(
     store: &Store<B>,
     retention: &Retention,
@@ -111,18 +135,18 @@ pub(crate) async fn purge<B: Backend>(
         refusals: 0,
     };
     let ended = purge.run(&periods, retention).await;
-    // Not from under a step that is still under way. Without it, and after an error, the lease runs out.
-    if !matches!(ended, Err(CutShort::StoppedWithin)) {
+    // While a step is still running, the lease must not be released; then, and when the release fails, it expires.
+    if !matches!(ended, Err(EarlyEnd::StoppedWithin)) {
         let _ = store.backend.release_purge(holder).await;
     }
     match ended {
-        Ok(()) | Err(CutShort::Stopped | CutShort::StoppedWithin) => Ok(purge.purged),
-        Err(CutShort::LockedOut) => Ok(Purged { is_locked_out: true, ..purge.purged }),
-        Err(CutShort::Failed(error)) => Err(error),
+        Ok(()) | Err(EarlyEnd::Stopped | EarlyEnd::StoppedWithin) => Ok(purge.purged),
+        Err(EarlyEnd::LockedOut) => Ok(Purged { is_locked_out: true, ..purge.purged }),
+        Err(EarlyEnd::Failed(error)) => Err(error),
     }
 }
 
-/// The retention with ids for keys.
+/// The periods of the retention, with handler ids instead of keys.
 async fn periods<B: Backend>(store: &Store<B>, retention: &Retention) -> Result<Periods> {
     store.backend.check_schema().await?;
     let keys: Vec<String> = retention.of_handlers.iter().map(|(key, _)| key.clone()).collect();
@@ -130,44 +154,51 @@ async fn periods<B: Backend>(store: &Store<B>, retention: &Retention) -> Result<
     let unknown: Vec<&str> =
         keys.iter().zip(&ids).filter(|(_, ids)| ids.is_empty()).map(|(key, _)| key.as_str()).collect();
     if !unknown.is_empty() {
-        // Else a slip of the pen would purge what was to be kept.
+        // If a mistyped key were ignored, messages that should be kept would be purged.
         let unknown = unknown.join(", ");
-        return Err(Error::configuration(format!("cannot purge: nobody has registered a handler under {unknown}")));
+        return Err(Error::configuration(format!("cannot purge: no handler is registered under {unknown}")));
     }
     let of_ids = ids.into_iter().zip(&retention.of_handlers);
     let of_handlers = of_ids.flat_map(|(ids, (_, period))| ids.into_iter().map(|id| (id, *period))).collect();
     Ok(Periods { default: retention.period, of_handlers, poisoned: retention.expire_poisoned })
 }
 
-/// A purge under way.
+/// A running purge.
 struct Purge<'a, B: Backend, F, S> {
     store: &'a Store<B>,
+    /// A random number that identifies this purge as the holder of the lease. Each step renews the lease.
     holder: i64,
     purged: Purged,
     on_step: F,
     stopping: Pin<&'a mut S>,
-    /// Rows of the next step: fewer after a refusal, more again after each success.
+    /// Rows of the next step: fewer after a refusal or a slow step, more again after each fast one.
     rows: u32,
     rows_max: u32,
+    /// Steps in a row that the database refused.
     refusals: u32,
 }
 
-/// Why a purge ended before its end.
-enum CutShort {
+/// Why a purge ended early.
+enum EarlyEnd {
+    /// Another purge holds the lease.
     LockedOut,
+    /// No step is running, so the lease can be released.
     Stopped,
-    /// Nobody waits for the step that is under way; it comes to its end by itself.
+    /// A step is still running on the store's thread, and nothing waits for it.
     StoppedWithin,
     Failed(Error),
 }
 
 impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<'_, B, F, S> {
-    async fn run(&mut self, periods: &Periods, retention: &Retention) -> Result<(), CutShort> {
+    /// Purges in this order: identities, messages, expired identities, expired quarantined records.
+    async fn run(&mut self, periods: &Periods, retention: &Retention) -> Result<(), EarlyEnd> {
         let keep = retention.keep_identities;
         let marks_first = keep.filter(|_| self.store.backend.marks_first());
         let mut is_anything_over = true;
         if let Some(keep) = marks_first {
             let mark = |cursor, rows| PurgeStep::Mark { periods: periods.clone(), keep, cursor, rows };
+            // Identities are written before any message is deleted: an accept in between finds the message or its
+            // identity.
             is_anything_over = self.walk(mark, |purged, step| purged.identities_written += step.messages).await? > 0;
             if is_anything_over {
                 self.settle().await?;
@@ -190,12 +221,12 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         }
     }
 
-    /// Steps over what is worth a look, to the end. Returns how many messages they found.
+    /// Runs steps from the start to the end of the messages to examine. Returns how many messages the steps matched.
     async fn walk(
         &mut self,
         step: impl Fn(Cursor, u32) -> PurgeStep,
         note: impl Fn(&mut Purged, &Step),
-    ) -> Result<u64, CutShort> {
+    ) -> Result<u64, EarlyEnd> {
         let mut messages = 0;
         let mut cursor = Some(Cursor::START);
         while let Some(from) = cursor {
@@ -206,8 +237,8 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         Ok(messages)
     }
 
-    /// Waits until written identities have settled, and keeps the lease meanwhile.
-    async fn settle(&mut self) -> Result<(), CutShort> {
+    /// Waits until written identities have settled, and keeps the lease while waiting.
+    async fn settle(&mut self) -> Result<(), EarlyEnd> {
         let deadline = Instant::now() + SETTLE_WAIT_MAX;
         while Instant::now() < deadline {
             if self.step(|_| PurgeStep::Settle, |_, _| {}).await?.cursor.is_none() {
@@ -218,24 +249,26 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         Ok(())
     }
 
-    async fn forget(&mut self) -> Result<(), CutShort> {
+    /// Deletes kept identities whose time is over.
+    async fn forget(&mut self) -> Result<(), EarlyEnd> {
         let note = |purged: &mut Purged, step: &Step| purged.identities_forgotten += step.identities;
         while self.step(|rows| PurgeStep::Forget { rows }, note).await?.identities > 0 {}
         Ok(())
     }
 
-    async fn expire(&mut self, older_than: Duration) -> Result<(), CutShort> {
+    /// Deletes quarantined records that are older than this.
+    async fn expire(&mut self, older_than: Duration) -> Result<(), EarlyEnd> {
         let note = |purged: &mut Purged, step: &Step| purged.quarantined += step.quarantined;
         while self.step(|rows| PurgeStep::Expire { older_than, rows }, note).await?.quarantined > 0 {}
         Ok(())
     }
 
-    /// One step, again and smaller while the database refuses it; then a pause.
+    /// Runs one step, repeats it in a smaller size while the database refuses it, then pauses.
     async fn step(
         &mut self,
         step: impl Fn(u32) -> PurgeStep,
         note: impl Fn(&mut Purged, &Step),
-    ) -> Result<Step, CutShort> {
+    ) -> Result<Step, EarlyEnd> {
         loop {
             let begun_at = Instant::now();
             let (backend, holder, step) = (Arc::clone(&self.store.backend), self.holder, step(self.rows));
@@ -244,11 +277,11 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
                 stepped = &mut stepping => stepped,
                 () = &mut self.stopping => {
                     let ended = tokio::time::timeout(STOP_WAIT, stepping).await;
-                    return Err(if ended.is_ok() { CutShort::Stopped } else { CutShort::StoppedWithin });
+                    return Err(if ended.is_ok() { EarlyEnd::Stopped } else { EarlyEnd::StoppedWithin });
                 }
             };
             match stepped {
-                Ok(Stepped::LockedOut) => return Err(CutShort::LockedOut),
+                Ok(Stepped::LockedOut) => return Err(EarlyEnd::LockedOut),
                 Ok(Stepped::Done(done)) => {
                     let took = begun_at.elapsed();
                     self.refusals = 0;
@@ -262,7 +295,7 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
                 Err(error) => {
                     let may_pass = matches!(error.kind(), Kind::Server | Kind::Passing);
                     if !may_pass || self.refusals == REFUSALS_MAX {
-                        return Err(CutShort::Failed(error));
+                        return Err(EarlyEnd::Failed(error));
                     }
                     self.refusals += 1;
                     self.rows = (self.rows / 2).max(1);
@@ -272,16 +305,17 @@ impl<B: Backend, F: FnMut(&Purged) + Send, S: Future<Output = ()> + Send> Purge<
         }
     }
 
-    async fn pause(&mut self, pause: Duration) -> Result<(), CutShort> {
+    /// Waits between two steps, or returns at once when the purge has to stop.
+    async fn pause(&mut self, pause: Duration) -> Result<(), EarlyEnd> {
         tokio::select! {
             biased;
-            () = &mut self.stopping => Err(CutShort::Stopped),
+            () = &mut self.stopping => Err(EarlyEnd::Stopped),
             () = tokio::time::sleep(pause) => Ok(()),
         }
     }
 }
 
-/// On the store's thread, to its end: a caller that goes away must not leave a transaction open.
+/// Runs the future to its end on the store's thread, so that a dropped caller does not leave a transaction open.
 async fn on_reactor<B: Backend, T: Send + 'static>(
     store: &Store<B>,
     act: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,6 +1,7 @@
-//! Compares a build's handler keys with what is stored: what the build keeps, renames, adds, and what it would leave behind.
+//! Compares the handler keys of a build with those in the database: which ones the build keeps, renames, adds and
+//! removes.
 //!
-//! Pure. For a pipeline: write the new build's manifest to a file, compare it with production before the deploy.
+//! Pure. A deploy pipeline writes the new build's manifest to a file and compares it with production before the deploy.
 
 use std::fmt;
 
@@ -8,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::HandlerStatus;
 
-/// The handler keys of a build. See [`Inbox::manifest`](crate::Inbox::manifest).
+/// The handler keys of a build. [`Inbox::manifest`](crate::Inbox::manifest) and
+/// [`InboxBuilder::manifest`](crate::InboxBuilder::manifest) return it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Manifest {
-    /// Its handlers, in the order of registration.
+    /// The handlers, in the order of registration.
     pub handlers: Vec<ManifestHandler>,
 }
 
@@ -20,45 +22,46 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ManifestHandler {
-    /// Its key.
+    /// The key of the handler.
     pub key: String,
-    /// Keys it had.
+    /// Former keys of the handler.
     #[serde(default)]
     pub formerly: Vec<String>,
 }
 
-/// What a build means for one handler.
+/// The effect of a build on one handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedHandler {
     /// The stored handler's current key; for a new handler, its key.
     pub handler_key: String,
-    /// What becomes of it.
+    /// How the build changes the key.
     pub change: KeyChange,
-    /// Deliveries that are pending or running.
+    /// The number of pending and running deliveries, including those that wait for an earlier one of their order key.
     pub open: u64,
-    /// Deliveries that were given up.
+    /// The number of poisoned deliveries.
     pub poisoned: u64,
-    /// For a removed handler whose finished deliveries are kept: keys that are new in the build. If one of them is its new name and does not say
-    /// `formerly`, a redelivery adds a delivery under the new key, and the handler runs a second time.
+    /// For a removed handler with finished deliveries in the database: the new keys of the build. If one of them is the
+    /// handler's new name and is registered without `formerly`, a redelivered record creates a delivery under the new
+    /// key, and the handler runs a second time.
     pub may_be_renamed_to: Vec<String>,
 }
 
-/// What a build does to a handler key.
+/// How a build changes a handler key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum KeyChange {
-    /// The build has it.
+    /// The build has the key.
     Kept,
-    /// The build has it under this key.
+    /// The build has the handler under another key.
     Renamed {
-        /// The key of the build.
+        /// The key in the build.
         to: String,
     },
-    /// Nothing is stored for it yet.
+    /// The database does not have the key yet.
     New,
-    /// The build does not know it.
+    /// The build does not have the key.
     Removed,
 }
 
@@ -74,15 +77,25 @@ impl fmt::Display for KeyChange {
 }
 
 impl PlannedHandler {
-    /// Whether nothing would be left behind and nothing run twice: deliveries of a key that no process knows are poisoned after a grace, poisoned
-    /// ones cannot be replayed, and what a renamed handler has done is known only under the key it had.
+    /// Whether no delivery is abandoned and none runs twice. Deliveries of a key that no process knows are poisoned
+    /// after a grace period, and poisoned ones cannot run when replayed. The finished work of a renamed handler is
+    /// known only under its stored key.
     pub fn is_safe(&self) -> bool {
         self.change != KeyChange::Removed || (self.open + self.poisoned == 0 && self.may_be_renamed_to.is_empty())
     }
 }
 
 impl Manifest {
-    /// What this build would mean for the handlers that are stored: those first, then the new ones.
+    /// Returns the effect of this build on the stored handlers, followed by the new handlers.
+    ///
+    /// ```
+    /// # async fn example(inbox: wharf::Inbox<wharf::Postgres>, store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// let stored = store.operate().handlers().await?;
+    /// for handler in inbox.manifest().plan(&stored) {
+    ///     println!("{}: {}, safe: {}", handler.handler_key, handler.change, handler.is_safe());
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn plan(&self, stored: &[HandlerStatus]) -> Vec<PlannedHandler> {
         let is_of = |entry: &ManifestHandler, handler: &HandlerStatus| {
             let keys = || std::iter::once(&handler.handler_key).chain(&handler.former_keys);
@@ -101,7 +114,7 @@ impl Manifest {
                 handler_key: handler.handler_key.clone(),
                 may_be_renamed_to: if is_doubtful { new_keys.clone() } else { Vec::new() },
                 change,
-                open: handler.due + handler.later + handler.running,
+                open: handler.due + handler.later + handler.held + handler.running,
                 poisoned: handler.poisoned,
             }
         });
@@ -142,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_renamed_new_and_removed_handlers_are_told_apart() {
+    fn kept_renamed_new_and_removed_handlers_are_distinguished() {
         let stored = [stored("a", &[], 5, 0), stored("b", &[], 5, 0), stored("c", &[], 0, 0), stored("d", &[], 1, 0)];
         let plan = build(&[("a", &[]), ("b2", &["b"]), ("e", &[])]).plan(&stored);
         let expected =
@@ -150,9 +163,16 @@ mod tests {
         assert_eq!(told(&plan), expected);
     }
 
-    // With everything done, the rename looked safe; a redelivery then ran the handler again under its new key.
     #[test]
-    fn a_key_that_is_gone_beside_one_that_is_new_may_be_a_rename_while_finished_messages_are_kept() {
+    fn deliveries_that_wait_for_their_order_key_are_open() {
+        let handler = HandlerStatus { held: 3, ..stored("mail", &[], 0, 0) };
+        let plan = build(&[]).plan(&[handler]);
+        assert_eq!((plan[0].open, plan[0].is_safe()), (3, false));
+    }
+
+    // Even with all deliveries done such a rename is not safe: a redelivery runs the handler again under its new key.
+    #[test]
+    fn a_removed_key_beside_a_new_one_may_be_a_rename_while_finished_messages_are_kept() {
         let mail = HandlerStatus { keeps_finished: true, ..stored("mail", &[], 0, 0) };
         let plan = build(&[("letters", &[])]).plan(std::slice::from_ref(&mail));
         assert_eq!(told(&plan), ["mail Removed false", "letters New true"]);
@@ -165,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rename_back_is_a_rename_and_poisoned_ones_are_not_left_behind() {
+    fn a_rename_back_is_a_rename_and_poisoned_deliveries_do_not_count_as_abandoned() {
         let stored = [stored("new", &["old"], 5, 0), stored("gone", &[], 0, 2)];
         let plan = build(&[("old", &[])]).plan(&stored);
         assert_eq!(told(&plan), ["new Renamed { to: \"old\" } true", "gone Removed false"]);

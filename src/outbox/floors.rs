@@ -1,12 +1,13 @@
-//! From which id on a slot is looked at. Pure.
+//! Decides from which id on a slot is read. Pure.
 //!
-//! Records that were sent are not waiting any more, but while a snapshot is held somewhere, the index keeps their entries, and each look would
-//! pass over all of them. So a look begins at a floor: below it nothing waits, and nothing can come to wait.
+//! Sent records do not wait any longer, but while an old snapshot is open the index keeps their entries, and each read
+//! would skip over all of them. So a read begins at a floor: below it no record waits, and none can appear.
 //!
-//! A transaction that is still open may hold a record with a lower id than one that was sent already. It drew its transaction number before the id.
-//! So when a look has seen an id, every record with a lower id is of a transaction whose number was drawn by then; once all of those have
-//! ended, a look from the old floor shows everything up to that id that will ever wait, and the floor can be raised. What a person has sent
-//! again is below: from time to time all floors are dropped.
+//! An open transaction may hold a record with a lower id than one that was already sent. Its transaction number was
+//! assigned before the id. So when a read has seen an id, every record with a lower id belongs to a transaction whose
+//! number was already assigned. Once all of those have ended, a read from the old floor shows all records up to that
+//! id, and the floor can be raised. Records that an operator sends again are below the floor, so all floors are dropped
+//! every ten seconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,22 +15,26 @@ use std::time::{Duration, Instant};
 use crate::store::outbound::Horizon;
 use crate::store::outbound::Outgoing;
 
-/// How often looks begin at the beginning.
+/// How often reads start from the beginning.
 const DROP_EVERY: Duration = Duration::from_secs(10);
 
+/// The floor of each slot.
 #[derive(Debug)]
 pub(super) struct Floors {
     slots: HashMap<i16, Floor>,
     dropped_at: Instant,
 }
 
+/// The floor of one slot.
 #[derive(Debug, Clone, Copy)]
 struct Floor {
+    /// Reads begin at this id.
     from: i64,
+    /// The read that may raise the floor once the transactions of that time have ended.
     seen: Option<Seen>,
 }
 
-/// The highest id of a look, and the first transaction that began after it.
+/// The highest id of a read, and the number of the first transaction that began after it.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     id: i64,
@@ -41,13 +46,13 @@ impl Floors {
         Self { slots: HashMap::new(), dropped_at: now }
     }
 
-    /// Looks begin at the beginning again.
+    /// Removes all floors: reads start from the beginning again.
     pub(super) fn drop_all(&mut self, now: Instant) {
         self.slots.clear();
         self.dropped_at = now;
     }
 
-    /// Where a look at the slot begins.
+    /// Where a read of the slot begins.
     pub(super) fn of(&mut self, slot: i16, now: Instant) -> i64 {
         if now.saturating_duration_since(self.dropped_at) >= DROP_EVERY {
             self.drop_all(now);
@@ -55,8 +60,9 @@ impl Floors {
         self.slots.get(&slot).map_or(i64::MIN, |floor| floor.from)
     }
 
-    /// Takes note of a look that showed these records, in order. Not to be called while records of some topics were left out.
-    pub(super) fn looked(&mut self, rows: &[Outgoing], horizon: Horizon) {
+    /// Takes over a read that returned these records, in the order of slots and ids. Must not be called for a read that
+    /// left out records of some topics.
+    pub(super) fn note_read(&mut self, rows: &[Outgoing], horizon: Horizon) {
         let mut rest = rows;
         while let Some(first) = rest.first() {
             let length = rest.iter().take_while(|row| row.slot == first.slot).count();
@@ -98,29 +104,29 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_is_raised_only_when_all_transactions_of_the_earlier_look_have_ended() {
+    fn a_floor_is_raised_only_when_all_transactions_of_the_earlier_scan_have_ended() {
         let now = Instant::now();
         let mut floors = Floors::new(now);
-        // Transaction 90 is open and may hold a record with the id 9.
-        floors.looked(&rows(&[10, 11]), at(90, 100));
+        // Transaction 90 is open and may hold a record with id 9.
+        floors.note_read(&rows(&[10, 11]), at(90, 100));
         assert_eq!(floors.of(3, now), i64::MIN);
-        floors.looked(&rows(&[12]), at(90, 110));
+        floors.note_read(&rows(&[12]), at(90, 110));
         assert_eq!(floors.of(3, now), i64::MIN, "transaction 90 is still open");
-        // It has committed: its record is seen, and is the floor.
-        floors.looked(&rows(&[9, 13]), at(105, 120));
+        // It has committed: its record is seen, and becomes the floor.
+        floors.note_read(&rows(&[9, 13]), at(105, 120));
         assert_eq!(floors.of(3, now), 9);
-        floors.looked(&rows(&[14, 15]), at(130, 130));
+        floors.note_read(&rows(&[14, 15]), at(130, 130));
         assert_eq!(floors.of(3, now), 14, "everything up to 13 was seen");
-        floors.looked(&rows(&[40]), at(140, 140));
-        assert_eq!(floors.of(3, now), 16, "what is between 15 and 40 may still come");
+        floors.note_read(&rows(&[40]), at(140, 140));
+        assert_eq!(floors.of(3, now), 16, "records between 15 and 40 may still appear");
     }
 
     #[test]
-    fn other_slots_have_other_floors_and_all_are_dropped_now_and_then() {
+    fn each_slot_has_its_own_floor_and_floors_are_dropped_periodically() {
         let now = Instant::now();
         let mut floors = Floors::new(now);
-        floors.looked(&rows(&[10]), at(1, 1));
-        floors.looked(&rows(&[11]), at(2, 2));
+        floors.note_read(&rows(&[10]), at(1, 1));
+        floors.note_read(&rows(&[11]), at(2, 2));
         assert_eq!((floors.of(3, now), floors.of(4, now)), (11, i64::MIN));
         assert_eq!(floors.of(3, now + DROP_EVERY), i64::MIN);
     }

@@ -1,4 +1,5 @@
-//! A relay at work: starts it on the store's thread, ends it, and says when it has failed. Beside it, what was sent long enough ago is deleted.
+//! The handle of a running relay: starts it on the store's thread, ends it, and reports its failure. A second task
+//! deletes sent records that are old enough.
 
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -8,17 +9,17 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
 use super::relay::relay_loop;
-use super::wire::{Wire, WireTrouble};
+use super::wire::{Wire, WireProblem};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
 use crate::types::{Error, HealthReason, Result, jittered, panic_text};
 
-/// Between two purges of records that were sent.
+/// The pause between two purges of sent records.
 const PURGE_EVERY: Duration = Duration::from_secs(10);
-/// Records that one statement deletes.
+/// The most records that one statement deletes.
 const PURGE_ROWS: u32 = 1_000;
 
-/// How a relay works. See `kafka::Relay`, which has the words for users.
+/// The settings of a relay. See `kafka::Relay`, which documents them for users.
 #[derive(Debug, Clone)]
 pub(crate) struct RelaySettings {
     pub(crate) lease: Duration,
@@ -29,31 +30,32 @@ pub(crate) struct RelaySettings {
     pub(crate) unknown_topic_grace: Duration,
 }
 
-/// A relay at work. Dropping it stops it.
+/// A running relay. Dropping it stops it.
 pub(crate) struct RelayHandle {
     stop: watch::Sender<bool>,
-    /// What it ended of, if anything; `None` once it was heard.
+    /// The error that ended it, if any; `None` once it was received.
     ended: Option<oneshot::Receiver<Option<Error>>>,
     failure: Option<Error>,
-    /// What keeps it from sending, and what it has ended of: for whoever asks how it is.
-    trouble: WireTrouble,
-    failed: WireTrouble,
+    /// The error that prevents sending, for health checks.
+    problem: WireProblem,
+    /// The error that ended the relay, for health checks.
+    failed: WireProblem,
 }
 
 impl RelayHandle {
-    /// Starts a relay on the store's thread. `make` makes a wire, whenever one is needed.
+    /// Starts a relay on the store's thread. `make` creates a wire whenever one is needed. It must not block.
     pub(crate) fn start<B: Backend, W: Wire>(
         store: &Store<B>,
         settings: RelaySettings,
-        trouble: WireTrouble,
+        problem: WireProblem,
         make: impl Fn() -> Result<W> + Send + Sync + 'static,
     ) -> Self {
         let (stop, stopping) = watch::channel(false);
         let (end, ended) = oneshot::channel();
-        let (failed, of_handle) = (WireTrouble::default(), trouble.clone());
+        let (failed, of_handle) = (WireProblem::default(), problem.clone());
         let noting = failed.clone();
         let purging = purge_loop(store.clone(), settings.keep_sent, stopping.clone());
-        let relaying = relay_loop(store.clone(), settings, trouble, make, stopping);
+        let relaying = relay_loop(store.clone(), settings, problem, make, stopping);
         let reactor = store.backend.reactor();
         let work = async move {
             let both = async { tokio::join!(relaying, purging) };
@@ -66,20 +68,21 @@ impl RelayHandle {
             drop(end.send(failure));
         };
         drop(reactor.spawn(work));
-        Self { stop, ended: Some(ended), failure: None, trouble: of_handle, failed }
+        Self { stop, ended: Some(ended), failure: None, problem: of_handle, failed }
     }
 
-    /// What is not as it should be, whenever it is asked.
+    /// Returns a function that lists health problems.
     pub(crate) fn health(&self) -> impl Fn() -> Vec<HealthReason> + Send + Sync + 'static {
-        let (trouble, failed) = (self.trouble.clone(), self.failed.clone());
+        let (problem, failed) = (self.problem.clone(), self.failed.clone());
         move || {
             let failed = failed.get().map(|error| HealthReason::Failed { error });
-            let trouble = trouble.get().map(|error| HealthReason::KafkaTrouble { error });
-            failed.into_iter().chain(trouble).collect()
+            let problem = problem.get().map(|error| HealthReason::KafkaError { source: None, error });
+            failed.into_iter().chain(problem).collect()
         }
     }
 
-    /// Ends it: the batch that is on its way is waited for and marked, not beyond the deadline.
+    /// Ends the relay: waits until the batch that is being sent is marked and the slots are released, or until the
+    /// deadline. After the deadline the relay continues by itself, for a few seconds.
     pub(crate) async fn end(mut self, deadline: Instant) {
         self.stop.send_replace(true);
         if let Some(ended) = &mut self.ended {
@@ -106,13 +109,13 @@ impl Drop for RelayHandle {
     }
 }
 
-/// Waits until the relay is to end.
+/// Waits until the relay must end.
 pub(super) async fn stopped(stopping: &watch::Receiver<bool>) {
-    // Also when the sender is gone.
+    // An error means that the handle was dropped, which also ends the relay.
     let _ = stopping.clone().wait_for(|stop| *stop).await;
 }
 
-/// Deletes what was sent long enough ago, in steps.
+/// Deletes sent records that are older than `keep`, in steps of `PURGE_ROWS`.
 async fn purge_loop<B: Backend>(store: Store<B>, keep: Duration, stopping: watch::Receiver<bool>) {
     loop {
         while !*stopping.borrow() {
@@ -120,7 +123,7 @@ async fn purge_loop<B: Backend>(store: Store<B>, keep: Duration, stopping: watch
                 Ok(purged) if purged < u64::from(PURGE_ROWS) => break,
                 Ok(_) => {}
                 Err(error) => {
-                    events::store_trouble("purge the outbox", &error);
+                    events::store_error("purge the outbox", &error);
                     break;
                 }
             }

@@ -1,10 +1,12 @@
 //! The outbox: records that are sent to Kafka after the transaction that stored them has committed.
 //!
-//! `publish.rs` stores a record with the caller's own writes; `compose.rs` says with which id and headers (pure). `relay.rs` sends: it holds
-//! slots of keys for a lease (`tenure.rs`), reads what waits in them (`floors.rs` says from where on, pure), sends it by a wire and marks what
-//! the broker has acknowledged (`judge.rs` decides what each answer means, pure; `topics.rs` which topics wait, pure).
+//! `publish.rs` stores a record together with the caller's own writes; `compose.rs` builds its id and headers (pure).
+//! `relay.rs` sends: it holds slots of keys for a lease (`held_slots.rs`), reads the records that wait in them
+//! (`floors.rs` decides from which id, pure), sends them through a wire, and marks those that the broker has
+//! acknowledged. `judge.rs` decides what each reply means (pure), and `topics.rs` which topics wait (pure). `handle.rs`
+//! starts and ends the relay.
 //!
-//! Nothing here knows Kafka's client: `wire.rs` says what the relay needs of one, and `kafka/` has it.
+//! Nothing here depends on Kafka's client: `wire.rs` is the interface, and `kafka/` implements it.
 
 mod compose;
 #[cfg(feature = "kafka")]
@@ -12,12 +14,12 @@ mod floors;
 #[cfg(feature = "kafka")]
 mod handle;
 #[cfg(feature = "kafka")]
+mod held_slots;
+#[cfg(feature = "kafka")]
 mod judge;
 mod publish;
 #[cfg(feature = "kafka")]
 mod relay;
-#[cfg(feature = "kafka")]
-mod tenure;
 #[cfg(feature = "kafka")]
 mod topics;
 #[cfg(feature = "kafka")]
@@ -27,4 +29,4 @@ mod wire;
 pub(crate) use handle::{RelayHandle, RelaySettings};
 pub use publish::Outbox;
 #[cfg(feature = "kafka")]
-pub(crate) use wire::{Fate, Wire, WireTrouble};
+pub(crate) use wire::{SendResult, Wire, WireProblem};

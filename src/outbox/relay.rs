@@ -1,10 +1,12 @@
-//! The relay: sends what waits in the slots that it holds, one batch after the other, and marks what the broker has acknowledged.
+//! The relay: sends the waiting records of the slots that it holds, one batch after another, and marks those that the
+//! broker has acknowledged.
 //!
-//! Whatever dies, a record is marked only after it was acknowledged, and it is sent before every later record of its key. A relay that dies or
-//! loses its slots leaves records unmarked that were sent; whoever has the slots next sends them again, in order, with the same ids.
+//! Even after a crash, a record is marked only after it was acknowledged, and it is sent before every later record of
+//! its key. A relay that crashes or loses its slots leaves sent records unmarked; the next holder of the slots sends
+//! them again, in order, with the same ids.
 //!
-//! One batch is on its way at a time, bounded in rows and bytes. While it waits for the broker, slots are renewed; when they cannot be, what has not
-//! left is thrown away before the lease ends.
+//! One batch at a time is being sent, bounded in rows and bytes. While it waits for the broker, the slots are renewed;
+//! if they cannot be renewed, unsent records are dropped before the lease ends.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -17,47 +19,50 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::floors::Floors;
 use super::handle::{RelaySettings, stopped};
+use super::held_slots::HeldSlots;
 use super::judge::{Verdict, choose, judge};
-use super::tenure::Tenure;
 use super::topics::HeldTopics;
-use super::wire::{Fate, Wire, WireTrouble};
-use crate::store::outbound::{Look, Marking, Outgoing};
+use super::wire::{SendResult, Wire, WireProblem};
+use crate::store::outbound::{Marking, OutboxQuery, Outgoing};
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Result, jittered, process_name};
 
-/// The first pause when nothing waits; doubled each time.
+/// The first pause when no record waits. It is doubled up to `RelaySettings::poll`.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// How long the last batch may take when the relay ends.
-const LAST_BATCH: Duration = Duration::from_secs(5);
-/// How long it may take to give up the slots at the end.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long the last batch may take at shutdown.
+const LAST_BATCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long releasing the slots may take at shutdown.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest pause after an error.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
+/// Registers the relay and sends until `stopping`. Errors of the database and of the brokers never end it. Cancelling
+/// it is safe: unmarked records are sent again.
 pub(super) async fn relay_loop<B: Backend, W: Wire>(
     store: Store<B>,
     settings: RelaySettings,
-    trouble: WireTrouble,
+    problem: WireProblem,
     make: impl Fn() -> Result<W> + Send + Sync,
     stopping: watch::Receiver<bool>,
 ) {
     let name: Arc<str> = process_name().into();
-    let enrolled = async {
+    let registered = async {
         let mut backoff = Backoff::new(BACKOFF_MAX);
         loop {
-            match store.backend.enroll_relay(&name, settings.lease).await {
+            match store.backend.register_relay(&name, settings.lease).await {
                 Ok(relay) => return relay,
-                Err(error) => events::store_trouble("enroll the relay", &error),
+                Err(error) => events::store_error("register the relay", &error),
             }
             backoff.pause().await;
         }
     };
     let relay = tokio::select! {
-        relay = enrolled => relay,
+        relay = registered => relay,
         () = stopped(&stopping) => return,
     };
     let mut work = Relaying {
-        tenure: Tenure::new(relay, Arc::clone(&name), settings.lease, trouble.clone()),
+        held_slots: HeldSlots::new(relay, Arc::clone(&name), settings.lease, problem.clone()),
         floors: Floors::new(Instant::now()),
         topics: HeldTopics::new(settings.unknown_topic_grace),
         suspects: HashSet::new(),
@@ -66,38 +71,42 @@ pub(super) async fn relay_loop<B: Backend, W: Wire>(
         backoff: Backoff::new(BACKOFF_MAX),
         store,
         settings,
-        trouble,
+        problem,
         make,
         stopping,
     };
     while !work.is_stopping() {
         work.step().await;
     }
-    // If it fails, the slots are free when the lease has run out.
-    let _ = timeout(LAST_WORDS, work.store.backend.withdraw_relay(relay)).await;
+    // If this fails, the slots are free when the lease expires.
+    let _ = timeout(RELEASE_TIMEOUT, work.store.backend.remove_relay(relay)).await;
 }
 
+/// The state of a relay.
 struct Relaying<B: Backend, W, M> {
     store: Store<B>,
     settings: RelaySettings,
-    tenure: Tenure,
+    held_slots: HeldSlots,
     floors: Floors,
     topics: HeldTopics,
-    /// Records that were refused together with others: each of them is sent alone.
+    /// Records that were rejected together with others. Each of them is sent alone, to find the one that causes it.
     suspects: HashSet<i64>,
+    /// The producer. `None` until the first batch, and after a failure.
     wire: Option<W>,
+    /// Creates a producer.
     make: M,
-    trouble: WireTrouble,
-    /// How long to wait when nothing is found.
+    problem: WireProblem,
+    /// How long to wait when no record is found.
     pause: Duration,
     backoff: Backoff,
     stopping: watch::Receiver<bool>,
 }
 
-/// Why a batch was not waited for.
-enum Cut {
-    /// Its slots are lost: somebody else sends it.
+/// Why the relay stopped waiting for a batch.
+enum Interrupted {
+    /// Its slots are lost: another relay sends it again.
     SlotsLost,
+    /// The relay is ending, and the batch takes too long.
     Stopping,
 }
 
@@ -106,21 +115,21 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         *self.stopping.borrow()
     }
 
-    /// One round: renew if it is time, look, send, mark.
+    /// One round: renews the lease if it is time, reads, sends and marks.
     async fn step(&mut self) {
-        if Instant::now() >= self.tenure.renew_at() {
-            let held = match self.tenure.hold(&self.store).await {
-                Ok(()) => self.tenure.give_up_surplus(&self.store).await,
+        if Instant::now() >= self.held_slots.renew_at() {
+            let held = match self.held_slots.hold(&self.store).await {
+                Ok(()) => self.held_slots.give_up_surplus(&self.store).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = held {
                 return self.rest("hold slots of the outbox", &error).await;
             }
         }
-        if Instant::now() >= self.tenure.until() {
-            self.tenure.lose();
+        if Instant::now() >= self.held_slots.until() {
+            self.held_slots.lose();
         }
-        match self.look().await {
+        match self.read().await {
             Ok(rows) if rows.is_empty() => self.idle().await,
             Ok(rows) => {
                 self.pause = PAUSE_MIN;
@@ -130,28 +139,31 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         }
     }
 
-    async fn look(&mut self) -> Result<Vec<Outgoing>> {
+    /// Reads waiting records of its slots, at most a batch.
+    async fn read(&mut self) -> Result<Vec<Outgoing>> {
         let now = Instant::now();
-        let slots: Vec<_> = self.tenure.take_turn().into_iter().map(|slot| (slot, self.floors.of(slot, now))).collect();
+        let slots: Vec<_> =
+            self.held_slots.take_turn().into_iter().map(|slot| (slot, self.floors.of(slot, now))).collect();
         if slots.is_empty() {
             return Ok(Vec::new());
         }
-        let look = Look {
-            relay: self.tenure.relay(),
+        let query = OutboxQuery {
+            relay: self.held_slots.relay(),
             slots,
             held_topics: self.topics.held(now),
             rows: self.settings.batch_rows,
             bytes: self.settings.batch_bytes,
         };
-        let looked = self.store.backend.look_outgoing(&look).await?;
+        let found = self.store.backend.read_outgoing(&query).await?;
         self.backoff.reset();
-        // What was left out for its topic is not known to the floors.
-        if let Some(horizon) = looked.horizon.filter(|_| self.topics.is_empty()) {
-            self.floors.looked(&looked.rows, horizon);
+        // If records were left out because of their topic, the rows do not show where the waiting records begin.
+        if let Some(horizon) = found.horizon.filter(|_| self.topics.is_empty()) {
+            self.floors.note_read(&found.rows, horizon);
         }
-        Ok(looked.rows)
+        Ok(found.rows)
     }
 
+    /// Sends a batch and writes its results.
     async fn send(&mut self, rows: Vec<Outgoing>) {
         let rows = choose(rows, &self.suspects);
         let mut slots: Vec<i16> = rows.iter().map(|row| row.slot).collect();
@@ -160,53 +172,59 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         let mut wire = match self.wire.take().map_or_else(|| (self.make)(), Ok) {
             Ok(wire) => wire,
             Err(error) => {
-                self.trouble.note(format!("{error:#}"));
+                self.problem.note(format!("{error:#}"));
                 return self.rest("make a producer", &error).await;
             }
         };
-        let fates = match self.answers(&mut wire, &rows, &slots).await {
-            Ok(fates) => fates,
-            // Dropping the wire throws away what has not left.
-            Err(Cut::SlotsLost) => {
+        let results = match self.answers(&mut wire, &rows, &slots).await {
+            Ok(results) => results,
+            // The wire is dropped, and with it the unsent records, before another relay sends them.
+            Err(Interrupted::SlotsLost) => {
                 self.suspects.clear();
-                return self.tenure.lose();
+                return self.held_slots.lose();
             }
-            Err(Cut::Stopping) => return,
+            Err(Interrupted::Stopping) => return,
         };
         self.wire = Some(wire).filter(W::is_usable);
-        let verdict = judge(&rows, fates, &mut self.topics, Instant::now());
+        let verdict = judge(&rows, results, &mut self.topics, Instant::now());
         self.conclude(&rows, slots, verdict).await;
     }
 
-    /// Waits for the answers to a batch, and keeps the slots meanwhile.
-    async fn answers(&mut self, wire: &mut W, rows: &[Outgoing], slots: &[i16]) -> Result<Vec<Fate>, Cut> {
+    /// Waits for the replies to a batch, and renews the slots in the meantime. Returning early drops the future of the
+    /// wire, which discards the replies.
+    async fn answers(
+        &mut self,
+        wire: &mut W,
+        rows: &[Outgoing],
+        slots: &[i16],
+    ) -> Result<Vec<SendResult>, Interrupted> {
         let mut sending = pin!(wire.send(rows));
-        let (stopping, lapses) = (self.stopping.clone(), self.tenure.lapses());
+        let (stopping, lapses) = (self.stopping.clone(), self.held_slots.lapses());
         let mut too_late = pin!(async {
             stopped(&stopping).await;
-            sleep(LAST_BATCH).await;
+            sleep(LAST_BATCH_TIMEOUT).await;
         });
         loop {
             tokio::select! {
                 biased;
-                fates = &mut sending => return Ok(fates),
-                () = &mut too_late => return Err(Cut::Stopping),
-                () = sleep_until(self.tenure.until().into()) => return Err(Cut::SlotsLost),
-                () = sleep_until(self.tenure.renew_at().into()) => {
-                    if let Err(error) = self.tenure.hold(&self.store).await {
-                        events::store_trouble("hold slots of the outbox", &error);
+                results = &mut sending => return Ok(results),
+                () = &mut too_late => return Err(Interrupted::Stopping),
+                () = sleep_until(self.held_slots.until().into()) => return Err(Interrupted::SlotsLost),
+                () = sleep_until(self.held_slots.renew_at().into()) => {
+                    if let Err(error) = self.held_slots.hold(&self.store).await {
+                        events::store_error("hold slots of the outbox", &error);
                     }
-                    if !self.tenure.holds(slots) || self.tenure.lapses() != lapses {
-                        return Err(Cut::SlotsLost);
+                    if !self.held_slots.holds(slots) || self.held_slots.lapses() != lapses {
+                        return Err(Interrupted::SlotsLost);
                     }
                 }
             }
         }
     }
 
-    /// Writes what the answers mean.
+    /// Writes the results of a batch: marks sent records and poisons rejected ones.
     async fn conclude(&mut self, rows: &[Outgoing], slots: Vec<i16>, verdict: Verdict) {
-        let Verdict { sent, poisoned, suspects, trouble, are_topics_changed } = verdict;
+        let Verdict { sent, poisoned, suspects, problem, are_topics_changed } = verdict;
         let decided = sent.iter().map(|sent| sent.id).chain(poisoned.iter().map(|refused| refused.id));
         decided.for_each(|id| {
             self.suspects.remove(&id);
@@ -215,7 +233,7 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         if are_topics_changed {
             self.floors.drop_all(Instant::now());
         }
-        let relay = self.tenure.relay();
+        let relay = self.held_slots.relay();
         if !sent.is_empty() {
             let keeps = !self.settings.keep_sent.is_zero();
             let marking = Marking { relay, slots, sent, keeps };
@@ -235,61 +253,63 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
                 events::outbox::poisoned(refused.id, topic, refused.reason, &refused.error);
             });
         }
-        match trouble {
+        match problem {
             None => {
-                // Records of a topic that cannot be sent to still wait.
+                // Records of held topics may still wait, so their error stays visible.
                 if self.topics.is_empty() {
-                    self.trouble.clear();
+                    self.problem.clear();
                 }
                 self.backoff.reset();
             }
             Some(error) => {
-                events::outbox::trouble("send", &error);
-                self.trouble.note(error);
+                events::outbox::failure("send", &error);
+                self.problem.note(error);
                 self.backoff.pause().await;
             }
         }
     }
 
-    /// Writes until it is written, or the slots are lost: then somebody else sends these records again, and marks them.
+    /// Retries until it is written. Returns false when the slots are lost: then another relay sends these records again
+    /// and marks them.
     async fn written<F: Future<Output = Result<u64>> + Send>(
         &mut self,
-        doing: &'static str,
+        operation: &'static str,
         write: impl Fn() -> F,
     ) -> bool {
         loop {
             match write().await {
                 Ok(_) => return true,
-                Err(error) => events::store_trouble(doing, &error),
+                Err(error) => events::store_error(operation, &error),
             }
             self.backoff.pause().await;
-            if Instant::now() >= self.tenure.renew_at()
-                && let Err(error) = self.tenure.hold(&self.store).await
+            if Instant::now() >= self.held_slots.renew_at()
+                && let Err(error) = self.held_slots.hold(&self.store).await
             {
-                events::store_trouble("hold slots of the outbox", &error);
+                events::store_error("hold slots of the outbox", &error);
             }
-            if Instant::now() >= self.tenure.until() || self.tenure.is_empty() {
-                self.tenure.lose();
+            if Instant::now() >= self.held_slots.until() || self.held_slots.is_empty() {
+                self.held_slots.lose();
                 self.suspects.clear();
                 return false;
             }
         }
     }
 
-    /// Nothing waits: looks again after a pause, or when this process has published something, or when it is time to renew.
+    /// Waits because no record was found: for a pause, until this process has published a record, or until it is time
+    /// to renew.
     async fn idle(&mut self) {
         let published = Arc::clone(&self.store.published);
         tokio::select! {
             () = sleep(jittered(self.pause)) => self.pause = (self.pause * 2).min(self.settings.poll),
             () = published.notified() => self.pause = PAUSE_MIN,
-            () = sleep_until(self.tenure.renew_at().into()) => {}
+            () = sleep_until(self.held_slots.renew_at().into()) => {}
             () = stopped(&self.stopping) => {}
         }
     }
 
-    /// The store is in trouble.
-    async fn rest(&mut self, doing: &'static str, error: &Error) {
-        events::store_trouble(doing, error);
+    /// Reports an error and waits for a pause, unless the relay is ending.
+    async fn rest(&mut self, operation: &'static str, error: &Error) {
+        events::store_error(operation, error);
         let stopping = self.stopping.clone();
         tokio::select! {
             () = self.backoff.pause() => {}
@@ -298,7 +318,7 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
     }
 }
 
-/// One event for each topic.
+/// Emits one event for each topic.
 fn tell_sent(rows: &[Outgoing], marking: &Marking) {
     let sent: HashSet<i64> = marking.sent.iter().map(|sent| sent.id).collect();
     let mut counts: Vec<(&str, u64)> = Vec::new();

@@ -1,32 +1,39 @@
-//! HeldTopics whose records are left alone for a while, because they do not exist or cannot be written to. Pure: the time is an argument.
+//! Topics whose records are held back for a while, because they do not exist or are not writable. Pure: the time is an
+//! argument.
 //!
-//! Records of other topics go on. A topic is tried again every few seconds. When it has been unknown for longer than the grace, its records are
-//! poisoned; a topic that may not be written to is tried for ever.
+//! Records of other topics are still sent. A held topic is retried every two seconds. When it has been unknown for
+//! longer than the grace period, its records are poisoned; a topic without write permission is retried forever.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two tries of a topic.
+/// The time between two tries of a topic.
 const TRY_EVERY: Duration = Duration::from_secs(2);
 
+/// The topics that are held.
 #[derive(Debug)]
 pub(super) struct HeldTopics {
     held: HashMap<Arc<str>, HeldTopic>,
+    /// How long records wait for an unknown topic.
     grace: Duration,
 }
 
+/// A topic that is held.
 #[derive(Debug)]
 struct HeldTopic {
+    /// Since when it does not exist; `None` if it exists but cannot be written to.
     unknown_since: Option<Instant>,
+    /// Its records are read and sent again at this time.
     try_at: Instant,
 }
 
-/// What becomes of a record whose topic is unknown.
+/// What happens to a record of an unknown topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unknown {
+    /// It waits for the next try.
     Waits,
-    /// The grace is over.
+    /// It is poisoned: the grace period is over.
     GivenUp,
 }
 
@@ -35,26 +42,27 @@ impl HeldTopics {
         Self { held: HashMap::new(), grace }
     }
 
+    /// Whether no topic is held, so that a read leaves out no records.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// HeldTopics that are not tried now.
+    /// Topics that are not tried now. Reads leave out their records.
     pub(super) fn held(&self, now: Instant) -> Vec<String> {
         self.held.iter().filter(|(_, topic)| topic.try_at > now).map(|(name, _)| name.to_string()).collect()
     }
 
-    /// A record of the topic was acknowledged; returns whether its records had to wait.
+    /// Called when a record of the topic was acknowledged. Returns whether the topic was held.
     pub(super) fn works(&mut self, topic: &str) -> bool {
         self.held.remove(topic).is_some()
     }
 
-    /// There is no such topic; returns what becomes of its records.
+    /// Called when the topic does not exist. Returns what happens to its records.
     pub(super) fn is_unknown(&mut self, topic: &Arc<str>, now: Instant) -> Unknown {
         let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: now });
         let since = *held.unknown_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= self.grace {
-            // The next records are given up as soon as they come.
+            // Not held back any longer: further records of the topic are poisoned as soon as they are sent.
             held.try_at = now;
             return Unknown::GivenUp;
         }
@@ -62,7 +70,7 @@ impl HeldTopics {
         Unknown::Waits
     }
 
-    /// The topic cannot be written to.
+    /// Called when the relay may not write to the topic.
     pub(super) fn is_denied(&mut self, topic: &Arc<str>, now: Instant) {
         let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: now });
         held.unknown_since = None;
@@ -75,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_topic_waits_is_tried_again_and_is_given_up_after_the_grace() {
+    fn an_unknown_topic_is_retried_and_given_up_after_the_grace_period() {
         let start = Instant::now();
         let after = |secs| start + Duration::from_secs(secs);
         let mut topics = HeldTopics::new(Duration::from_secs(60));
@@ -90,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_may_not_be_written_to_is_tried_for_ever() {
+    fn a_topic_without_write_permission_is_retried_indefinitely() {
         let start = Instant::now();
         let mut topics = HeldTopics::new(Duration::ZERO);
         let topic: Arc<str> = "t".into();

@@ -1,57 +1,59 @@
-//! What a relay needs of whoever sends records.
+//! The interface between a relay and the client that sends its records.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::store::outbound::Outgoing;
 
-/// Sends records. When it is dropped, nothing more of what it was given leaves.
+/// Sends records. Dropping it discards the records that are not sent yet.
 pub(crate) trait Wire: Send + 'static {
-    /// Sends records in the order given and waits, for as long as it takes, until something is known of each: one answer a record, in order.
+    /// Sends records in the order given and waits, without a time limit, until the result of each is known: one result
+    /// per record, in order. If the future is dropped, records may have been sent or not.
     ///
-    /// Of the records of one key, none is acknowledged behind one that is not, unless that one is refused for good or its topic cannot
-    /// be written to.
-    fn send(&mut self, records: &[Outgoing]) -> impl Future<Output = Vec<Fate>> + Send;
+    /// A record is never acknowledged after an earlier record of its key that was not acknowledged, unless that one was
+    /// rejected permanently or its topic cannot be written to.
+    fn send(&mut self, records: &[Outgoing]) -> impl Future<Output = Vec<SendResult>> + Send;
 
-    /// Whether it can be used again. After a failure it cannot: another one is made.
+    /// Whether it can be used again. After a failure it cannot: the relay creates another one.
     fn is_usable(&self) -> bool;
 }
 
-/// What became of a record.
+/// What became of a record. It is acknowledged when all replicas have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum SendResult {
     Acknowledged {
         partition: i32,
         offset: i64,
     },
-    /// It will never be taken: too large, say. `is_its_own` when it is surely this record that is refused, and not one that was sent in the same
-    /// batch.
+    /// It is rejected permanently, for example because it is too large. `is_its_own` if certainly this record is
+    /// rejected, and not another one of the same batch.
     Refused {
         reason: &'static str,
         error: String,
         is_its_own: bool,
     },
-    /// There is no such topic.
+    /// The topic does not exist.
     UnknownTopic {
         error: String,
     },
-    /// The topic cannot be written to now: it takes a person's act, and then it can.
+    /// The relay may not write to the topic until an operator grants access.
     Denied {
         error: String,
     },
-    /// It may have been taken or not.
+    /// It may be stored or not, so it is sent again.
     Unknown {
         error: String,
     },
 }
 
-/// What keeps a wire from sending, as it says itself. Shared with the relay, which shows it to people.
+/// The error that prevents a wire from sending. The wire and the relay share it, and the relay shows it to operators.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct WireTrouble(Arc<Mutex<Option<String>>>);
+pub(crate) struct WireProblem(Arc<Mutex<Option<String>>>);
 
-impl WireTrouble {
-    pub(crate) fn note(&self, trouble: String) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
+impl WireProblem {
+    /// Replaces the error. It stays until [`WireProblem::clear`].
+    pub(crate) fn note(&self, problem: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
     }
 
     pub(crate) fn clear(&self) {

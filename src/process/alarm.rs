@@ -1,5 +1,5 @@
-//! Calls the service's function for poisoned deliveries. A call is a row that the poisoning transaction wrote; it stays until the function has
-//! returned without an error, so a crash in between means one more call.
+//! Calls the service's `on_poison` function. Each call is a row that the poisoning transaction wrote. The row stays
+//! until the function has returned `Ok`, so a crash in between repeats the call.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -18,19 +18,21 @@ use crate::types::{jittered, panic_text, sanitize};
 const CALLS_MAX: u32 = 10;
 /// How long one call may take.
 const CALL_MAX: Duration = Duration::from_secs(30);
-/// How long a call waits after it has failed once; doubled for each that follows.
+/// How long a call waits after its first failure; doubled for each further failure, up to `PAUSE_MAX`. A call is
+/// repeated without an end: otherwise the service would never learn of the poisoned delivery.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// Runs until the engine stops.
+/// Claims and makes calls until the engine stops. Claimed calls that were not made by then run again in another
+/// process, when their lease expires.
 pub(super) async fn alarm_loop<B: Backend>(engine: Arc<Engine<B>>, hook: PoisonHook) {
     loop {
-        // As long as all claimed calls can take: another process makes them after that.
+        // The lease covers the longest time that all claimed calls can take. After that, another process makes them.
         let claimed = engine.store.backend.claim_poison_calls(CALL_MAX * (CALLS_MAX + 1), CALLS_MAX).await;
         let calls = match claimed {
             Ok(calls) => calls,
             Err(error) => {
-                events::store_trouble("look for poisoned deliveries", &error);
+                events::store_error("look for poisoned deliveries", &error);
                 Vec::new()
             }
         };
@@ -50,10 +52,12 @@ pub(super) async fn alarm_loop<B: Backend>(engine: Arc<Engine<B>>, hook: PoisonH
     }
 }
 
+/// Makes one call and writes its result. If the result cannot be written, the row keeps its lease, and the call is made
+/// again after it: the function has to tolerate a repeated call.
 async fn make<B: Backend>(engine: &Arc<Engine<B>>, hook: &PoisonHook, call: PoisonCall) {
     let (id, calls, handler_key) = (call.id, call.calls, call.handler_key.clone());
     let calling = hook.clone();
-    // The user's code: on the user's threads.
+    // User code runs on the user's runtime.
     let called = engine.runtime.spawn(async move {
         let poisoned = Poisoned {
             message_id: call.message_id,
@@ -85,6 +89,6 @@ async fn make<B: Backend>(engine: &Arc<Engine<B>>, hook: &PoisonHook, call: Pois
         }
     };
     if let Err(error) = written {
-        events::store_trouble("note the call for a poisoned delivery", &error);
+        events::store_error("note the call for a poisoned delivery", &error);
     }
 }

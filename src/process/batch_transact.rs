@@ -1,22 +1,24 @@
 //! Runs the batches of a transactional batch handler: one call in one transaction, settled and committed together.
 //!
-//! The transaction commits when the handler is done with every message, each claim fenced. Otherwise nothing of it has happened: messages that the
-//! handler answered as failed are settled by themselves, and the others are called again without them; a failure of the whole is followed by
-//! halves, as in `batch.rs`. A lost claim takes the transaction away, and the call is made again for the others. If COMMIT is not answered, each
-//! row is read back. A call with one message is a run like any other transactional handler's.
+//! The transaction commits when the handler is done with every message, and each claim is fenced. Otherwise it is
+//! rolled back: messages with a failed answer are settled separately, and the others are called again without them.
+//! After a failure of the whole call, its halves are called, as in `batch.rs`. After a lost claim, the call is repeated
+//! for the others. If COMMIT is not answered, each row is read back. A call with one message is like a run of any
+//! transactional handler.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::{
-    BatchPart, Begun, OnLost, again, any_pulled, end_alike, end_each, halves, leashes, part, stopped, tell_failed,
+    BatchPart, Begun, OnLost, again, any_stopped, end_alike, end_each, halves, part, stop_signals, stopped, tell_ended,
+    tell_timed_out,
 };
 use super::decide::StopReason;
 use super::engine::Engine;
-use super::observe;
+use super::observe::Observed;
 use super::run::{Ended, Run, Runner, watched};
 use super::transact::Turn;
-use crate::handler::{Answered, BatchBody, ErasedTxBatchHandler, ErasedTxHandler, Failure, Wish};
+use crate::handler::{Answered, BatchBody, ErasedTxBatchHandler, ErasedTxHandler, Failure, FailureKind};
 use crate::store::Backend;
 use crate::store::transaction::Transaction;
 use crate::telemetry::events;
@@ -24,7 +26,7 @@ use crate::telemetry::events;
 /// The two forms of a transactional batch handler.
 type Handler<C> = BatchBody<dyn ErasedTxHandler<C>, dyn ErasedTxBatchHandler<C>>;
 
-/// Runs the batch, then those that wait for the slot.
+/// Runs the batch, then the batches that wait for the slot.
 pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Handler<B::Connection>) {
     let Runner { slot, run, others } = runner;
     let (engine, lane) = (Arc::clone(run.engine()), Arc::clone(&slot.lane));
@@ -43,7 +45,8 @@ pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Handler<B::Conn
     }
     turn.end().await;
     drop(slot);
-    // Also what came to wait between the last look and the return of the slot. A connection goes to whoever is next.
+    // Starts deliveries that began to wait between the last check and the return of the slot. The connection goes to
+    // the next handler.
     engine.start_all_waiting();
     engine.tell_need(&lane);
 }
@@ -56,7 +59,11 @@ impl<B: Backend> Turn<'_, B> {
         part: BatchPart<B>,
     ) -> Vec<BatchPart<B>> {
         let began_at = Instant::now();
-        let Begun { mut runs, handed } = Begun::of(self.lane, part);
+        let begun = Begun::of(self.lane, part);
+        if begun.has_to_wait(&**self.handler) {
+            self.give_up_open().await;
+        }
+        let Begun { mut runs, handed } = begun.ready(self.lane, &**self.handler).await;
         if runs.len() <= 1 {
             if let Some(run) = runs.pop() {
                 self.alone(run).await;
@@ -66,7 +73,7 @@ impl<B: Backend> Turn<'_, B> {
         let mut transaction = match self.begin().await {
             Ok(transaction) => transaction,
             Err(error) => {
-                events::store_trouble("transact", &error);
+                events::store_error("transact", &error);
                 for run in runs {
                     let ended = run.not_begun(&error);
                     run.end(self.lane, Duration::ZERO, ended);
@@ -75,26 +82,32 @@ impl<B: Backend> Turn<'_, B> {
             }
         };
         let Ok(conn) = transaction.conn() else { return halves(runs) };
-        let calling = observe::call(&self.lane.key, handed.len(), many.run(handed, conn));
-        let leashes = leashes(&runs);
-        match watched(calling, self.lane.timeout, any_pulled(&leashes, OnLost::Stop)).await {
+        let observed = Observed::call(&self.lane.key, &handed);
+        let calling = observed.around(many.run(handed, conn));
+        let stop_signals = stop_signals(&runs);
+        let ended = watched(calling, self.lane.timeout, any_stopped(&stop_signals, OnLost::Stop)).await;
+        tell_ended(self.engine, self.lane, runs.len(), observed, &ended);
+        match ended {
             Ended::Answered(Answered::Each(answers)) => {
                 let answered = runs.into_iter().zip(answers).collect();
                 self.answered(transaction, answered, began_at).await
             }
-            Ended::Answered(Answered::Whole(failure)) if failure.wish == Wish::Unavailable => {
-                let _ = transaction.roll_back().await;
-                end_alike(self.lane, runs, &failure, began_at);
-                Vec::new()
-            }
-            failed @ Ended::Answered(Answered::Whole(_)) => {
-                tell_failed(self.engine, self.lane, runs.len(), &failed);
-                // If it fails, the connection is closed. Nothing was to be kept.
-                let _ = transaction.roll_back().await;
+            Ended::Answered(Answered::Whole(failure)) => {
+                // If it fails, the connection is closed, which also rolls back. Then a lost connection may be that of
+                // the store, and consumes no retry.
+                let is_rolled_back = transaction.roll_back().await.is_ok();
+                if failure.kind == FailureKind::Unavailable || is_rolled_back && failure.is_unavailable() {
+                    end_alike(self.lane, runs, &failure, began_at);
+                    return Vec::new();
+                }
                 halves(runs)
             }
-            failed @ (Ended::Panicked(_) | Ended::TimedOut(_)) => {
-                tell_failed(self.engine, self.lane, runs.len(), &failed);
+            Ended::TimedOut(after) => {
+                transaction.abandon().await;
+                tell_timed_out(self.engine, self.lane, &runs, after);
+                halves(runs)
+            }
+            Ended::Panicked(_) => {
                 transaction.abandon().await;
                 halves(runs)
             }
@@ -105,7 +118,7 @@ impl<B: Backend> Turn<'_, B> {
         }
     }
 
-    /// The handler has an answer for each.
+    /// Handles a call with an answer for each message.
     async fn answered(
         &mut self,
         mut transaction: B::Transaction,
@@ -113,25 +126,25 @@ impl<B: Backend> Turn<'_, B> {
         began_at: Instant,
     ) -> Vec<BatchPart<B>> {
         let (failed, kept): (Vec<_>, Vec<_>) = answered.into_iter().partition(|(_, answer)| answer.is_err());
-        // The handler was not given what could not be decoded, and has written nothing for it.
-        let has_failed = failed.iter().any(|(_, answer)| !answer.as_ref().is_err_and(is_undecodable));
+        // The handler did not get messages that could not be decoded, so it has written nothing for them.
+        let has_failed = failed.iter().any(|(_, answer)| !answer.as_ref().is_err_and(is_undecoded));
         if !has_failed {
             end_each(self.lane, failed.into_iter(), began_at);
             return self.commit_batch(transaction, kept.into_iter().map(|(run, _)| run).collect(), began_at).await;
         }
-        // An answer may only say that an earlier statement has made the transaction useless. Then it is nobody's own.
+        // An earlier statement may have aborted the transaction. Then the answers say nothing about their messages.
         if let Err(error) = transaction.savepoint().await {
             transaction.abandon().await;
             events::shared_transaction_undone(self.lane.key.as_str(), &format!("{error:#}"));
             return halves(failed.into_iter().chain(kept).map(|(run, _)| run).collect());
         }
-        // If it fails, the connection is closed. Nothing is to be kept.
+        // If it fails, the connection is closed, which also rolls back.
         let _ = transaction.roll_back().await;
         end_each(self.lane, failed.into_iter(), began_at);
         again(kept.into_iter().map(|(run, _)| run).collect())
     }
 
-    /// Commits what the handler has done. Returns what is to be called again where nothing of it has happened.
+    /// Commits the writes of the handler. Returns the parts to call again if they were not committed.
     async fn commit_batch(
         &mut self,
         transaction: B::Transaction,
@@ -145,7 +158,7 @@ impl<B: Backend> Turn<'_, B> {
         let undone = self.commit(transaction, kept, began_at).await;
         let count = undone.len();
         let current = without_lost(self.engine, undone).await;
-        // If claims were lost, that was the reason: the others can commit.
+        // If claims were lost, they were the reason: the others can commit.
         match current.len() < count {
             true => again(current),
             false => halves(current),
@@ -153,7 +166,8 @@ impl<B: Backend> Turn<'_, B> {
     }
 }
 
-/// Ends those whose claims are lost, as far as the database can tell now.
+/// Ends the runs whose claims are lost, if the database answers. A renewal shows which claims are lost: it is fenced,
+/// and the remaining runs need a fresh lease anyway.
 async fn without_lost<B: Backend>(engine: &Engine<B>, runs: Vec<Run<B>>) -> Vec<Run<B>> {
     let claims: Vec<_> = runs.iter().map(|run| run.claimed.claim).collect();
     if claims.is_empty() {
@@ -165,15 +179,16 @@ async fn without_lost<B: Backend>(engine: &Engine<B>, runs: Vec<Run<B>>) -> Vec<
             engine.in_flight.renewed(&renewal.renewed, renewal.sent_at + lease);
             engine.in_flight.stop(&renewal.lost, StopReason::ClaimLost);
         }
-        // Alone, each of them finds out.
-        Err(error) => events::store_trouble("renew", &error),
+        // Each run finds out when it runs alone.
+        Err(error) => events::store_error("renew", &error),
     }
-    let is_lost = |run: &Run<B>| run.leash.reason() == Some(StopReason::ClaimLost);
+    let is_lost = |run: &Run<B>| run.stop_signal.reason() == Some(StopReason::ClaimLost);
     let (lost, current): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_lost);
     lost.into_iter().for_each(Run::end_lost);
     current
 }
 
-fn is_undecodable(failure: &Failure) -> bool {
-    failure.wish == Wish::Undecodable
+/// Whether the handler was not called with this message, because its payload could not be decoded.
+fn is_undecoded(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::Undecodable | FailureKind::NotDecodableNow(_))
 }

@@ -1,8 +1,9 @@
-//! Makes batches out of what waits for a batch handler.
+//! Forms batches from the waiting deliveries of a batch handler.
 //!
-//! A call is made when it is full, or when the wait of its first delivery is over; then it takes a slot, like a run of any other handler. Free
-//! slots count as room for whole batches (`slots.rs`), so a batch fills although nothing is known of the handler's pace, within the bounds of
-//! what may be claimed ahead. A delivery that was part of a crash, that the store made fail, or that probes, is a batch of its own and waits for nobody.
+//! A call is made when its batch is full, or when its first delivery has waited long enough. It takes a slot, like a
+//! run of any other handler. Free slots count as room for whole batches (`slots.rs`), so a batch fills even before the
+//! handler's pace is known, within the bounds of claiming ahead. A delivery that was part of a crash, met a store error
+//! or is a probe is called alone, without waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -17,25 +18,29 @@ use crate::handler::BatchSize;
 use crate::store::Backend;
 use crate::types::Limits;
 
-/// How the deliveries of a batch handler are called.
+/// The batch settings of a handler.
 pub(super) struct Batching {
+    /// The options of the registration.
     pub(super) size: BatchSize,
-    /// Somebody looks again when a wait is over.
+    /// Whether a task is scheduled that checks again when a wait is over. One task is enough for all waiting
+    /// deliveries.
     is_timed: AtomicBool,
 }
 
-/// What makes a batch now.
+/// When a batch is complete.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Form {
-    /// So many are enough.
+    /// A batch with this many deliveries is full.
     rows: usize,
+    /// A batch ends before the payload that exceeds this sum. A single larger payload is a batch of one.
     bytes_max: usize,
-    /// So long after the first has come it is not waited for others.
+    /// How long the first delivery waits for others.
     wait: Duration,
 }
 
 /// The deliveries of one call.
 pub(super) struct WaitingBatch<B: Backend> {
+    /// There is always one.
     pub(super) first: Run<B>,
     pub(super) others: Vec<Run<B>>,
 }
@@ -47,7 +52,7 @@ impl Batching {
 }
 
 impl Form {
-    /// How many of these deliveries are a batch; 0 if it is to be waited for others.
+    /// How many of these deliveries form a batch; 0 while they wait for others.
     pub(super) fn count<'r, B: Backend>(
         &self,
         mut waiting: impl ExactSizeIterator<Item = &'r Run<B>> + Clone,
@@ -67,22 +72,23 @@ impl Form {
 }
 
 impl<B: Backend> Run<B> {
-    /// Whether it may be called together with others: what it does to the process or to the store must not be counted for them.
+    /// Whether it may be called together with others. If it may crash the process or the store, the others must not be
+    /// charged for that.
     pub(super) fn joins_others(&self) -> bool {
-        self.claimed.crashes == 0 && self.claimed.troubles == 0 && self.probe.is_none()
+        self.claimed.crashes == 0 && self.claimed.store_errors == 0 && self.probe.is_none()
     }
 }
 
 impl<B: Backend> Lane<B> {
-    /// Deliveries that run at a time at the most.
+    /// The maximum of deliveries that run at a time.
     pub(super) fn side_by_side(&self) -> usize {
         self.batching.as_ref().map_or(self.concurrency, |batching| self.concurrency.saturating_mul(batching.size.up_to))
     }
 
-    /// How many deliveries fill so many calls. What is claimed for calls that are not made yet is bounded like what is claimed ahead.
+    /// How many deliveries fill `calls` calls. Deliveries for future calls are bounded like those claimed ahead.
     pub(super) fn filling(&self, calls: usize, limits: &Limits) -> usize {
         let Some(BatchSize { up_to, .. }) = self.batching.as_ref().map(|batching| batching.size) else { return calls };
-        // What was part of a crash is called alone.
+        // Deliveries that were part of a crash are called alone.
         if self.is_careful() {
             return calls;
         }
@@ -96,15 +102,18 @@ impl<B: Backend> Lane<B> {
         rows.min(self.pace.rows_of_bytes(limits)).max(1)
     }
 
-    /// How long deliveries wait for others beside them.
+    /// How long deliveries wait for others to fill a batch.
     pub(super) fn batch_wait(&self) -> Duration {
         self.batching.as_ref().map_or(Duration::ZERO, |batching| batching.size.wait)
     }
 }
 
 impl<B: Backend> Engine<B> {
+    /// The rules for the lane's next batch. They change with the pace of the handler, so they are computed for each
+    /// check.
     fn form(&self, lane: &Lane<B>) -> Form {
-        // A caller who drains has nothing more to come. A crash would be held against what waits.
+        // During a drain, no further deliveries arrive. With a low crash limit, nothing waits: a crash would count
+        // against waiting deliveries.
         let waits = self.mode == ClaimMode::InBackground && self.limits.starts_at_once_from() > 0;
         Form {
             rows: lane.batch_rows(&self.limits),
@@ -113,7 +122,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Whether something waits for the lane that need not wait for others.
+    /// Whether a delivery or a batch of the lane can be called now.
     pub(super) fn has_startable(&self, lane: &Lane<B>) -> bool {
         match &lane.batching {
             None => !lane.waiting.is_empty(),
@@ -123,28 +132,29 @@ impl<B: Backend> Engine<B> {
 
     /// The next batch that may be called now.
     pub(super) fn next_batch(self: &Arc<Self>, lane: &Lane<B>) -> Option<WaitingBatch<B>> {
-        if lane.waiting.is_empty() || self.is_held_back(lane) {
+        if lane.waiting.is_empty() || self.is_blocked(lane) {
             return None;
         }
         self.take_batch(lane)
     }
 
+    /// Takes the next batch without checking whether it may start.
     fn take_batch(&self, lane: &Lane<B>) -> Option<WaitingBatch<B>> {
         let mut taken = lane.waiting.take_batch(self.form(lane)).into_iter();
         Some(WaitingBatch { first: taken.next()?, others: taken.collect() })
     }
 
-    /// Starts the batches that are complete, as far as there are slots.
+    /// Starts complete batches while there are slots.
     pub(super) fn start_batches(self: &Arc<Self>, lane: &Arc<Lane<B>>, batching: &Batching) {
         let mut runners = Vec::new();
         loop {
-            // As in `start_waiting`: looked at again after a slot was given up.
+            // As in `start_waiting`: checked again after a slot was freed.
             fence(Ordering::SeqCst);
-            if lane.waiting.is_empty() || self.is_held_back(lane) {
+            if lane.waiting.is_empty() || self.is_blocked(lane) {
                 break;
             }
             if !self.has_startable(lane) {
-                self.look_when_waited(lane, batching);
+                self.start_when_waited(lane, batching);
                 break;
             }
             let Some(slot) = Slot::take(lane, 1) else { break };
@@ -155,15 +165,16 @@ impl<B: Backend> Engine<B> {
         self.run(runners);
     }
 
-    /// Looks again when the wait of the first delivery is over. Those behind it came later, so nobody has to be looked at earlier.
-    fn look_when_waited(self: &Arc<Self>, lane: &Arc<Lane<B>>, batching: &Batching) {
+    /// Checks again when the first delivery has waited long enough. The others came later, so no earlier check is
+    /// needed.
+    fn start_when_waited(self: &Arc<Self>, lane: &Arc<Lane<B>>, batching: &Batching) {
         let Some(at) = lane.waiting.first_since().and_then(|since| since.checked_add(batching.size.wait)) else {
             return;
         };
         if batching.is_timed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Does not keep the engine; when it is gone, nothing waits any more.
+        // Weak references: this task must not keep the engine alive.
         let (engine, lane) = (Arc::downgrade(self), Arc::downgrade(lane));
         drop(self.store.backend.reactor().spawn(async move {
             tokio::time::sleep_until(Instant::into(at)).await;

@@ -1,8 +1,8 @@
-//! The breaker of a handler, as this process knows it: counts failures, and says what a run means for it. Pure: nothing is asked or written here.
+//! The circuit breaker of a handler, as this process knows it: counts failures and judges runs. No I/O happens here.
 //!
-//! Whether the breaker is open stands in the database, for all processes. What this process has found out and not yet written down is kept as
-//! reports, which `probe.rs` writes. A [`Probe`] is the right to run one delivery while the breaker is open; it is dropped when it
-//! was of no use, so that it cannot get lost.
+//! The state of the breaker is in the database, shared by all processes. Changes that this process has not written yet
+//! are kept as reports, which `probe.rs` writes. A [`Probe`] is the right to run one delivery while the breaker is
+//! open. Dropping it returns the right, so it cannot get lost.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,85 +10,104 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::decide::Answer;
-use crate::handler::{Breaker, Wish};
+use crate::handler::{Breaker, FailureKind};
 use crate::store::breaking::{ProbeAnswer, ProbeEnd};
 use crate::types::FailedBy;
 
-/// After a probe that was of no use (nothing was due, say) the next is not asked for before this.
+/// How long to wait before asking for another probe after an unused one, for example because nothing was due.
 const UNUSED_PAUSE: Duration = Duration::from_secs(1);
 
+/// The breaker of one lane. Judging a run never waits for the database: it changes this state and leaves a report.
 pub(super) struct LaneBreaker {
-    /// None: it does not open by itself. A person can open it all the same.
+    /// `None`: it does not open by itself, but an operator can open it.
     setting: Option<Breaker>,
-    /// The last run had another result than a failure that counts, and the breaker is closed: nothing to note. Beside the state, so that runs
-    /// that succeed do not wait for each other.
+    /// The last run had no failure that counts, and the breaker is closed: there is nothing to record. Kept outside the
+    /// mutex, so that successful runs do not wait for each other.
     is_calm: AtomicBool,
+    /// Written under the mutex only. Read without it, because it is checked before every run.
     is_open: AtomicBool,
     /// A std mutex: nothing awaits while holding it.
     state: Mutex<State>,
 }
 
+/// The state behind the mutex.
 struct State {
     /// Failures that count, in a row.
     streak: u32,
-    /// A run had another result since the last such failure.
+    /// Whether a run had another result since the last such failure.
     has_succeeded: bool,
     /// Message and handler of the delivery that failed last.
     last: Option<(i64, i16)>,
-    /// What the database has not been told, in order.
+    /// Reports that are not written to the database yet, in order.
     reports: VecDeque<Report>,
+    /// How many reports this process has written.
+    written: u64,
     /// The right to probe that this process has.
     right: Option<Right>,
-    /// The right to probe is not asked for before this.
+    /// When the right to probe may be requested next.
     ask_at: Instant,
 }
 
+/// A right to probe that the database granted to this process.
 #[derive(Debug, Clone, Copy)]
 struct Right {
     no: i64,
     is_taken: bool,
 }
 
-/// What the database is to be told.
+/// When the database was asked for the state of a breaker. An answer may be older than what this process has written
+/// since.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    written: u64,
+}
+
+/// A change to write to the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Report {
+    /// The breaker has opened because of this error.
     Open { error: String },
+    /// The probe with this number has ended. The number fences the report: a later probe is not ended by it.
     Ended { no: i64, end: ProbeEnd },
 }
 
-/// A failure that is not the delivery's fault, or not only.
+/// A failure because the handler's dependency is unavailable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Away {
+    /// How the run failed, for the history of the delivery.
     pub(crate) by: FailedBy,
-    /// As it is kept.
+    /// The error text to store.
     pub(crate) error: String,
     pub(crate) blame: Blame,
 }
 
-/// Whom a failure is held against.
+/// What a failure is counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blame {
     /// The breaker is open: the delivery runs again when the next one may probe.
     Nobody { again_in: Duration },
-    /// Nothing has succeeded meanwhile: not the delivery.
+    /// Nothing has succeeded meanwhile, so the delivery is not the cause.
     Unknown,
-    /// Others succeed. After so many in a row it is given up.
+    /// Other deliveries succeed. After this many failures of the delivery in a row, further ones consume retries.
     Delivery { outages_max: u32 },
 }
 
 /// A delivery whose run is judged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Judged {
-    /// Its message and its handler.
+    /// The delivery: message seq and handler id.
     pub(super) of: (i64, i16),
-    /// How often in a row it has failed because something was away.
+    /// How often in a row it failed because the dependency was unavailable.
     pub(super) outages: u32,
 }
 
-/// What a run says about what its handler depends on.
+/// What a run says about the handler's dependency.
 enum Seen {
+    /// The dependency answered, even if the run failed for another reason.
     There,
+    /// The dependency did not answer, or the run timed out.
     Away(FailedBy),
+    /// The run says nothing about it.
     Nothing,
 }
 
@@ -99,6 +118,7 @@ impl LaneBreaker {
             has_succeeded: false,
             last: None,
             reports: VecDeque::new(),
+            written: 0,
             right: None,
             ask_at: Instant::now(),
         };
@@ -106,15 +126,18 @@ impl LaneBreaker {
         Self { setting, is_calm, is_open: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
+    /// Whether only a probe may run.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
 
+    /// How often a probe may run. Without a setting, which only happens after an operator opened the breaker, the
+    /// default.
     pub(super) fn probe_every(&self) -> Duration {
         self.setting.as_ref().map_or(Breaker::new().probe_every, |setting| setting.probe_every)
     }
 
-    /// Notes what a run of a delivery came to. Returns what its failure means where it is not decided as usual.
+    /// Records the result of a run. Returns `Some` for a failure that the breaker decides instead of the retry policy.
     pub(super) fn judge(
         &self,
         answer: &Answer,
@@ -136,7 +159,7 @@ impl LaneBreaker {
         }
     }
 
-    /// What the handler depends on is there.
+    /// Records that the handler's dependency is available.
     pub(super) fn succeeded(&self, probe: Option<Probe>) {
         if let Some(probe) = probe {
             probe.end(ProbeEnd::Passed);
@@ -145,13 +168,15 @@ impl LaneBreaker {
             return;
         }
         let mut state = self.lock();
-        // A run that began before the breaker opened says nothing about now.
+        // A run that began before the breaker opened says nothing about the present.
         if !self.is_open() {
             (state.streak, state.has_succeeded) = (0, true);
             self.is_calm.store(true, Ordering::Relaxed);
         }
     }
 
+    /// Counts a failure that may be an outage. Returns what it is counted against; `None` if the breaker has no setting
+    /// and was closed meanwhile, so that the retry policy decides.
     fn failed(&self, delivery: Judged, probe: Option<Probe>, error: &str) -> Option<Blame> {
         let again_in = self.probe_every();
         let mut state = self.lock();
@@ -167,11 +192,9 @@ impl LaneBreaker {
         state.streak = state.streak.saturating_add(1);
         let has_succeeded = std::mem::replace(&mut state.has_succeeded, false);
         let before = state.last.replace(delivery.of);
-        // One delivery that fails in one process after the other, where there is nothing else to do, opens it too.
+        // A single delivery that fails in one process after another, while nothing else is due, opens it too.
         if state.streak >= failures || (!has_succeeded && delivery.outages.saturating_add(1) >= failures) {
-            self.is_open.store(true, Ordering::Release);
-            state.ask_at = Instant::now();
-            state.reports.push_back(Report::Open { error: error.to_owned() });
+            self.open(&mut state, error.to_owned());
             return Some(Blame::Nobody { again_in });
         }
         match has_succeeded || before.is_none_or(|before| before == delivery.of) {
@@ -180,10 +203,37 @@ impl LaneBreaker {
         }
     }
 
-    /// The database says whether the breaker is open. What it has not been told yet is newer.
-    pub(super) fn learn(&self, is_open: bool) {
+    /// Records that a call with several deliveries timed out. It says nothing about any one of them.
+    pub(super) fn call_timed_out(&self, error: impl FnOnce() -> String) {
+        let Some(setting) = &self.setting else { return };
         let mut state = self.lock();
-        if !state.reports.is_empty() || is_open == self.is_open() {
+        if self.is_open() {
+            return;
+        }
+        self.is_calm.store(false, Ordering::Relaxed);
+        state.streak = state.streak.saturating_add(1);
+        if state.streak >= setting.failures {
+            self.open(&mut state, error());
+        }
+    }
+
+    /// Opens the breaker in this process at once; other processes learn of it from the database.
+    fn open(&self, state: &mut State, error: String) {
+        self.is_open.store(true, Ordering::Release);
+        state.ask_at = Instant::now();
+        state.reports.push_back(Report::Open { error });
+    }
+
+    /// Must be called before the database is asked for the state of the breaker; the result goes to `learn` or
+    /// `answered`.
+    pub(super) fn asking(&self) -> Asked {
+        Asked { written: self.lock().written }
+    }
+
+    /// Takes over the state in the database, unless this process has found out something newer since it asked.
+    pub(super) fn learn(&self, asked: Asked, is_open: bool) {
+        let mut state = self.lock();
+        if !state.reports.is_empty() || asked.written != state.written || is_open == self.is_open() {
             return;
         }
         (state.streak, state.has_succeeded, state.ask_at) = (0, false, Instant::now());
@@ -191,15 +241,19 @@ impl LaneBreaker {
         self.is_open.store(is_open, Ordering::Release);
     }
 
+    /// The report to write next. It stays in the queue until `reported`, so a failed write is repeated.
     pub(super) fn first_report(&self) -> Option<Report> {
         self.lock().reports.front().cloned()
     }
 
-    /// The first report is written down.
+    /// Called when the first report is written.
     pub(super) fn reported(&self) {
-        self.lock().reports.pop_front();
+        let mut state = self.lock();
+        state.reports.pop_front();
+        state.written += 1;
     }
 
+    /// Whether something has to be written, even if the breaker is closed by now.
     pub(super) fn has_reports(&self) -> bool {
         !self.lock().reports.is_empty()
     }
@@ -210,7 +264,7 @@ impl LaneBreaker {
         self.is_open() && state.right.is_none() && state.ask_at <= now
     }
 
-    /// When to ask for it.
+    /// When to ask for the right to probe.
     pub(super) fn ask_at(&self) -> Option<Instant> {
         if !self.is_open() {
             return None;
@@ -219,26 +273,27 @@ impl LaneBreaker {
         state.right.is_none().then_some(state.ask_at)
     }
 
-    /// Asks as soon as possible, whatever was answered before.
+    /// Allows a request at once, whatever the last answer was.
     pub(super) fn ask_now(&self) {
         self.lock().ask_at = Instant::now();
     }
 
-    /// The answer of the database to who has asked. Whoever was told to wait asks again after `look_again` at the latest.
-    pub(super) fn answered(&self, answer: ProbeAnswer, now: Instant, look_again: Duration) {
+    /// Records the database's answer to a request. After `NotYet`, the next request follows after `ask_again` at the
+    /// latest.
+    pub(super) fn answered(&self, asked: Asked, answer: ProbeAnswer, now: Instant, ask_again: Duration) {
         match answer {
             ProbeAnswer::Granted(no) => self.lock().right = Some(Right { no, is_taken: false }),
-            ProbeAnswer::NotYet(free_in) => self.lock().ask_at = now + free_in.min(look_again),
-            ProbeAnswer::Closed => self.learn(false),
+            ProbeAnswer::NotYet(free_in) => self.lock().ask_at = now + free_in.min(ask_again),
+            ProbeAnswer::Closed => self.learn(asked, false),
         }
     }
 
-    /// The number of the right that this process has.
+    /// The number of the right to probe that this process holds.
     pub(super) fn right(&self) -> Option<i64> {
         self.lock().right.map(|right| right.no)
     }
 
-    /// The right to probe, if this process has it and nobody uses it.
+    /// Takes the right to probe, if this process holds it and it is not in use.
     pub(super) fn take_probe(self: &Arc<Self>) -> Option<Probe> {
         let mut state = self.lock();
         let right = state.right.as_mut().filter(|right| !right.is_taken)?;
@@ -260,6 +315,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
+    /// Ends the probe with a result. The drop that follows leaves the report.
     fn end(mut self, end: ProbeEnd) {
         self.end = end;
     }
@@ -271,7 +327,7 @@ impl Drop for Probe {
         state.right = None;
         state.ask_at = Instant::now()
             + match self.end {
-                // The database says when.
+                // The database answers when the next probe is due.
                 ProbeEnd::Passed | ProbeEnd::Failed(_) => Duration::ZERO,
                 ProbeEnd::Unused => UNUSED_PAUSE,
             };
@@ -279,14 +335,19 @@ impl Drop for Probe {
     }
 }
 
+/// What the answer of a run says about the handler's dependency.
 fn seen(answer: &Answer) -> Seen {
     match answer {
         Answer::Finished(Ok(())) => Seen::There,
         Answer::Finished(Err(failure)) if failure.is_unavailable() => Seen::Away(FailedBy::Unavailable),
-        Answer::Finished(Err(failure)) => match failure.wish {
-            Wish::Retry | Wish::RetryAfter(_) | Wish::Unavailable | Wish::Poison | Wish::Discard => Seen::There,
-            // It may not have asked for anything.
-            Wish::Snooze(_) | Wish::Undecodable => Seen::Nothing,
+        Answer::Finished(Err(failure)) => match failure.kind {
+            FailureKind::Retry
+            | FailureKind::RetryAfter(_)
+            | FailureKind::Unavailable
+            | FailureKind::Poison
+            | FailureKind::Discard => Seen::There,
+            // The handler may not have called its dependency.
+            FailureKind::Snooze(_) | FailureKind::Undecodable | FailureKind::NotDecodableNow(_) => Seen::Nothing,
         },
         Answer::TimedOut(_) => Seen::Away(FailedBy::Timeout),
         Answer::Panicked(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => Seen::Nothing,

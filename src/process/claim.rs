@@ -1,7 +1,9 @@
-//! Claims due deliveries: one statement for all handlers, as many as there are places (`slots.rs`), at most a batch of each.
+//! Claims due deliveries: one statement for all handlers, for as many deliveries as there are places (`slots.rs`), at
+//! most a batch for each handler.
 //!
-//! Places are taken before the statement is sent, so what comes back can start at once or soon. Under load the next claim is sent when half of
-//! what may wait is gone, while the handlers work on the rest; idle, it is a poll. What must not crash once more goes to `solo.rs`.
+//! Places are taken before the statement is sent, so claimed deliveries can start at once or soon. Under load, the next
+//! claim is sent when half of the places are free, while the handlers work on the rest. When idle, the loop polls.
+//! Deliveries that may crash the process again go to `suspects.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,109 +11,118 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
+use super::claim_backoff::ClaimBackoff;
 use super::engine::Engine;
-use super::gate::{Brought, Purpose, Starting};
+use super::floors::{Floors, asks};
+use super::gate::{PlacedDelivery, Purpose, Starting};
 use super::lane::Lane;
-use super::looks::{Look, Looks};
+use super::large::{self, Whole};
+use super::patience::patience;
+use super::precedence::in_precedence;
 use super::run::Run;
-use super::setbacks::Setbacks;
+use super::scans::{Scan, Scans};
 use super::slots::{Need, Place};
-use super::solo;
+use super::suspects;
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, LookFrom, Stamp};
+use crate::store::seam::{Ask, ClaimScope, Claimed, Claims, Turns};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Result, jittered};
 
-/// Claims sent at a time while there is a backlog: the server works on one while the other is being fsynced or read.
+/// Claims that are sent at a time while there is a backlog: the server executes one while it commits the other.
 const CLAIMS_MAX: usize = 2;
-/// How long freed slots are collected before a claim, while others are still busy: claims of single rows would cost a statement each.
+/// How long a claim waits for more slots to become free while others are busy, so that not every row costs a statement.
 const COLLECT: Duration = Duration::from_millis(4);
 
-/// Processes that wait for the same rate limit come so far apart.
-const LOOK_JITTER: Duration = Duration::from_millis(10);
+/// Spreads the next claims of processes that wait for the same rate limit.
+const SCAN_JITTER: Duration = Duration::from_millis(10);
 
-/// The claim loop's memory.
+/// The state of the claim loop.
 pub(super) struct Claimer<B: Backend> {
     pub(super) engine: Arc<Engine<B>>,
-    /// Per handler id, up to where the index was walked. Later claims need not pass over what is finished since.
-    floors: HashMap<i16, Stamp>,
-    /// How much of the index to look at.
-    looks: Looks,
-    /// Until then suspects and expired locks are left alone: after a suspect has had its turn, and after our own outage, when the
-    /// owners of expired locks get the chance to settle first.
+    /// Where the next claims begin in the index.
+    floors: Floors,
+    /// How much of the index the next claim scans.
+    scans: Scans,
+    /// Until then, suspects and expired claims are not claimed, so that the owners of expired claims can settle.
     spared_until: Option<Instant>,
-    /// The last round left something behind, so more than one claim is worth it.
+    /// The last round left due deliveries behind, so sending two claims pays off.
     is_backlog: bool,
     /// Counts claims, to share slots fairly between the ids of one handler.
     round: usize,
     /// Handlers whose claims failed while others' did not.
-    setbacks: Setbacks,
-    /// Rate limits over all processes allow more then.
+    claim_backoff: ClaimBackoff,
+    /// When shared rate limits allow more deliveries.
     limited_until: Option<Instant>,
 }
 
 /// One claim of a round.
 struct Part<B: Backend> {
-    /// Never empty when it is sent.
+    /// Not empty when the claim is sent.
     room: Vec<Place<B>>,
     asks: Vec<Ask>,
 }
 
-/// What was claimed, with a place each.
+/// Claimed deliveries, each with its place.
 struct Sorted<B: Backend> {
-    brought: Vec<Brought<B>>,
-    /// These have to run alone.
+    brought: Vec<PlacedDelivery<B>>,
+    /// Deliveries that have to run alone.
     suspects: Vec<Claimed>,
-    trouble: Option<Error>,
+    /// A violated invariant: the round fails with it after the other deliveries have started.
+    failure: Option<Error>,
 }
 
-/// What a round of claiming led to.
+/// The result of a round of claims.
 #[derive(Debug)]
 pub(super) struct Round {
+    /// How many deliveries were claimed, including those that were released because they found no slot.
     pub(super) claimed: usize,
-    /// Why some of the handlers could not be asked for. It is reported already, and they are left out for a while.
-    pub(super) setback: Option<Error>,
+    /// Why claims for some handlers failed. The error is reported already, and claims for these handlers back off.
+    pub(super) failed_claim: Option<Error>,
+    /// Fair handlers may have more due, although little or nothing was claimed.
+    pub(super) is_more: bool,
     next: NextRound,
+    began_at: Instant,
 }
 
 /// When another round makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NextRound {
-    /// There may be more, or not everything was looked at.
+    /// More may be due, or not everything was scanned.
     AtOnce,
-    /// Some handler had no place to ask with, or had enough: when it needs more, there may be more.
+    /// A handler without a free place or with enough waiting deliveries was skipped. It may have more due deliveries.
     WhenNeeded,
-    /// Nothing was left behind.
+    /// Nothing due was left behind.
     WhenWoken,
 }
 
+/// Claims until the engine stops. Errors of the database are retried with backoff.
 pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut claimer = Claimer::new(Arc::clone(&engine));
     let mut backoff = Backoff::new(engine.limits.backoff_max);
-    let mut trouble_since: Option<Instant> = None;
+    let mut failed_since: Option<Instant> = None;
     let noticeable = engine.limits.lease / 3;
-    // The owners of locks that ran out during an outage may be in their longest pause before they can settle.
-    let mercy = engine.limits.lease.max(engine.limits.backoff_max * 2);
+    // The owners of claims that expired during an outage may be in their longest backoff before they settle.
+    let spare_for = engine.limits.lease.max(engine.limits.backoff_max * 2);
     while engine.is_running() {
         match claimer.round().await {
             Ok(round) => {
                 backoff.reset();
-                engine.pulse.store_answered();
-                if let Some(since) = trouble_since.take() {
+                engine.liveness.store_answered();
+                if let Some(since) = failed_since.take() {
                     events::store_recovered("claim");
                     if since.elapsed() >= noticeable {
-                        claimer.spare_suspects_for(mercy);
+                        claimer.spare_suspects_for(spare_for);
                     }
                 }
                 claimer.pause(&round).await;
             }
             Err(error) => {
-                events::store_trouble("claim", &error);
-                engine.pulse.store_failed();
-                // Before the first claim that succeeds: it would take every lock that ran out meanwhile. A single broken claim lets
-                // no lock run out, and sparing after each would spare for ever.
-                if trouble_since.get_or_insert_with(Instant::now).elapsed() >= noticeable {
-                    claimer.spare_suspects_for(mercy);
+                events::store_error("claim", &error);
+                engine.liveness.store_failed();
+                // This comes before the first claim that succeeds, which would take every claim that expired meanwhile.
+                // Only after a long outage: sparing suspects after each failed claim would spare them forever.
+                if failed_since.get_or_insert_with(Instant::now).elapsed() >= noticeable {
+                    claimer.spare_suspects_for(spare_for);
                 }
                 tokio::select! {
                     () = backoff.pause() => {}
@@ -124,61 +135,82 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
 
 impl<B: Backend> Claimer<B> {
     pub(super) fn new(engine: Arc<Engine<B>>) -> Self {
-        let (floors, looks) = (HashMap::new(), Looks::default());
-        let setbacks = Setbacks::new(engine.limits.backoff_max);
-        Self { engine, floors, looks, spared_until: None, is_backlog: false, round: 0, setbacks, limited_until: None }
+        let (floors, scans) = (Floors::default(), Scans::default());
+        let claim_backoff = ClaimBackoff::new(engine.limits.backoff_max);
+        Self {
+            engine,
+            floors,
+            scans,
+            spared_until: None,
+            is_backlog: false,
+            round: 0,
+            claim_backoff,
+            limited_until: None,
+        }
     }
 
-    /// Forgets whom to spare and where it has looked: for callers who want everything that is due, now.
-    pub(super) fn look_anew(&mut self) {
+    /// Forgets which claims to spare and what was scanned: for callers that want everything that is due now.
+    pub(super) fn scan_from_beginning(&mut self) {
         self.spared_until = None;
-        self.looks.look_anew();
+        self.scans.scan_from_beginning();
     }
 
-    /// Leaves suspects and expired locks alone for a while.
+    /// Does not claim suspects and expired claims for `duration`.
     pub(super) fn spare_suspects_for(&mut self, duration: Duration) {
         let until = Instant::now() + duration;
         self.spared_until = Some(self.spared_until.map_or(until, |earlier| earlier.max(until)));
     }
 
-    /// Claims once for all handlers that need more, and starts what came back.
+    /// Claims once for all handlers that need more, and starts the claimed deliveries.
     pub(super) async fn round(&mut self) -> Result<Round> {
-        self.engine.attend_breakers().await;
+        let began_at = Instant::now();
+        self.engine.update_breakers().await;
         let starting = self.engine.begin(Purpose::Claim).await;
-        let look = self.looks.next(Instant::now());
+        let scan = self.scans.next(Instant::now());
         let engine = Arc::clone(&self.engine);
         let limits = &engine.limits;
-        let first = self.part(&starting, look, |lane| lane.need(limits) != Need::None);
+        let first = self.part(&starting, scan, |lane| lane.need(limits) != Need::None);
         if first.room.is_empty() {
-            return Ok(Round { claimed: 0, setback: None, next: NextRound::WhenNeeded });
+            return Ok(Round { claimed: 0, failed_claim: None, is_more: false, next: NextRound::WhenNeeded, began_at });
         }
         let mut parts = vec![first];
         while self.is_backlog && parts.len() < CLAIMS_MAX {
-            let part = self.part(&starting, look, |lane| lane.room(limits) >= limits.claim_batch_rows);
+            // Two claims for a fair handler at the same time would begin with the same tenants.
+            let part = self.part(&starting, scan, |lane| !lane.is_fair && lane.room(limits) >= limits.claim_batch_rows);
             if part.room.is_empty() {
                 break;
             }
             parts.push(part);
         }
-        self.claim(starting, parts, look).await
+        self.claim(starting, parts, scan, began_at).await
     }
 
-    /// Places of every lane that is meant, and what to ask for with them.
-    fn part(&mut self, starting: &Starting<B>, look: Look, is_meant: impl Fn(&Lane<B>) -> bool) -> Part<B> {
+    /// Takes places of every selected lane, and computes what to claim with them.
+    fn part(&mut self, starting: &Starting<B>, scan: Scan, is_meant: impl Fn(&Lane<B>) -> bool) -> Part<B> {
         let claim_rows = self.engine.limits.claim_batch_rows;
-        // Another lane first each time: the first one has the first choice of the connections.
-        let (later, first) = self.engine.lanes.split_at(self.round % self.engine.lanes.len());
+        // The first lane takes connections first.
+        let lanes = in_precedence(&self.engine.lanes, self.round, |lane| lane.priority).into_iter();
         let now = Instant::now();
-        let is_pausing = |lane: &Lane<B>| lane.ids.all.iter().any(|&id| self.setbacks.is_pausing(id, now));
-        let lanes = first.iter().chain(later).filter(|lane| is_meant(lane) && !is_pausing(lane));
+        let is_pausing = |lane: &Lane<B>| lane.ids.all.iter().any(|&id| self.claim_backoff.is_pausing(id, now));
+        let lanes = lanes.filter(|lane| is_meant(lane) && !is_pausing(lane));
         let room: Vec<_> = lanes.filter_map(|lane| starting.places(lane, claim_rows).ok()).collect();
-        let asks = room.iter().flat_map(|places| self.asks(places, look)).collect();
-        // Only for what is asked: counting on without a claim would leave out the same id again and again.
+        let asks = room.iter().flat_map(|places| asks(&mut self.floors, places, self.round, scan)).collect();
+        // Counts only rounds that claim: otherwise the same id could be left out every time.
         self.round = self.round.wrapping_add(usize::from(!room.is_empty()));
         Part { room, asks }
     }
 
-    async fn claim(&mut self, starting: Starting<B>, parts: Vec<Part<B>>, look: Look) -> Result<Round> {
+    /// Sends the claims of a round at the same time, and starts what they return. An error of one part is returned only
+    /// after the deliveries of the other parts have started, because those are claimed. If this future is dropped while
+    /// the statements run, their claims are on no list and expire: so it runs in the claim loop, or in a task of the
+    /// store (`drain`).
+    async fn claim(
+        &mut self,
+        starting: Starting<B>,
+        parts: Vec<Part<B>>,
+        scan: Scan,
+        began_at: Instant,
+    ) -> Result<Round> {
         let scope = self.scope();
         self.limited_until = None;
         let engine = Arc::clone(&self.engine);
@@ -189,58 +221,62 @@ impl<B: Backend> Claimer<B> {
         });
         let answers = join_all(statements).await;
         for (part, answer) in parts.iter().zip(&answers) {
-            self.note_answer(part, answer, look, asked_at);
+            self.note_answer(part, answer, scan, asked_at);
         }
-        // How much less was found than asked for, by handler id.
+        // Per handler id: how many fewer deliveries were found than asked for.
         let mut missing: HashMap<i16, i32> = HashMap::new();
         let lanes_asked = parts.first().map_or(0, |part| part.room.len());
         let mut lease_starts = Instant::now();
-        let (mut claimed, mut brought, mut suspects) = (0, Vec::new(), Vec::new());
-        let (mut trouble, mut setback) = (None, None);
+        let (mut claimed, mut brought, mut suspects, mut over) = (0, Vec::new(), Vec::new(), Vec::new());
+        let (mut failure, mut failed_claim, mut is_more) = (None, None, false);
         for (part, answer) in parts.into_iter().zip(answers) {
             for ask in &part.asks {
                 *missing.entry(ask.handler_id).or_default() += ask.limit;
             }
             match answer {
-                Ok(Claims { sent_at, deliveries, failed, look_again_in }) => {
-                    let look_again_at = look_again_in.map(|wait| Instant::now() + wait + jittered(LOOK_JITTER));
-                    self.limited_until = look_again_at.into_iter().chain(self.limited_until).min();
-                    setback = failed.into_iter().next().map(|asks| asks.error).or(setback);
+                Ok(Claims { sent_at, deliveries, failed, turns, scan_again_in }) => {
+                    let scan_again_at = scan_again_in.map(|wait| Instant::now() + wait + jittered(SCAN_JITTER));
+                    self.limited_until = scan_again_at.into_iter().chain(self.limited_until).min();
+                    failed_claim = failed.into_iter().next().map(|asks| asks.error).or(failed_claim);
                     for delivery in &deliveries {
                         *missing.entry(delivery.claim.handler_id).or_default() -= 1;
                     }
-                    self.raise_floors(&deliveries);
-                    claimed += deliveries.len();
+                    is_more |= self.note_floors(&deliveries, &turns);
+                    let loaded = large::load(&engine, &part.room, deliveries).await;
+                    over.extend(loaded.over);
+                    failure = loaded.failure.or(failure);
+                    claimed += loaded.deliveries.len();
                     lease_starts = lease_starts.min(sent_at);
-                    let mut sorted = self.sort(part.room, deliveries);
+                    let mut sorted = self.sort(part.room, loaded.deliveries);
                     brought.append(&mut sorted.brought);
                     suspects.append(&mut sorted.suspects);
-                    trouble = sorted.trouble.or(trouble);
+                    failure = sorted.failure.or(failure);
                 }
-                Err(error) => trouble = Some(error),
+                Err(error) => failure = Some(error),
             }
         }
         let left = starting.bring_in(brought, lease_starts);
-        self.is_backlog = missing.values().any(|missing| *missing <= 0);
-        self.give_back(left).await?;
+        self.is_backlog = is_more || missing.values().any(|missing| *missing <= 0);
+        over.extend(left.into_iter().map(Run::take_back));
+        self.release(&over).await?;
         if !suspects.is_empty() {
-            solo::take_turns(self, suspects).await?;
+            suspects::take_turns(self, suspects).await?;
         }
-        if let Some(error) = trouble {
+        if let Some(error) = failure {
             return Err(error);
         }
-        Ok(Round { claimed, setback, next: self.next(look, lanes_asked) })
+        Ok(Round { claimed, failed_claim, is_more, next: self.next(scan, lanes_asked), began_at })
     }
 
-    /// Learns from an answer how deep a look may be, and which handlers cannot be asked for.
-    fn note_answer(&mut self, part: &Part<B>, answer: &Result<Claims>, look: Look, asked_at: Instant) {
+    /// Learns from an answer how deep the next scans may be, and which handlers to leave out.
+    fn note_answer(&mut self, part: &Part<B>, answer: &Result<Claims>, scan: Scan, asked_at: Instant) {
         let now = Instant::now();
         let failed = answer.as_ref().map_or(&[][..], |claims| &claims.failed);
         let errors = failed.iter().map(|asks| &asks.error).chain(answer.as_ref().err());
         match (errors.map(Error::kind).find(|kind| *kind != Kind::Connection), answer) {
-            (Some(_), _) => self.looks.refused(look, asked_at.elapsed(), now),
-            (None, Ok(claims)) => self.looks.answered(look, claims.sent_at.elapsed(), now),
-            // Without a connection nothing is learnt about how deep a look may be.
+            (Some(_), _) => self.scans.refused(scan, asked_at.elapsed(), now),
+            (None, Ok(claims)) => self.scans.answered(scan, claims.sent_at.elapsed(), now),
+            // A connection error says nothing about how deep a scan may be.
             (None, Err(_)) => return,
         }
         if answer.is_err() {
@@ -249,106 +285,82 @@ impl<B: Backend> Claimer<B> {
         let is_failed = |handler_id: &i16| failed.iter().any(|asks| asks.handler_ids.contains(handler_id));
         for places in part.room.iter().filter(|places| !places.lane.ids.all.iter().any(is_failed)) {
             places.lane.set_careful(false);
-            self.setbacks.answered(&places.lane.ids.all);
+            self.claim_backoff.answered(&places.lane.ids.all);
         }
-        failed.iter().for_each(|asks| self.setbacks.failed(asks, now));
+        failed.iter().for_each(|asks| self.claim_backoff.failed(asks, now));
     }
 
     /// When another round makes sense.
-    fn next(&mut self, look: Look, lanes_asked: usize) -> NextRound {
+    fn next(&mut self, scan: Scan, lanes_asked: usize) -> NextRound {
         match self.is_backlog {
             true => NextRound::AtOnce,
-            // What was committed late, or is due again, may stand below the floor.
-            false if self.looks.fell_short(look) => NextRound::AtOnce,
+            // Deliveries that were committed late, or are due again, may be below the floor.
+            false if self.scans.fell_short(scan, Instant::now()) => NextRound::AtOnce,
             false if lanes_asked < self.engine.lanes.len() => NextRound::WhenNeeded,
             false => NextRound::WhenWoken,
         }
     }
 
-    fn raise_floors(&mut self, claimed: &[Claimed]) {
-        for delivery in claimed {
-            let floor = self.floors.entry(delivery.claim.handler_id).or_insert(delivery.due_at);
-            *floor = delivery.due_at.max(*floor);
-        }
+    /// Learns where the next claims begin. Returns whether fair handlers have more due deliveries.
+    fn note_floors(&mut self, claimed: &[Claimed], turns: &[Turns]) -> bool {
+        let is_of = |turns: &Turns, delivery: &&Claimed| delivery.claim.handler_id == turns.handler_id;
+        let in_order = claimed.iter().filter(|delivery| !turns.iter().any(|turns| is_of(turns, delivery)));
+        in_order.for_each(|delivery| self.floors.raise(delivery));
+        let more = turns.iter().filter(|turns| {
+            let claimed = claimed.iter().filter(|delivery| is_of(turns, delivery)).count();
+            self.floors.took_turns(turns, claimed)
+        });
+        more.count() > 0
     }
 
-    /// Gives back what may not wait and found no slot. The next claim finds it first.
-    async fn give_back(&mut self, left: Vec<Run<B>>) -> Result<()> {
-        if left.is_empty() {
+    /// Releases deliveries that may not wait and found no slot, or whose payloads are too large to wait. The next claim
+    /// finds them first.
+    async fn release(&mut self, claimed: &[Claimed]) -> Result<()> {
+        if claimed.is_empty() {
             return Ok(());
         }
-        let left: Vec<Claimed> = left.into_iter().map(Run::take_back).collect();
-        for delivery in &left {
-            self.floors.entry(delivery.claim.handler_id).and_modify(|floor| *floor = delivery.due_at.min(*floor));
-        }
-        solo::give_back(&self.engine, &left).await
+        claimed.iter().for_each(|delivery| self.floors.lower(delivery));
+        suspects::release(&self.engine, claimed).await
     }
 
-    /// Gives each delivery its place, and sets apart what has to run alone.
-    fn sort(&self, mut room: Vec<Place<B>>, claimed: Vec<Claimed>) -> Sorted<B> {
-        let mut sorted = Sorted { brought: Vec::with_capacity(claimed.len()), suspects: Vec::new(), trouble: None };
+    /// Gives each delivery its place, and separates those that have to run alone.
+    fn sort(&self, mut room: Vec<Place<B>>, claimed: Vec<Whole>) -> Sorted<B> {
+        let mut sorted = Sorted { brought: Vec::with_capacity(claimed.len()), suspects: Vec::new(), failure: None };
         let limits = &self.engine.limits;
         for delivery in claimed {
             let handler_id = delivery.claim.handler_id;
             let places = room.iter_mut().find(|places| places.lane.ids.all.contains(&handler_id));
             let Some(place) = places.and_then(Place::split_off) else {
-                // Its claim runs out by itself.
+                // Its claim expires.
                 let claim = delivery.claim;
-                sorted.trouble =
-                    Some(Error::bug(format!("{claim:?} was claimed and has no place: more than was asked for")));
+                sorted.failure = Some(Error::bug(format!(
+                    "{claim:?} was claimed, but has no place: the store returned more than was asked for"
+                )));
                 continue;
             };
-            self.engine.tell_claimed(&delivery);
+            self.engine.emit_claimed(&delivery);
             if delivery.crashes >= limits.starts_at_once_from() {
                 place.lane.set_careful(true);
             }
-            let is_suspect = delivery.crashes >= limits.solo_from() || delivery.troubles >= limits.solo_from_troubles();
+            let is_suspect = delivery.crashes >= limits.suspect_from_crashes()
+                || delivery.store_errors >= limits.suspect_from_store_errors();
             match is_suspect {
-                true => sorted.suspects.push(delivery),
-                false => sorted.brought.push(Brought { claimed: delivery, place }),
+                true => sorted.suspects.push(delivery.into_claimed()),
+                false => sorted.brought.push(PlacedDelivery { claimed: delivery, place }),
             }
         }
         sorted
     }
 
-    /// How many deliveries of each of the lane's ids to ask for: the places, shared out, beginning with another id each round.
-    fn asks(&self, places: &Place<B>, look: Look) -> Vec<Ask> {
-        let ids = &places.lane.ids.all;
-        let free = places.count;
-        let share = |position: usize| {
-            let place = (position + self.round) % ids.len();
-            free / ids.len() + usize::from(place < free % ids.len())
-        };
-        let shares = ids.iter().enumerate().map(|(position, &handler_id)| (handler_id, share(position)));
-        shares
-            .filter(|(_, limit)| *limit > 0)
-            .map(|(handler_id, limit)| Ask {
-                handler_id,
-                limit: i32::try_from(limit).unwrap_or(i32::MAX),
-                is_probe: places.probe.is_some(),
-                is_rated: places.lane.is_rated(),
-                rate_id: places.lane.ids.lowest(),
-                from: match (look.depth(), self.floors.get(&handler_id).copied()) {
-                    (None, _) => LookFrom::Beginning,
-                    (Some(depth), floor) => LookFrom::Below { floor, depth },
-                },
-            })
-            .collect()
+    /// How long to wait for a notification before the next claim, after a round that began at this time.
+    fn patience(&self, began_at: Instant) -> Duration {
+        let (poll, now) = (jittered(self.engine.limits.poll), Instant::now());
+        let of_all = [self.scans.owed_at(), self.claim_backoff.next_at(), self.limited_until].into_iter().flatten();
+        let awaited = self.engine.lanes.iter().flat_map(|lane| lane.deadlines(now)).chain(of_all);
+        patience(awaited, poll, began_at, now)
     }
 
-    /// How long to wait for news before the next look.
-    fn patience(&self) -> Duration {
-        let poll = jittered(self.engine.limits.poll);
-        let now = Instant::now();
-        let of_lane = |lane: &Arc<Lane<B>>| {
-            let free_at = lane.throttle.as_ref().and_then(|throttle| throttle.free_at(now));
-            [lane.breaker.ask_at(), free_at].into_iter().flatten()
-        };
-        let of_all = [self.looks.owed_at(), self.setbacks.next_at(), self.limited_until].into_iter().flatten();
-        let awaited = self.engine.lanes.iter().flat_map(of_lane).chain(of_all);
-        awaited.map(|at| at.saturating_duration_since(now)).fold(poll, Duration::min)
-    }
-
+    /// Whether the next claim may take suspects and expired claims.
     fn scope(&mut self) -> ClaimScope {
         match self.spared_until {
             Some(until) if Instant::now() < until => ClaimScope::Unsuspected,
@@ -368,14 +380,14 @@ impl<B: Backend> Claimer<B> {
             tokio::select! {
                 () = engine.wake.notified() => {}
                 () = engine.freed.notified(), if round.next != NextRound::WhenWoken => {}
-                // Perhaps by another inbox on the same store.
+                // Another inbox on the same store may have returned a connection.
                 () = engine.store.permits.returned.notified(), if is_waiting || round.next != NextRound::WhenWoken => {}
-                () = tokio::time::sleep(self.patience()) => return,
+                () = tokio::time::sleep(self.patience(round.began_at)) => return,
                 () = engine.stopping() => return,
             }
         }
         engine.start_all_waiting();
-        // Let slots come together while handlers are returning one by one.
+        // Collects freed slots while handlers return one by one.
         let collected_by = tokio::time::Instant::now() + COLLECT;
         while !is_any(|need| need == Need::Much) {
             tokio::select! {

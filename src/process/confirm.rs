@@ -1,7 +1,9 @@
-//! Whether a handler that settles its delivery itself has done so: asked of the database when the handler has returned `Ok`.
+//! Checks that a handler which settles its delivery itself has done so. The database is asked when the handler has
+//! returned `Ok`.
 //!
-//! Such a handler commits its writes and the settlement in a transaction of its own, with any client. Nothing has to be asked when it fails: the
-//! failure is settled as any other, and where the delivery is done the fence keeps it so (`settle.rs`).
+//! Such a handler commits its writes and the settlement in its own transaction, with any client. When it fails, no
+//! query is sent: the failure is settled like any other, and if the delivery is done, fencing keeps it done
+//! (`settle.rs`).
 
 use super::decide::{Answer, StopReason};
 use super::run::{Run, RunEnd};
@@ -11,10 +13,12 @@ use crate::store::transaction::ReadBack;
 use crate::telemetry::events;
 use crate::types::Backoff;
 
-const NOT_SETTLED: &str = "the handler returned Ok and its delivery is not settled: a handler that settles itself calls inbox_settle in the \
+/// The error of a delivery whose handler returned `Ok` too early.
+const NOT_SETTLED: &str = "the handler returned Ok but did not settle its delivery: it must call inbox_settle in the \
                            transaction that it commits";
 
-/// Asks until the database answers, or the handler would have had to stop. The claim is renewed meanwhile.
+/// Asks until the database answers or the run is stopped. The claim is renewed meanwhile. A stop is noticed after the
+/// current pause, at most `backoff_max` later.
 pub(super) async fn confirm<B: Backend>(run: &Run<B>) -> RunEnd {
     let engine = run.engine();
     let mut backoff = Backoff::new(engine.limits.backoff_max);
@@ -23,12 +27,12 @@ pub(super) async fn confirm<B: Backend>(run: &Run<B>) -> RunEnd {
             Ok(ReadBack::Committed) => return RunEnd::Committed,
             Ok(ReadBack::NotCommitted) => return RunEnd::Answer(Answer::Finished(Err(Failure::retry(NOT_SETTLED)))),
             Ok(ReadBack::ClaimLost) => return RunEnd::Answer(Answer::Stopped(StopReason::ClaimLost)),
-            // A transaction holds the row: the handler's own, left open or about to end.
+            // A transaction holds the row: the handler's, which is still open.
             Ok(ReadBack::Undecided) => {}
-            Err(error) => events::store_trouble("read back", &error),
+            Err(error) => events::store_error("read back", &error),
         }
-        if let Some(reason) = run.leash.reason() {
-            // Given back through the settler, which changes nothing where the delivery is done.
+        if let Some(reason) = run.stop_signal.reason() {
+            // The settler releases the delivery, unless it is done.
             return RunEnd::Answer(Answer::Stopped(reason));
         }
         backoff.pause().await;

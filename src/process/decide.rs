@@ -1,28 +1,32 @@
-//! Decides what an attempt leads to. Pure: the answer, the counters, the policy and the dice are all arguments.
+//! Decides the outcome of an attempt. Pure: the answer, the counters, the policy and the random number are arguments.
 //!
-//! Every answer has an outcome but one: when the claim was lost, somebody else decides.
+//! Every answer has an outcome, except when the claim was lost: then another process decides.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use super::breaker::{Away, Blame};
 use super::lane::Redact;
-use crate::handler::{Failure, RetryPolicy, Wish};
+use crate::handler::{Failure, FailureKind, RetryPolicy};
 use crate::types::{FailedBy, Outcome, PoisonReason, sanitize};
 
 /// How a run of a handler ended.
 #[derive(Debug)]
 pub(crate) enum Answer {
+    /// The handler returned.
     Finished(Result<(), Failure>),
+    /// The handler panicked with this message.
     Panicked(String),
+    /// The handler was cancelled after its timeout.
     TimedOut(Duration),
+    /// The handler was cancelled for a reason outside of the delivery, so no retry is consumed.
     Stopped(StopReason),
-    /// The store failed under the handler, or before the handler could be asked.
+    /// The store failed while the handler ran, or before it was called.
     StoreFailed(StoreFailure),
 }
 
 impl Answer {
-    /// What went wrong, in words; nothing where the handler is done or was stopped.
+    /// The error text; empty when the handler is done or was stopped.
     pub(super) fn error(&self) -> String {
         match self {
             Self::Finished(Err(failure)) => failure.error.clone(),
@@ -37,45 +41,51 @@ impl Answer {
 /// How the store failed.
 #[derive(Debug)]
 pub(crate) struct StoreFailure {
+    /// The error of the store.
     pub(crate) error: String,
-    /// Whether it is held against the delivery: see `trouble.rs`.
+    /// Whether it counts against the delivery: see `store_errors.rs`.
     pub(crate) is_counted: bool,
 }
 
 /// Why a running handler was stopped from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopReason {
-    /// Another processor has the delivery.
+    /// Another process has the delivery.
     ClaimLost,
-    /// The claim could not be renewed and is about to end.
+    /// The claim could not be renewed and is about to expire.
     LeaseEnding,
     /// The inbox is shutting down.
     Shutdown,
 }
 
-/// How long a delivery waits after the first trouble of the store; doubled for each that follows.
-const TROUBLE_PAUSE: Duration = Duration::from_secs(1);
-const TROUBLE_PAUSE_MAX: Duration = Duration::from_secs(300);
+/// How long a delivery waits after its first store error; doubled for each further one.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// Bounds the doubling.
+const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// What is known of the delivery and its handler when the answer comes.
+/// What the decision depends on, besides the answer.
 pub(crate) struct Circumstances<'a> {
-    /// Failures charged before this attempt.
+    /// Failures that were counted before this attempt.
     pub(crate) errors: i32,
-    /// Troubles of the store counted before this attempt, in a row.
-    pub(crate) troubles: i32,
-    pub(crate) trouble_limit: u32,
+    /// Store errors in a row that were counted before this attempt. A negative number counts outages of the handler's
+    /// dependency instead: a delivery has only one of the two streaks.
+    pub(crate) store_errors: i32,
+    /// With this many counted store errors in a row, the delivery is poisoned.
+    pub(crate) store_error_limit: u32,
+    /// The handler's retry policy.
     pub(crate) policy: &'a RetryPolicy,
-    /// Drawn from 0..1.
+    /// A random number in 0..1.
     pub(crate) chance: f64,
+    /// The length to which error texts are cut.
     pub(crate) error_chars_max: usize,
-    /// What a person said must not be kept of an error.
+    /// The user's function that removes secrets from error texts.
     pub(crate) redact: Option<&'a Redact>,
 }
 
 impl Circumstances<'_> {
-    /// How often in a row what the handler depends on has made the delivery fail before this attempt.
+    /// How often in a row the delivery failed before this attempt because the handler's dependency was unavailable.
     pub(crate) fn outages(&self) -> u32 {
-        self.troubles.min(0).unsigned_abs()
+        self.store_errors.min(0).unsigned_abs()
     }
 
     /// An error's text as it is kept and logged.
@@ -84,21 +94,23 @@ impl Circumstances<'_> {
     }
 }
 
-/// An error's text without what a person said must not be kept, and no longer than so many characters.
+/// An error text after redaction, cut to `chars_max` characters.
 pub(super) fn clean(redact: Option<&Redact>, text: &str, chars_max: usize) -> String {
     let Some(redact) = redact else { return sanitize::text(text, chars_max) };
-    // The user's code: when it fails, nothing is known to be harmless.
+    // User code: if it panics, no part of the text is safe to keep.
     let redacted = std::panic::catch_unwind(AssertUnwindSafe(|| redact(text)));
     let redacted = redacted.unwrap_or_else(|_| "(not shown: the redactor panicked)".to_owned());
     sanitize::text(&redacted, chars_max)
 }
 
+/// The outcome of an attempt; `None` if the claim was lost, because then nothing may be written. Failures that the
+/// breaker counts as an outage go to [`unavailable`] instead.
 pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Option<Outcome> {
     let clean = |text: &str| circumstances.clean(text);
     let poisoned = |reason, error: &str, charged| Outcome::Poisoned { reason, error: Some(clean(error)), charged };
     let failed = |error: &str, after: Option<Duration>, by: FailedBy| {
         let errors = u32::try_from(circumstances.errors.max(0)).unwrap_or(u32::MAX).saturating_add(1);
-        // The number of retries holds even where the handler names the time.
+        // The retry budget applies even if the handler names the delay.
         match circumstances.policy.delay_after(errors, error, circumstances.chance) {
             None => poisoned(PoisonReason::RetriesExhausted(by), error, true),
             Some(by_policy) => Outcome::Retry { after: after.unwrap_or(by_policy), error: clean(error), by },
@@ -106,66 +118,96 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
     };
     Some(match answer {
         Answer::Finished(Ok(())) => Outcome::Done,
-        Answer::Finished(Err(Failure { wish, error, .. })) => match wish {
-            Wish::Retry => failed(&error, None, FailedBy::Error),
-            Wish::Unavailable => failed(&error, None, FailedBy::Unavailable),
-            Wish::RetryAfter(after) => failed(&error, Some(after), FailedBy::Error),
-            Wish::Snooze(after) => Outcome::Snoozed { after },
-            Wish::Poison => poisoned(PoisonReason::Permanent, &error, true),
-            Wish::Undecodable => poisoned(PoisonReason::Undecodable, &error, false),
-            Wish::Discard => Outcome::Discarded { reason: clean(&error) },
+        Answer::Finished(Err(Failure { kind, error, .. })) => match kind {
+            FailureKind::Retry => failed(&error, None, FailedBy::Error),
+            FailureKind::Unavailable => failed(&error, None, FailedBy::Unavailable),
+            FailureKind::RetryAfter(after) => failed(&error, Some(after), FailedBy::Error),
+            FailureKind::Snooze(after) => Outcome::Snoozed { after },
+            FailureKind::Poison => poisoned(PoisonReason::Permanent, &error, true),
+            FailureKind::Undecodable => poisoned(PoisonReason::Undecodable, &error, false),
+            // Up to half longer, at random: deliveries that failed together do not retry together.
+            FailureKind::NotDecodableNow(after) => Outcome::Unavailable {
+                after: after.mul_f64(1.0 + circumstances.chance / 2.0),
+                outages: None,
+                error: clean(&error),
+                by: FailedBy::Unavailable,
+                charged: false,
+            },
+            FailureKind::Discard => Outcome::Discarded { reason: clean(&error) },
         },
         Answer::Panicked(message) => failed(&format!("panicked: {message}"), None, FailedBy::Panic),
         Answer::TimedOut(after) => failed(&timed_out(after), None, FailedBy::Timeout),
         Answer::Stopped(StopReason::LeaseEnding | StopReason::Shutdown) => Outcome::Released,
-        Answer::StoreFailed(failure) => troubled(&failure, circumstances),
+        Answer::StoreFailed(failure) => store_failed(&failure, circumstances),
         Answer::Stopped(StopReason::ClaimLost) => return None,
     })
 }
 
-fn timed_out(after: Duration) -> String {
+/// The error text of a run that timed out, for the delivery's row and for events.
+pub(super) fn timed_out(after: Duration) -> String {
     format!("timed out after {}", humantime::format_duration(after))
 }
 
-/// What the handler depends on is away, as its breaker has judged the answer. No retry is consumed. A delivery that fails like this while others
-/// succeed is given up in the end.
-pub(crate) fn unavailable(away: Away, circumstances: &Circumstances<'_>) -> Outcome {
+/// The breaker has judged that the handler's dependency is unavailable. An outage consumes no retry. If other
+/// deliveries succeed, this is so for the first failures of the delivery in a row; the retry policy decides further
+/// ones, as any other failure.
+pub(crate) fn unavailable(answer: Answer, away: Away, circumstances: &Circumstances<'_>) -> Option<Outcome> {
     let Away { by, error, blame } = away;
     let outages = circumstances.outages();
     let (after, outages) = match blame {
         Blame::Nobody { again_in } => (again_in, None),
-        Blame::Unknown => (trouble_pause(outages), None),
-        Blame::Delivery { outages_max } => {
+        Blame::Unknown => (failure_pause(outages), None),
+        Blame::Delivery { outages_max } if outages >= outages_max => {
+            return decide(answer, circumstances).map(|decided| as_unavailable(decided, by));
+        }
+        Blame::Delivery { .. } => {
             let outages = outages.saturating_add(1);
-            if outages >= circumstances.trouble_limit.saturating_add(outages_max) {
-                let reason = PoisonReason::Unavailable;
-                return Outcome::Poisoned { reason, error: Some(error), charged: false };
-            }
-            (trouble_pause(outages), Some(i32::try_from(outages).unwrap_or(i32::MAX)))
+            (failure_pause(outages), Some(i32::try_from(outages).unwrap_or(i32::MAX)))
         }
     };
-    Outcome::Unavailable { after, outages, error, by }
+    Some(Outcome::Unavailable { after, outages, error, by, charged: false })
 }
 
-/// How long a delivery waits after so many troubles in a row.
-fn trouble_pause(troubles: u32) -> Duration {
-    (TROUBLE_PAUSE * (1 << troubles.saturating_sub(1).min(16))).min(TROUBLE_PAUSE_MAX)
-}
-
-/// The store failed under several deliveries together, and nobody can tell for which of them. Nothing is counted against one, but from now on each
-/// runs alone, where it can be told.
-pub(super) fn set_apart(troubles: i32, error: String) -> Outcome {
-    Outcome::Troubled { after: TROUBLE_PAUSE, troubles: troubles.max(1), error }
-}
-
-/// No retry is consumed. What is counted ends in poison, so that nothing is tried for ever.
-fn troubled(failure: &StoreFailure, circumstances: &Circumstances<'_>) -> Outcome {
-    let troubles = circumstances.troubles.max(0).saturating_add(i32::from(failure.is_counted));
-    let error = circumstances.clean(&failure.error);
-    if failure.is_counted && troubles.unsigned_abs() >= circumstances.trouble_limit {
-        return Outcome::Poisoned { reason: PoisonReason::StoreTrouble, error: Some(error), charged: false };
+/// Turns a failure that the retry policy has decided into an outage that consumed a retry. The count of outages of the
+/// delivery stays, so that the next one consumes a retry as well.
+fn as_unavailable(decided: Outcome, by: FailedBy) -> Outcome {
+    match decided {
+        Outcome::Retry { after, error, by: _ } => {
+            Outcome::Unavailable { after, outages: None, error, by, charged: true }
+        }
+        Outcome::Poisoned { reason: PoisonReason::RetriesExhausted(_), error, charged } => {
+            Outcome::Poisoned { reason: PoisonReason::Unavailable, error, charged }
+        }
+        other @ (Outcome::Done
+        | Outcome::Snoozed { .. }
+        | Outcome::StoreFailed { .. }
+        | Outcome::Unavailable { .. }
+        | Outcome::Discarded { .. }
+        | Outcome::Expired
+        | Outcome::Poisoned { .. }
+        | Outcome::Released) => other,
     }
-    Outcome::Troubled { after: trouble_pause(troubles.unsigned_abs()), troubles, error }
+}
+
+/// How long a delivery waits after this many store errors in a row.
+fn failure_pause(store_errors: u32) -> Duration {
+    (FAILURE_PAUSE * (1 << store_errors.saturating_sub(1).min(16))).min(FAILURE_PAUSE_MAX)
+}
+
+/// The store failed under several deliveries together, and the cause may be any of them. Nothing is counted against
+/// them, but each runs alone from now on, which shows the cause.
+pub(super) fn set_apart(store_errors: i32, error: String) -> Outcome {
+    Outcome::StoreFailed { after: FAILURE_PAUSE, store_errors: store_errors.max(1), error }
+}
+
+/// A store error consumes no retry. Counted errors end in poison, so that no delivery is retried forever.
+fn store_failed(failure: &StoreFailure, circumstances: &Circumstances<'_>) -> Outcome {
+    let store_errors = circumstances.store_errors.max(0).saturating_add(i32::from(failure.is_counted));
+    let error = circumstances.clean(&failure.error);
+    if failure.is_counted && store_errors.unsigned_abs() >= circumstances.store_error_limit {
+        return Outcome::Poisoned { reason: PoisonReason::StoreError, error: Some(error), charged: false };
+    }
+    Outcome::StoreFailed { after: failure_pause(store_errors.unsigned_abs()), store_errors, error }
 }
 
 #[cfg(test)]
@@ -177,40 +219,72 @@ mod tests {
         decide(answer, &circumstances(errors, 0, policy))
     }
 
-    fn circumstances(errors: i32, troubles: i32, policy: &RetryPolicy) -> Circumstances<'_> {
-        let (trouble_limit, error_chars_max) = (5, 20);
-        Circumstances { errors, troubles, trouble_limit, policy, chance: 0.5, error_chars_max, redact: None }
+    fn circumstances(errors: i32, store_errors: i32, policy: &RetryPolicy) -> Circumstances<'_> {
+        let (store_error_limit, error_chars_max) = (5, 20);
+        Circumstances { errors, store_errors, store_error_limit, policy, chance: 0.5, error_chars_max, redact: None }
     }
 
-    fn after_trouble(troubles: i32, is_counted: bool) -> Outcome {
+    fn after_store_error(store_errors: i32, is_counted: bool) -> Outcome {
         let failure = StoreFailure { error: "gone".to_owned(), is_counted };
-        decide(Answer::StoreFailed(failure), &circumstances(0, troubles, &RetryPolicy::never())).unwrap()
+        decide(Answer::StoreFailed(failure), &circumstances(0, store_errors, &RetryPolicy::never())).unwrap()
     }
 
     #[test]
-    fn counted_trouble_leads_to_growing_pauses_and_then_to_poison() {
+    fn counted_store_errors_lead_to_growing_pauses_and_then_to_poison() {
         let pauses: Vec<u64> = (0..4)
-            .map(|troubles| match after_trouble(troubles, true) {
-                Outcome::Troubled { after, troubles: counted, .. } if counted == troubles + 1 => after.as_secs(),
+            .map(|store_errors| match after_store_error(store_errors, true) {
+                Outcome::StoreFailed { after, store_errors: counted, .. } if counted == store_errors + 1 => {
+                    after.as_secs()
+                }
                 other => panic!("{other:?}"),
             })
             .collect();
         assert_eq!(pauses, [1, 2, 4, 8]);
         let poisoned =
-            Outcome::Poisoned { reason: PoisonReason::StoreTrouble, error: Some("gone".to_owned()), charged: false };
-        assert_eq!(after_trouble(4, true), poisoned);
+            Outcome::Poisoned { reason: PoisonReason::StoreError, error: Some("gone".to_owned()), charged: false };
+        assert_eq!(after_store_error(4, true), poisoned);
     }
 
     #[test]
-    fn trouble_that_is_not_counted_never_poisons() {
-        for troubles in [0, 4, i32::MAX] {
-            let outcome = after_trouble(troubles, false);
-            assert!(matches!(outcome, Outcome::Troubled { troubles: kept, .. } if kept == troubles), "{outcome:?}");
+    fn uncounted_store_errors_never_poison() {
+        for store_errors in [0, 4, i32::MAX] {
+            let outcome = after_store_error(store_errors, false);
+            assert!(
+                matches!(outcome, Outcome::StoreFailed { store_errors: kept, .. } if kept == store_errors),
+                "{outcome:?}"
+            );
         }
     }
 
+    fn after_outages(outages: i32, errors: i32, policy: &RetryPolicy) -> Outcome {
+        let away =
+            Away { by: FailedBy::Unavailable, error: "away".to_owned(), blame: Blame::Delivery { outages_max: 3 } };
+        let answer = Answer::Finished(Err(Failure::unavailable("away")));
+        unavailable(answer, away, &circumstances(errors, -outages, policy)).unwrap()
+    }
+
     #[test]
-    fn an_error_is_retried_until_the_retries_are_used_up() {
+    fn a_delivery_that_finds_its_dependency_unavailable_while_others_succeed_lasts_longer_than_its_retry_policy() {
+        let policy = RetryPolicy::exponential().max_retries(2);
+        for outages in 0..3 {
+            let free = after_outages(outages, 0, &policy);
+            let counted = Some(outages + 1);
+            assert!(
+                matches!(free, Outcome::Unavailable { charged: false, outages, .. } if outages == counted),
+                "{free:?}"
+            );
+        }
+        for errors in 0..2 {
+            let charged = after_outages(3, errors, &policy);
+            assert!(matches!(charged, Outcome::Unavailable { charged: true, outages: None, .. }), "{charged:?}");
+        }
+        let reason = PoisonReason::Unavailable;
+        let poisoned = Outcome::Poisoned { reason, error: Some("away".to_owned()), charged: true };
+        assert_eq!(after_outages(3, 2, &policy), poisoned);
+    }
+
+    #[test]
+    fn an_error_is_retried_until_the_retry_budget_is_used_up() {
         let policy = RetryPolicy::exponential().max_retries(2);
         let answer = || Answer::Finished(Err(Failure::retry("no")));
         assert!(matches!(decide_with(answer(), 0, &policy), Some(Outcome::Retry { .. })));
@@ -224,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_named_by_the_handler_beats_the_policy_but_not_the_number_of_retries() {
+    fn a_retry_time_set_by_the_handler_overrides_the_policy_but_not_the_retry_budget() {
         let policy = RetryPolicy::exponential().max_retries(1);
         let answer = || Answer::Finished(Err(Failure::retry_after(Duration::from_secs(7), "busy")));
         let expected = Outcome::Retry { after: Duration::from_secs(7), error: "busy".to_owned(), by: FailedBy::Error };
@@ -233,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn being_stopped_is_never_a_failure() {
+    fn a_stop_is_never_a_failure() {
         let policy = RetryPolicy::never();
         for reason in [StopReason::LeaseEnding, StopReason::Shutdown] {
             assert_eq!(decide_with(Answer::Stopped(reason), 99, &policy), Some(Outcome::Released));
@@ -258,7 +332,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_counters_are_a_failure_is_retried_or_poisoned_with_storable_text(
+        fn with_any_counters_a_failure_is_retried_or_poisoned_with_storable_text(
             errors in any::<i32>(), retries in any::<u32>(), text in any::<String>(),
         ) {
             let policy = RetryPolicy::exponential().max_retries(retries);

@@ -1,12 +1,12 @@
-//! The gate: the one place where a run begins.
+//! The gate: every run begins here.
 //!
-//! Whoever wants to start deliveries, be it from a claim, from a hand-over or a suspect alone, begins here: [`Engine::begin`] gives a
-//! [`Starting`], places and slots are had from it alone, and [`Starting::bring_in`] or [`Starting::run_alone`] consumes it. What is claimed and
-//! finds no slot waits (`waiting.rs`) and asks here again when there is one. Whether a handler may start anything now is asked in
-//! [`Starting::not_now`] and nowhere else.
+//! Claims, hand-overs and suspects all start here: [`Engine::begin`] returns a [`Starting`], which alone gives places
+//! and slots, and [`Starting::bring_in`] or [`Starting::run_alone`] consumes it. A claimed delivery without a slot
+//! waits (`waiting.rs`) and comes back here when a slot is free. Only [`Starting::not_now`] decides whether a handler
+//! may start anything now.
 //!
-//! A [`Starting`] is held from before the statement that claims until what it claimed is on the in-flight list. So whoever closes the gate
-//! ([`Engine::nothing_starting`]) knows that every claim of this process is on that list.
+//! A [`Starting`] is held from before the claim statement until the claimed deliveries are on the in-flight list. So
+//! while [`Engine::nothing_starting`] closes the gate, every claim of this process is on that list.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -18,37 +18,40 @@ use super::breaker::Probe;
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
+use super::large::Whole;
+use super::precedence::in_precedence;
 use super::run::{Held, Run, Runner};
 use super::slots::{Place, Slot};
 use crate::store::Backend;
-use crate::store::seam::Claimed;
 
-/// Outcomes may wait to be written for so long without keeping a handler from going on, and so many in any case.
+/// Waiting deliveries start while the unwritten outcomes are fewer than this minimum, or than the handler produces in
+/// this time.
 const UNSETTLED_FOR: Duration = Duration::from_millis(2);
+/// The minimum of that bound, for handlers without a measured pace.
 const UNSETTLED_MIN: usize = 32;
 
-/// What keeps runs from beginning, for a whole process.
+/// State that can prevent every run of this process from starting.
 #[derive(Default)]
 pub(super) struct Gate {
-    /// Read by everything that is starting.
+    /// Every [`Starting`] holds a read lock. A tokio lock, because it is held while the claim statement runs.
     starting: Arc<RwLock<()>>,
     /// A suspect runs alone, or is about to.
-    is_solo: AtomicBool,
-    /// Counts the looks at all lanes, so that another one comes first each time.
-    look: AtomicUsize,
+    is_suspect_running: AtomicBool,
+    /// Counts the passes over all lanes, so that another lane comes first each time.
+    pass: AtomicUsize,
 }
 
-/// Who wants to start something.
+/// Why deliveries are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The claim loop. The claim statement itself leaves out handlers that are paused, by the database's word of now.
+    /// The claim loop. The claim statement itself leaves out handlers that are paused in the database.
     Claim,
-    /// Deliveries that are being accepted. Whether their handler is paused is known as of the last report.
+    /// Deliveries that are being accepted. Whether their handler is paused is known from the last heartbeat.
     HandOver,
     /// A suspect that runs alone.
-    Solo,
-    /// Deliveries that were claimed or handed over before and wait for a slot. What waits for a paused handler is given back when the pause is
-    /// learnt; a claim may know later than that report that the handler goes on.
+    Suspect,
+    /// Deliveries that were claimed or handed over before and wait for a slot. A heartbeat that finds the handler
+    /// paused releases them. Pauses are not checked here: a later claim may know that the handler was resumed since.
     Waiting,
 }
 
@@ -58,10 +61,10 @@ pub(super) enum NotNow {
     /// The inbox is stopping.
     Stopping,
     /// A suspect runs alone.
-    Solo,
-    /// Outcomes wait to be written: more work would only make that queue longer.
+    SuspectRuns,
+    /// Too many outcomes wait to be written.
     Unsettled,
-    /// A person has paused the handler.
+    /// An operator has paused the handler.
     Paused,
     /// The handler's breaker is open.
     Open,
@@ -72,35 +75,36 @@ pub(super) enum NotNow {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Begins to start deliveries.
+    /// Begins to start deliveries. Waits while [`Engine::nothing_starting`] holds the gate closed.
     pub(super) async fn begin(self: &Arc<Self>, purpose: Purpose) -> Starting<B> {
         let under_way = Arc::clone(&self.gate.starting).read_owned().await;
         Starting { engine: Arc::clone(self), purpose, _under_way: Some(under_way) }
     }
 
-    /// Waits until nothing is starting. Nothing begins while the answer is held.
+    /// Waits until nothing is starting. Nothing starts while the guard is held.
     pub(super) async fn nothing_starting(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.starting.write().await
     }
 
-    /// Nothing but suspects may start while the answer is held. What waits is given back: it must not be held when a suspect crashes.
-    pub(super) fn close_for_others(&self) -> Solo<'_> {
-        self.gate.is_solo.store(true, Ordering::Release);
-        self.give_back_waiting();
-        Solo(&self.gate)
+    /// Only suspects may start while the guard is held. Waiting deliveries are released: if they stayed claimed, a
+    /// crash caused by the suspect would count against them too.
+    pub(super) fn close_for_others(&self) -> SuspectRuns<'_> {
+        self.gate.is_suspect_running.store(true, Ordering::Release);
+        self.release_waiting();
+        SuspectRuns(&self.gate)
     }
 
-    /// Starts what waits, as far as there are slots.
+    /// Starts waiting deliveries of a lane while there are slots.
     pub(super) fn start_waiting(self: &Arc<Self>, lane: &Arc<Lane<B>>) {
         if let Some(batching) = &lane.batching {
             return self.start_batches(lane, batching);
         }
         let mut runners = Vec::new();
         loop {
-            // Looked at again after slots were given up: who came meanwhile has found none. Of one who puts something here and one who
-            // gives up a slot, at least one sees what the other has done.
+            // Checked again after slots were freed, because a delivery that came meanwhile found none. With this fence,
+            // of a task that queues a delivery and a task that frees a slot, at least one sees the other's change.
             fence(Ordering::SeqCst);
-            if lane.waiting.is_empty() || self.is_held_back(lane) {
+            if lane.waiting.is_empty() || self.is_blocked(lane) {
                 break;
             }
             let Some(mut slots) = Slot::take(lane, lane.waiting.len()) else { break };
@@ -111,22 +115,24 @@ impl<B: Backend> Engine<B> {
         self.run(runners);
     }
 
-    /// Starts what waits of all handlers, another one first each time: the first one has the first choice of the connections.
+    /// Starts waiting deliveries of all handlers, in order of precedence: the first lane takes connections first.
     pub(super) fn start_all_waiting(self: &Arc<Self>) {
         if self.lanes.iter().all(|lane| lane.waiting.is_empty()) {
             return;
         }
-        let look = self.gate.look.fetch_add(1, Ordering::Relaxed);
-        let (later, first) = self.lanes.split_at(look % self.lanes.len());
-        first.iter().chain(later).for_each(|lane| self.start_waiting(lane));
+        let pass = self.gate.pass.fetch_add(1, Ordering::Relaxed);
+        let lanes = in_precedence(&self.lanes, pass, |lane| lane.priority);
+        lanes.into_iter().for_each(|lane| self.start_waiting(lane));
     }
 
+    /// Spawns a task for each runner, on the runtime of the handlers.
     pub(super) fn run(&self, runners: Vec<Runner<B>>) {
         if runners.is_empty() {
             return;
         }
-        // The tasks are made where they run: from this thread each would be a trip through the runtime's shared queue, and its
-        // memory be given back by another thread than took it. Joined by the in-flight list: shutdown waits until it is empty.
+        // The tasks are spawned from the runtime that runs them: spawned from this thread, each would go through the
+        // runtime's shared queue, and another thread would free its memory. Shutdown waits for them through the
+        // in-flight list.
         drop(self.runtime.spawn(async move {
             for runner in runners {
                 drop(tokio::spawn(runner.run()));
@@ -135,12 +141,13 @@ impl<B: Backend> Engine<B> {
     }
 }
 
-/// Suspects run alone as long as it is held.
-pub(super) struct Solo<'e>(&'e Gate);
+/// Suspects run alone while this is held. A guard, so that the gate opens again on every way out, also when the future
+/// that holds it is dropped.
+pub(super) struct SuspectRuns<'e>(&'e Gate);
 
-impl Drop for Solo<'_> {
+impl Drop for SuspectRuns<'_> {
     fn drop(&mut self) {
-        self.0.is_solo.store(false, Ordering::Release);
+        self.0.is_suspect_running.store(false, Ordering::Release);
     }
 }
 
@@ -148,13 +155,14 @@ impl Drop for Solo<'_> {
 pub(super) struct Starting<B: Backend> {
     pub(super) engine: Arc<Engine<B>>,
     purpose: Purpose,
-    /// None for what waits: it is on the in-flight list already.
+    /// `None` for waiting deliveries: they are on the in-flight list already.
     _under_way: Option<OwnedRwLockReadGuard<()>>,
 }
 
-/// A delivery that is claimed, with its place.
-pub(super) struct Brought<B: Backend> {
-    pub(super) claimed: Claimed,
+/// A claimed delivery with its place.
+pub(super) struct PlacedDelivery<B: Backend> {
+    /// From a claim or from the hand-over.
+    pub(super) claimed: Whole,
     pub(super) place: Place<B>,
 }
 
@@ -162,7 +170,7 @@ pub(super) struct Brought<B: Backend> {
 type OfLane<B> = (Arc<Lane<B>>, Vec<Run<B>>);
 
 impl<B: Backend> Starting<B> {
-    /// Starts what waits.
+    /// A `Starting` for waiting deliveries.
     pub(super) fn of_waiting(engine: &Arc<Engine<B>>) -> Self {
         Self { engine: Arc::clone(engine), purpose: Purpose::Waiting, _under_way: None }
     }
@@ -183,7 +191,7 @@ impl<B: Backend> Starting<B> {
         }
         let place = Place::take(lane, allowed, &self.engine.limits);
         if let Some(throttle) = &lane.throttle {
-            throttle.give_back(allowed - place.as_ref().map_or(0, |place| place.count));
+            throttle.restore(allowed - place.as_ref().map_or(0, |place| place.count));
         }
         Ok(place.ok_or(NotNow::Full)?.with(probe))
     }
@@ -196,35 +204,37 @@ impl<B: Backend> Starting<B> {
         }
     }
 
-    /// Why the handler can start nothing now. For a suspect an open breaker is no reason: whoever runs it has the right to probe.
+    /// Why the handler can start nothing now. An open breaker does not stop a suspect: its caller has the right to
+    /// probe.
     pub(super) fn not_now(&self, lane: &Lane<B>) -> Option<NotNow> {
         let engine = &self.engine;
         if !engine.is_running() {
             return Some(NotNow::Stopping);
         }
-        if self.purpose != Purpose::Solo && engine.gate.is_solo.load(Ordering::Acquire) {
-            return Some(NotNow::Solo);
+        if self.purpose != Purpose::Suspect && engine.gate.is_suspect_running.load(Ordering::Acquire) {
+            return Some(NotNow::SuspectRuns);
         }
         if engine.in_flight.unsettled() >= self.unsettled_max(lane) {
             return Some(NotNow::Unsettled);
         }
-        if self.purpose != Purpose::Solo && lane.breaker.is_open() {
+        if self.purpose != Purpose::Suspect && lane.breaker.is_open() {
             return Some(NotNow::Open);
         }
         if self.purpose == Purpose::HandOver && lane.is_paused() {
             return Some(NotNow::Paused);
         }
-        // A limit over all processes is taken from by claims.
+        // Only claims take from the rate limit over all processes.
         (self.purpose == Purpose::HandOver && lane.is_rated()).then_some(NotNow::Rated)
     }
 
-    /// How many outcomes may wait to be written when something starts. What has returned and is not written runs again after a crash: as
-    /// many as run at a time and as many as run in a few milliseconds, so that only a fast handler gets far ahead of what is written.
+    /// How many unwritten outcomes are allowed when a delivery starts. After a crash, deliveries with unwritten
+    /// outcomes run again. The bound is the number that runs at a time plus the number that a handler finishes in a few
+    /// milliseconds, so only fast handlers get far ahead of the settler.
     fn unsettled_max(&self, lane: &Lane<B>) -> usize {
         let engine = &self.engine;
         let queue_rows = engine.limits.settle_queue_rows;
         match self.purpose {
-            Purpose::Claim | Purpose::HandOver | Purpose::Solo => queue_rows,
+            Purpose::Claim | Purpose::HandOver | Purpose::Suspect => queue_rows,
             Purpose::Waiting => {
                 let side_by_side =
                     engine.lanes.iter().map(|lane| lane.side_by_side()).sum::<usize>().max(UNSETTLED_MIN);
@@ -234,22 +244,32 @@ impl<B: Backend> Starting<B> {
         }
     }
 
-    /// Puts claims on the in-flight list and starts as many as have slots; the others wait. `lease_starts` is a moment before the
-    /// statement that claimed them was sent. Returns what may not wait because of its crashes and found no slot: it has to be given back.
-    pub(super) fn bring_in(self, brought: Vec<Brought<B>>, lease_starts: Instant) -> Vec<Run<B>> {
+    /// Puts claims on the in-flight list and starts as many as have slots; the others wait. `lease_starts` is a moment
+    /// before the statement that claimed them was sent. Returns deliveries that may not wait because of their crashes
+    /// and found no slot: the caller releases them.
+    pub(super) fn bring_in(self, brought: Vec<PlacedDelivery<B>>, lease_starts: Instant) -> Vec<Run<B>> {
         let engine = &self.engine;
-        let claims = brought.iter().map(|brought| (&brought.claimed, brought.place.lane.timeout));
-        let leashes = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
+        let claims = brought.iter().map(|brought| (&*brought.claimed, brought.place.lane.timeout));
+        let stop_signals = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
         let waits_since = Instant::now();
         let mut by_lane: Vec<OfLane<B>> = Vec::new();
-        for (Brought { claimed, mut place }, leash) in brought.into_iter().zip(leashes) {
+        for (PlacedDelivery { claimed, mut place }, stop_signal) in brought.into_iter().zip(stop_signals) {
             place.lane.pace.weighed(claimed.message.as_ref().map_or(0, |message| message.size_bytes()));
             let lane = Arc::clone(&place.lane);
-            // Made before the task: a runtime that has ended drops the task without ever looking at it.
+            // Created before the task: a runtime that has ended drops the task without polling it.
             let held = Held::new(Arc::clone(engine), claimed.claim);
             let probe = place.probe.take();
             place.is_used = true;
-            let run = Run { held, claimed, place: Some(place), probe, leash, waits_since, was_together: false };
+            let run = Run {
+                held,
+                claimed,
+                place: Some(place),
+                probe,
+                stop_signal,
+                waits_since,
+                span: None,
+                was_shared: false,
+            };
             match by_lane.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, runs)) => runs.push(run),
                 None => by_lane.push((lane, vec![run])),
@@ -265,19 +285,20 @@ impl<B: Backend> Starting<B> {
         left
     }
 
-    /// Runs a delivery at once, beside what waits.
-    pub(super) fn run_alone(self, claimed: Claimed, slot: Slot<B>, probe: Option<Probe>, lease_starts: Instant) {
+    /// Runs a delivery at once, without queueing it.
+    pub(super) fn run_alone(self, claimed: Whole, slot: Slot<B>, probe: Option<Probe>, lease_starts: Instant) {
         let engine = &self.engine;
-        let claims = [(&claimed, slot.lane.timeout)].into_iter();
-        let leashes = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
-        // A claim that was under way when everything else was stopped.
+        let claims = [(&*claimed, slot.lane.timeout)].into_iter();
+        let stop_signals = engine.in_flight.add(claims, lease_starts + engine.limits.lease);
+        // The claim statement was running when the engine was stopped.
         if engine.phase() >= Phase::Stopping {
-            leashes.iter().for_each(|leash| leash.stop(StopReason::Shutdown));
+            stop_signals.iter().for_each(|stop_signal| stop_signal.stop(StopReason::Shutdown));
         }
         let held = Held::new(Arc::clone(engine), claimed.claim);
-        let runner = leashes.into_iter().next().map(|leash| {
+        let runner = stop_signals.into_iter().next().map(|stop_signal| {
             let waits_since = Instant::now();
-            let run = Run { held, claimed, place: None, probe, leash, waits_since, was_together: false };
+            let run =
+                Run { held, claimed, place: None, probe, stop_signal, waits_since, span: None, was_shared: false };
             Runner { slot, run, others: Vec::new() }
         });
         engine.run(runner.into_iter().collect());

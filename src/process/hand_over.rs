@@ -1,32 +1,33 @@
-//! Takes deliveries over from accept: places are reserved before the rows are stored, and what was stored as claimed is started from memory, or waits
-//! there for a slot.
+//! Takes deliveries over from the accept stage: places are reserved before the rows are stored, and deliveries that
+//! were stored as claimed start from memory, or wait there for a slot.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::engine::Engine;
-use super::gate::{Brought, NotNow, Purpose, Starting};
+use super::gate::{NotNow, PlacedDelivery, Purpose, Starting};
+use super::large::Whole;
 use super::run::Run;
 use super::slots::Place;
 use crate::accept::{HandOver, Reservations};
 use crate::store::Backend;
-use crate::store::seam::{Age, ClaimId, Claimed, NewMessage, Stamp};
+use crate::store::seam::{ClaimId, NewMessage};
 use crate::telemetry::events::{self, Subject};
 use crate::types::StoredMessage;
 
-/// A delivery that accept stores already claimed is at its first attempt.
+/// A delivery that is stored as claimed is at its first attempt.
 const FIRST_ATTEMPT: i32 = 1;
 
 /// Places for the deliveries of one batch.
 struct Reserved<B: Backend> {
     starting: Starting<B>,
-    /// With the places of their messages in the batch.
+    /// Each with the index of its message in the batch.
     places: Vec<(usize, Place<B>)>,
-    /// Some delivery can be claimed as soon as there is a place.
+    /// A delivery was not reserved, and can be claimed as soon as there is a place.
     leaves_work: bool,
 }
 
@@ -39,15 +40,18 @@ impl<B: Backend> HandOver for Engine<B> {
         .boxed()
     }
 
+    /// Lets the claim loop check for due deliveries now.
     fn wake(&self) {
         self.wake.notify_one();
     }
 
+    /// The next handler that ends wakes the claim loop: the deliveries may be visible by then.
     fn expect(&self) {
         self.is_expecting.store(true, Ordering::Release);
     }
 
-    /// What is locked by this process and not on the in-flight list while nothing is starting is surely lost.
+    /// While nothing is starting, a delivery that this process has claimed and that is not on the in-flight list is
+    /// lost.
     fn release_lost(&self, deliveries: Vec<(i64, usize)>) -> BoxFuture<'_, ()> {
         async move {
             let _closed = self.nothing_starting().await;
@@ -61,16 +65,16 @@ impl<B: Backend> HandOver for Engine<B> {
             }
             match self.store.backend.release_handed_over(&lost, self.processor).await {
                 Ok(()) => self.wake.notify_one(),
-                // The lease gives them back then.
-                Err(error) => events::store_trouble("release hand-overs", &error),
+                // They are claimable again when their lease expires.
+                Err(error) => events::store_error("release hand-overs", &error),
             }
         }
         .boxed()
     }
 
     #[cfg(feature = "kafka")]
-    fn note_intake(&self, is_open: bool) {
-        self.set_intake(is_open);
+    fn note_intake(&self, source: &str, is_open: bool) {
+        self.set_intake(source, is_open);
     }
 }
 
@@ -86,7 +90,7 @@ impl<B: Backend> Reservations for Reserved<B> {
                 true
             }
             Err(not_now) => {
-                // For a handler that is paused nothing is claimed; when it goes on, the next poll finds what is there.
+                // Nothing is claimed for a paused handler; after it is resumed, the next poll finds its deliveries.
                 self.leaves_work |= !matches!(not_now, NotNow::Paused | NotNow::Open);
                 false
             }
@@ -98,18 +102,17 @@ impl<B: Backend> Reservations for Reserved<B> {
         let engine = Arc::clone(&starting.engine);
         let stored = places.into_iter().filter_map(|(message, place)| Some((new[message]?, message, place)));
         let brought = stored.map(|(seq, message, place)| handed_over(place, seq, &messages[message].message)).collect();
-        starting.bring_in(brought, sent_at).into_iter().for_each(Run::give_back);
+        starting.bring_in(brought, sent_at).into_iter().for_each(Run::release);
         if leaves_work {
             engine.wake.notify_one();
         }
     }
 }
 
-fn handed_over<B: Backend>(place: Place<B>, message_seq: i64, message: &Arc<StoredMessage>) -> Brought<B> {
+/// A delivery that was stored as claimed.
+fn handed_over<B: Backend>(place: Place<B>, message_seq: i64, message: &Arc<StoredMessage>) -> PlacedDelivery<B> {
     let attempt = FIRST_ATTEMPT;
     let claim = ClaimId { message_seq, handler_id: place.lane.ids.current, attempt };
     events::handed_over(Subject { message_id: Some(&message.id), handler: place.lane.key.as_str(), attempt });
-    let message = Some(Arc::clone(message));
-    let age = Some(Age { was: Duration::ZERO, asked_at: Instant::now() });
-    Brought { claimed: Claimed { claim, errors: 0, crashes: 0, troubles: 0, age, due_at: Stamp(0), message }, place }
+    PlacedDelivery { claimed: Whole::in_memory(claim, message), place }
 }

@@ -1,100 +1,120 @@
-//! What this process holds: every claim from the moment it is taken until its outcome is written.
+//! The claims that this process holds, each from the moment it is taken until its outcome is written.
 //!
-//! Renewal goes by this list, and stopping a handler goes through it. A claim is in it once; taking it out is how its end is known.
+//! Renewal reads this list, and handlers are stopped through it. A claim is listed once, and removed when it has ended.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Notify;
 
 use super::decide::StopReason;
-use super::leash::Leash;
+use super::stop_signal::StopSignal;
 use crate::store::seam::{ClaimId, Claimed};
 
+/// The list of claims, with two counters beside it.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// A std mutex: nothing awaits while holding it.
     list: Mutex<List>,
-    /// How long the list is, and how many of them have returned and wait to be settled. Beside the list, so that handlers that return
-    /// do not wait for it.
+    /// The length of the list. Both counters are kept outside the mutex, so that returning handlers do not wait for it.
     held: AtomicUsize,
+    /// Handlers that have returned, and whose outcomes are not written yet.
     unsettled: AtomicUsize,
-    /// Told whenever the list becomes shorter.
+    /// Notified when the list becomes shorter.
     shrunk: Notify,
 }
 
-type List = HashMap<ClaimId, Entry, BuildHasherDefault<Mix>>;
+/// By claim, with a fast hash.
+type List = HashMap<ClaimId, Entry, BuildHasherDefault<ClaimHasher>>;
 
+/// A held claim.
 struct Entry {
-    /// For the events about it. Not the message: its payload may be large and is not needed any more.
-    message_id: Option<Arc<str>>,
-    /// When the lock ends at the earliest, by this process's own clock.
+    /// What events need. The message itself is not kept: its payload may be large.
+    about: About,
+    /// When the lease ends at the earliest, by the clock of this process.
     lease_ends: Instant,
     /// Stops the handler.
-    leash: Arc<Leash>,
-    /// How long after its start the handler should have ended; `None` once that was told.
+    stop_signal: Arc<StopSignal>,
+    /// How long after its start the handler counts as overrun; `None` once that was reported.
     overruns_after: Option<Duration>,
 }
 
+/// What events need of the message of a claim.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct About {
+    pub(crate) message_id: Option<Arc<str>>,
+    /// The timestamp of the record, set by the producer or the broker.
+    pub(crate) recorded_at: Option<SystemTime>,
+}
+
 impl InFlight {
-    /// Adds claims, each with the timeout of its handler, whose locks end at `lease_ends` at the earliest. Returns the leashes of their
-    /// handlers, in order.
+    /// Adds claims, each with the timeout of its handler. Their leases end at `lease_ends` at the earliest. Returns the
+    /// stop signals of their handlers, in order.
     pub(crate) fn add<'a>(
         &self,
         claims: impl ExactSizeIterator<Item = (&'a Claimed, Option<Duration>)>,
         lease_ends: Instant,
-    ) -> Vec<Arc<Leash>> {
-        let mut leashes = Vec::with_capacity(claims.len());
+    ) -> Vec<Arc<StopSignal>> {
+        let mut stop_signals = Vec::with_capacity(claims.len());
         let mut list = self.lock();
         for (claimed, timeout) in claims {
-            let leash = Arc::new(Leash::default());
-            // Half as long again: the timeout itself ends every handler that yields.
+            let stop_signal = Arc::new(StopSignal::default());
+            // 1.5 times the timeout: the timeout itself ends every handler that yields.
             let overruns_after = timeout.map(|timeout| timeout.saturating_add(timeout / 2));
-            let message_id = claimed.message.as_ref().map(|message| Arc::clone(&message.id));
-            let entry = Entry { message_id, lease_ends, leash: Arc::clone(&leash), overruns_after };
+            let about = claimed
+                .message
+                .as_ref()
+                .map(|message| About { message_id: Some(Arc::clone(&message.id)), recorded_at: message.recorded_at });
+            let about = about.unwrap_or_default();
+            let entry = Entry { about, lease_ends, stop_signal: Arc::clone(&stop_signal), overruns_after };
             list.insert(claimed.claim, entry);
-            leashes.push(leash);
+            stop_signals.push(stop_signal);
         }
         self.held.store(list.len(), Ordering::Release);
-        leashes
+        stop_signals
     }
 
+    /// Takes a claim off the list without an event.
     pub(crate) fn remove(&self, claim: ClaimId) {
         drop(self.remove_all([claim].into_iter()));
     }
 
-    /// Takes claims off the list and returns their messages' ids, in order.
-    pub(crate) fn remove_all(&self, claims: impl Iterator<Item = ClaimId>) -> Vec<Option<Arc<str>>> {
+    /// Takes claims off the list and returns the data for their events, in order.
+    pub(crate) fn remove_all(&self, claims: impl Iterator<Item = ClaimId>) -> Vec<About> {
         let mut list = self.lock();
         let mut settled = 0;
         let removed = claims.map(|claim| {
             let entry = list.remove(&claim)?;
-            settled += usize::from(entry.leash.has_returned());
-            entry.message_id
+            settled += usize::from(entry.stop_signal.has_returned());
+            Some(entry.about)
         });
-        let message_ids = removed.collect();
+        let removed = removed.map(Option::unwrap_or_default).collect();
         self.held.store(list.len(), Ordering::Release);
         self.unsettled.fetch_sub(settled, Ordering::AcqRel);
         drop(list);
         self.shrunk.notify_waiters();
-        message_ids
+        removed
     }
 
+    /// Whether this process holds the claim.
     pub(crate) fn holds(&self, claim: ClaimId) -> bool {
         self.lock().contains_key(&claim)
     }
 
+    /// How many claims this process holds.
     pub(crate) fn len(&self) -> usize {
         self.held.load(Ordering::Acquire)
     }
 
+    /// All held claims, in no order.
     pub(crate) fn claims(&self) -> Vec<ClaimId> {
         self.lock().keys().copied().collect()
     }
 
+    /// Records a renewal. Claims that have ended meanwhile are not in the list, and are skipped.
     pub(crate) fn renewed(&self, claims: &[ClaimId], lease_ends: Instant) {
         let mut list = self.lock();
         for claim in claims {
@@ -104,59 +124,60 @@ impl InFlight {
         }
     }
 
-    /// Tells the handlers of claims to stop.
+    /// Stops the handlers of claims.
     pub(crate) fn stop(&self, claims: &[ClaimId], reason: StopReason) {
         let list = self.lock();
         stop(claims.iter().filter_map(|claim| list.get(claim)), reason);
     }
 
+    /// Stops the handlers of all claims.
     pub(crate) fn stop_all(&self, reason: StopReason) {
         stop(self.lock().values(), reason);
     }
 
-    /// Claims whose lock ends before `deadline` unless it is renewed.
+    /// Claims whose lease ends before `deadline` unless it is renewed.
     pub(crate) fn ending_before(&self, deadline: Instant) -> Vec<ClaimId> {
         self.lock().iter().filter(|(_, entry)| entry.lease_ends <= deadline).map(|(claim, _)| *claim).collect()
     }
 
-    /// Claims whose handler is past its timeout and still has not ended, each told once, with their messages' ids.
+    /// Claims whose handler is past its timeout and has not ended, with their message ids. Each claim is returned once.
     pub(crate) fn overrun(&self, now: Instant) -> Vec<(ClaimId, Option<Arc<str>>)> {
         let mut list = self.lock();
         let is_late = |entry: &Entry| {
-            let overruns_at = entry.leash.began_at().zip(entry.overruns_after);
+            let overruns_at = entry.stop_signal.began_at().zip(entry.overruns_after);
             let overruns_at = overruns_at.and_then(|(began_at, after)| began_at.checked_add(after));
-            overruns_at.is_some_and(|at| at <= now) && !entry.leash.has_returned()
+            overruns_at.is_some_and(|at| at <= now) && !entry.stop_signal.has_returned()
         };
         let late = list.iter_mut().filter(|(_, entry)| is_late(entry));
         late.map(|(claim, entry)| {
             entry.overruns_after = None;
-            (*claim, entry.message_id.clone())
+            (*claim, entry.about.message_id.clone())
         })
         .collect()
     }
 
-    /// The claim whose handler has been running longest, its message's id, and for how long.
+    /// The claim whose handler has run the longest, its message id, and for how long.
     pub(crate) fn longest(&self, now: Instant) -> Option<(ClaimId, Option<Arc<str>>, Duration)> {
         let list = self.lock();
-        let running = list.iter().filter(|(_, entry)| !entry.leash.has_returned());
-        let begun = running.filter_map(|(claim, entry)| Some((entry.leash.began_at()?, claim, entry)));
+        let running = list.iter().filter(|(_, entry)| !entry.stop_signal.has_returned());
+        let begun = running.filter_map(|(claim, entry)| Some((entry.stop_signal.began_at()?, claim, entry)));
         let (began_at, claim, entry) = begun.min_by_key(|(began_at, ..)| *began_at)?;
-        Some((*claim, entry.message_id.clone(), now.saturating_duration_since(began_at)))
+        Some((*claim, entry.about.message_id.clone(), now.saturating_duration_since(began_at)))
     }
 
-    /// The handler on this leash has returned: nothing left to stop, the claim stays until the outcome is written.
-    pub(crate) fn returned(&self, leash: &Leash) {
-        if leash.let_go() {
+    /// Called when the handler with this stop signal has returned. The claim stays listed until the outcome is written.
+    pub(crate) fn returned(&self, stop_signal: &StopSignal) {
+        if stop_signal.set_returned() {
             self.unsettled.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// How many have returned and wait to be settled.
+    /// How many claims wait to be settled after their handlers returned.
     pub(crate) fn unsettled(&self) -> usize {
         self.unsettled.load(Ordering::Acquire)
     }
 
-    /// Waits until nothing is held.
+    /// Waits until no claim is held.
     pub(crate) async fn empty(&self) {
         self.until(List::is_empty).await;
     }
@@ -166,9 +187,10 @@ impl InFlight {
         self.until(|list| !list.contains_key(&claim)).await;
     }
 
+    /// Waits until the condition holds. It is checked when the list becomes shorter.
     async fn until(&self, is_so: impl Fn(&List) -> bool) {
         loop {
-            // Made before looking, so that a change between the two is not missed.
+            // Created before the check, so that a change in between is not missed.
             let shrunk = self.shrunk.notified();
             if is_so(&self.lock()) {
                 return;
@@ -183,25 +205,29 @@ impl InFlight {
     }
 }
 
-/// What waits for a slot is told first: a handler that ends would otherwise make room for one that has to stop as well.
+/// Stops deliveries that wait for a slot first: otherwise a handler that ends would start one of them.
 fn stop<'a>(entries: impl Iterator<Item = &'a Entry> + Clone, reason: StopReason) {
-    entries.clone().filter(|entry| entry.leash.began_at().is_none()).for_each(|entry| entry.leash.stop(reason));
-    entries.for_each(|entry| entry.leash.stop(reason));
+    entries
+        .clone()
+        .filter(|entry| entry.stop_signal.began_at().is_none())
+        .for_each(|entry| entry.stop_signal.stop(reason));
+    entries.for_each(|entry| entry.stop_signal.stop(reason));
 }
 
-/// Hashes claims. They are numbers that the database has given, which nobody can choose so that they collide: mixing them is enough.
+/// Hashes claims. Their numbers come from the database, so no one can choose colliding ones, and a fast hash is enough.
 #[derive(Default)]
-struct Mix(u64);
+struct ClaimHasher(u64);
 
-impl Mix {
+impl ClaimHasher {
+    /// The step of FxHash.
     fn add(&mut self, number: u64) {
         self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 }
 
-impl Hasher for Mix {
+impl Hasher for ClaimHasher {
     fn finish(&self) -> u64 {
-        // A product is mixed best in its upper half; a table looks at both ends.
+        // Multiplication mixes the upper half best; the hash table uses both ends.
         self.0 ^ (self.0 >> 32)
     }
 

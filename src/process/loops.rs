@@ -1,7 +1,9 @@
-//! Starts the loops of an engine and ends them in order: no new work, handlers, outcomes, then everything.
+//! Starts the loops of an engine. Ends them in order: first the loops that start work, then the handlers, then the
+//! loops that settle.
 //!
-//! Every loop of the engine is started in `start` and joined in `end`; handlers' tasks are joined by the in-flight list. Ending is
-//! bounded: a database that is away does not keep a process from exiting, the claims it could not give back run out by themselves.
+//! Every loop of the engine is started in `start` and joined in `end`; handlers' tasks are awaited through the
+//! in-flight list. Ending is bounded: a process exits even if the database is unavailable, and the claims that it could
+//! not release expire.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -18,51 +20,58 @@ use super::claim::{Claimer, Round, claim_loop};
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
+use super::probe::asking;
 use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
+use super::sample::sample_loop;
 use super::settle::settle_loop;
-use super::upkeep::{alive_for, handler_ids, note_held_back, return_parked, upkeep_loop};
+use super::upkeep::{alive_for, handler_ids, note_blocked, return_parked, upkeep_loop};
 use crate::accept::HandOver;
 use crate::handler::PoisonHook;
 use crate::operate::Retention;
-use crate::store::seam::Enrolment;
+use crate::store::seam::ProcessorInfo;
 use crate::store::{Backend, Store};
 use crate::types::process_name;
 use crate::types::{Error, HealthReason, Kind, Limits, Result, panic_text};
 
-/// How long outcomes may take to be written after the handlers have ended, beyond the grace.
-const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How often a drain looks whether the last slot is free.
-const SLOT_LOOK: Duration = Duration::from_millis(1);
-/// How long a drain waits at its beginning for slots that an earlier one has not given up yet.
+/// How long outcomes may take to be written after the handlers have ended, beyond the grace. Also bounds how long a
+/// process takes to exit while the database is unavailable.
+const SETTLE_WAIT: Duration = Duration::from_secs(5);
+/// How often a drain checks whether the last slot is free.
+const SLOT_POLL: Duration = Duration::from_millis(1);
+/// How long a drain waits at its start for slots that a previous drain still holds.
 const SLOTS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who decides when work is claimed.
+/// What triggers a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClaimMode {
-    /// The claim loop, all the time.
+    /// The claim loop, continuously.
     InBackground,
-    /// The caller, by [`Loops::rounds`].
+    /// The caller, with [`Loops::rounds`].
     OnDemand,
 }
 
-/// How far work on demand goes.
+/// When [`Loops::rounds`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
+    /// After the first round that claimed something, or when nothing is due.
     Once,
+    /// After the rounds that show that nothing is due any more.
     UntilNothingIsDue,
 }
 
-/// An engine at work.
+/// A running engine.
 pub(crate) struct Loops<B: Backend> {
     engine: Arc<Engine<B>>,
-    /// The loops that end when no more work is wanted: joined before what they brought in is given back.
+    /// The loops that start work. They are joined before the deliveries that they brought in are released.
     bringing_in: JoinSet<()>,
-    /// The loops that go on until everything is settled.
+    /// The loops that run until everything is settled.
     settling: JoinSet<()>,
 }
 
 impl<B: Backend> Loops<B> {
+    /// Registers this process and starts the loops that `mode` needs. `retention` and `hook` are used in the background
+    /// mode only.
     pub(crate) async fn start(
         store: Store<B>,
         limits: Limits,
@@ -73,12 +82,12 @@ impl<B: Backend> Loops<B> {
     ) -> Result<Self> {
         let name: Arc<str> = process_name().into();
         let (handler_ids, ttl) = (handler_ids(&lanes), alive_for(&limits));
-        let enrolment = Enrolment { name: Arc::clone(&name), handler_ids, ttl, report: "{}".to_owned() };
-        let (processor, held_back) = store.backend.enroll(&enrolment).await?;
-        // Before anything can be handed over.
-        note_held_back(&lanes, &held_back);
+        let info = ProcessorInfo { name: Arc::clone(&name), handler_ids, ttl, report: "{}".to_owned() };
+        let (processor, blocked) = store.backend.register_processor(&info).await?;
+        // This comes before anything can be handed over.
+        note_blocked(&lanes, &asking(&lanes), &blocked);
         let engine = Arc::new(Engine::new(store, limits, mode, lanes, processor));
-        // The first step before anything is claimed, for callers who drain; upkeep takes the others.
+        // Before anything is claimed, for callers of `drain`; upkeep does it again later.
         return_parked(&engine, &name).await;
         let mut loops = Self { engine, bringing_in: JoinSet::new(), settling: JoinSet::new() };
         let engine = &loops.engine;
@@ -93,6 +102,7 @@ impl<B: Backend> Loops<B> {
         loops.bring_in("upkeep", |engine| upkeep_loop(engine, name));
         match mode {
             ClaimMode::InBackground => {
+                loops.bring_in("sample", sample_loop);
                 loops.bring_in("claim", claim_loop);
                 if let Some(hook) = hook {
                     loops.bring_in("alarm", |engine| alarm_loop(engine, hook));
@@ -106,6 +116,7 @@ impl<B: Backend> Loops<B> {
         Ok(loops)
     }
 
+    /// Spawns a loop that may end when the engine stops.
     fn bring_in<L>(&mut self, name: &'static str, work: impl FnOnce(Arc<Engine<B>>) -> L)
     where
         L: Future<Output = ()> + Send + 'static,
@@ -114,7 +125,7 @@ impl<B: Backend> Loops<B> {
         self.bringing_in.spawn_on(work, self.engine.store.backend.reactor());
     }
 
-    /// Spawns a loop that stops together with the claim loop: it is given a future to end by.
+    /// Spawns a loop that stops together with the claim loop: `work` gets a future that resolves then.
     pub(crate) fn spawn_beside<L>(&mut self, name: &'static str, work: impl FnOnce(BoxFuture<'static, ()>) -> L)
     where
         L: Future<Output = ()> + Send + 'static,
@@ -122,96 +133,106 @@ impl<B: Backend> Loops<B> {
         self.bring_in(name, |engine| work(async move { engine.stopping().await }.boxed()));
     }
 
-    /// Where accept hands deliveries over to.
+    /// The interface through which the accept stage hands deliveries over.
     pub(crate) fn hand_over(&self) -> Arc<dyn HandOver> {
         Arc::clone(&self.engine) as _
     }
 
-    /// Says what is not as it should be, as long as the engine is there.
+    /// Returns a function that lists health problems while the engine exists.
     pub(crate) fn health(&self) -> impl Fn() -> Vec<HealthReason> + Send + Sync + use<B> {
         let engine = Arc::downgrade(&self.engine);
         move || engine.upgrade().map_or_else(|| vec![HealthReason::Stopping], |engine| engine.health())
     }
 
-    /// Stops what runs when the answer is dropped.
+    /// Returns a guard that stops running handlers when it is dropped.
     pub(crate) fn stop_on_drop(&self) -> StopOnDrop<B> {
         StopOnDrop(Arc::clone(&self.engine))
     }
 
-    /// As if the process were gone: nothing new is started, what runs is dropped, and nothing of it is written.
+    /// Behaves as if the process had crashed: starts nothing, drops running handlers and writes no outcomes.
     #[cfg(feature = "testing")]
     pub(crate) fn abandon_all(&self) {
         self.engine.abandon_all();
     }
 
-    /// Nothing new is claimed or handed over from here on.
+    /// Claims and hands over nothing from here on.
     pub(crate) fn stop_bringing_in(&self) {
         self.engine.stop_bringing_in();
     }
 
-    /// Waits until batches that were already being accepted have brought in their last deliveries, at most for `wait_max`.
+    /// Waits until batches that are being accepted have handed over their deliveries, at most for `wait_max`.
     pub(crate) async fn brought_in(&self, wait_max: Duration) {
         drop(tokio::time::timeout(wait_max, self.engine.nothing_starting()).await);
     }
 
-    /// Waits until a loop of this engine has ended that must not, and tells which. Stays pending while all is well.
+    /// Resolves when a loop has ended that must not end, with its name. Stays pending otherwise.
     pub(crate) fn failure(&self) -> impl Future<Output = Error> + Send + use<B> {
         let engine = Arc::clone(&self.engine);
         async move { engine.failure().await }
     }
 
-    /// Claims for all slots, runs what came back and waits until it is settled; once, or until nothing is due. Returns how many
-    /// deliveries that were.
+    /// Claims for all slots, runs the claimed deliveries and waits until they are settled; once, or until nothing is
+    /// due. Returns how many deliveries were claimed; one that is retried meanwhile counts again. Must not be dropped
+    /// before it returns: `drain` runs it in a task of the store.
     pub(crate) async fn rounds(&self, extent: Extent) -> Result<usize> {
-        // With fewer slots than ids, a handler's ids are asked for in turns: nothing is due only when all have been.
+        // With fewer slots than ids, the ids of a handler are claimed in turns, so several empty rounds are needed to
+        // know that nothing is due.
         let turns = self.engine.lanes.iter().map(|lane| lane.ids.all.len()).max().unwrap_or(1);
         let mut claimer = Claimer::new(Arc::clone(&self.engine));
         self.engine.lanes.iter().for_each(|lane| lane.breaker.ask_now());
-        // The slots of a drain before this one, if it was cut off, are given up shortly after its end. A handler that blocks keeps its slot.
+        // A previous drain that was cancelled frees its slots shortly after its end. A handler that blocks keeps its
+        // slot.
         let _ = tokio::time::timeout(SLOTS_PATIENCE, self.slots_free()).await;
         let (mut total, mut empty) = (0, 0);
         while empty < turns && self.engine.is_running() {
-            claimer.look_anew();
-            let Round { claimed, setback, .. } = claimer.round().await?;
+            claimer.scan_from_beginning();
+            let Round { claimed, failed_claim, is_more, .. } = claimer.round().await?;
             self.engine.in_flight.empty().await;
             self.slots_free().await;
-            if let Some(error) = setback {
+            if let Some(error) = failed_claim {
                 return Err(error);
             }
             total += claimed;
             match (claimed, extent) {
+                // Not all tenants of a fair handler were checked. The number of such rounds in a row is bounded.
+                (0, _) if is_more => {}
                 (0, _) => empty += 1,
                 (_, Extent::Once) => break,
                 (_, Extent::UntilNothingIsDue) => empty = 0,
             }
         }
-        // What the last runs mean for breakers.
-        self.engine.attend_breakers().await;
+        // The last runs may open or close breakers.
+        self.engine.update_breakers().await;
         Ok(total)
     }
 
-    /// Waits until every slot is free. A slot is given up shortly after the last claim that ran in it: a round in between would find no slot
-    /// to claim for, and look like one that found nothing due.
+    /// Waits until every slot is free. A slot is freed shortly after the claim that ran in it is settled. A round in
+    /// between would find no free slot, and look as if nothing were due.
     async fn slots_free(&self) {
         while self.engine.is_running() && !self.engine.lanes.iter().all(|lane| lane.is_idle()) {
-            tokio::time::sleep(SLOT_LOOK).await;
+            tokio::time::sleep(SLOT_POLL).await;
         }
     }
 
-    /// Stops claiming at once, lets handlers end within `grace`, gives back the rest, writes all outcomes.
+    /// Stops claiming at once, lets handlers end within `grace`, releases the rest and writes all outcomes. Takes at
+    /// most `grace` and `SETTLE_WAIT`.
+    ///
+    /// # Errors
+    ///
+    /// If outcomes could not be written in time.
     pub(crate) async fn end(mut self, grace: Duration) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let deadline = Instant::now() + grace;
-        let last = deadline + LAST_WORDS;
+        let last = deadline + SETTLE_WAIT;
         engine.stop_bringing_in();
         let _ = timeout_at(deadline, self.quiet()).await;
         engine.phase.send_replace(Phase::Closing);
         engine.in_flight.stop_all(StopReason::Shutdown);
         let _ = timeout_at(last, self.quiet()).await;
-        // Being left on the list of processors harms nobody: the entry runs out.
-        let _ = timeout_at(last, engine.store.backend.withdraw(engine.processor)).await;
+        // An entry that stays in the list of processors does no harm: it expires.
+        let _ = timeout_at(last, engine.store.backend.remove_processor(engine.processor)).await;
         engine.phase.send_replace(Phase::Closed);
-        // Loops end when they see the phase; one that waits for a database that does not answer is not waited for.
+        // Loops end when they see the phase. Waiting for them is bounded, because a database call may hang.
         let _ = timeout_at(last, joined(&mut self.settling)).await;
         self.bringing_in.abort_all();
         self.settling.abort_all();
@@ -221,13 +242,11 @@ impl<B: Backend> Loops<B> {
         }
         Err(Error::new(
             Kind::Connection,
-            format!(
-                "shut down with {left} outcomes unwritten: those deliveries run again when their claims have run out"
-            ),
+            format!("shut down with {left} outcomes unwritten: those deliveries run again when their claims expire"),
         ))
     }
 
-    /// Waits until no claim is under way and nothing is held.
+    /// Waits until no claim statement is running and no claim is held.
     async fn quiet(&mut self) {
         joined(&mut self.bringing_in).await;
         self.engine.in_flight.empty().await;
@@ -235,7 +254,7 @@ impl<B: Backend> Loops<B> {
 }
 
 impl<B: Backend> Drop for Loops<B> {
-    /// Ends without waiting, when the inbox or the future that works with it is dropped. Claims are given back in the background.
+    /// Runs when the inbox, or a future that uses it, is dropped. Does not wait: claims are released in the background.
     fn drop(&mut self) {
         if self.engine.phase() == Phase::Closed {
             return;
@@ -245,12 +264,12 @@ impl<B: Backend> Drop for Loops<B> {
             bringing_in: std::mem::take(&mut self.bringing_in),
             settling: std::mem::take(&mut self.settling),
         };
-        // The engine holds the store and the store its reactor, so this runs.
+        // The engine keeps the store alive, and the store its reactor, so this task runs.
         drop(self.engine.store.backend.reactor().spawn(ending.end(Duration::ZERO)));
     }
 }
 
-/// Runs a loop that may end only when the engine has reached `until`. Any other end is a failure of the engine.
+/// Runs a loop that may end only when the engine has reached `until`. Any earlier end fails the engine.
 async fn supervised<B: Backend>(
     engine: Arc<Engine<B>>,
     name: &'static str,
@@ -264,7 +283,7 @@ async fn supervised<B: Backend>(
     }
 }
 
-/// Stops what a caller asked for when it goes away before the end.
+/// Stops the running handlers when a caller drops its future early.
 pub(crate) struct StopOnDrop<B: Backend>(Arc<Engine<B>>);
 
 impl<B: Backend> Drop for StopOnDrop<B> {
@@ -273,6 +292,7 @@ impl<B: Backend> Drop for StopOnDrop<B> {
     }
 }
 
+/// Waits until all tasks have ended. Cancel-safe: tasks that were not joined stay in the set.
 async fn joined(tasks: &mut JoinSet<()>) {
     while tasks.join_next().await.is_some() {}
 }

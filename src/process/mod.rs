@@ -1,7 +1,8 @@
-//! Processing: claim what is due, run each handler on its own, settle the outcome.
+//! The process stage: claims due deliveries, runs their handlers and settles the outcomes.
 //!
-//! One file a verb; `engine.rs` holds what they share, `gate.rs` is where every run begins, `loops.rs` starts and ends the loops. The loops live on the store's thread and
-//! never end because of the database; handlers run on the user's runtime and can neither stop a loop nor each other.
+//! Each file is one task. `engine.rs` holds the shared state, `gate.rs` starts every run, `loops.rs` starts and ends
+//! the loops. The loops run on the store's thread and survive database outages. Handlers run on the user's runtime;
+//! none can stop a loop or another handler.
 
 mod alarm;
 mod batch;
@@ -9,32 +10,38 @@ mod batch_transact;
 mod batching;
 mod breaker;
 mod claim;
+mod claim_backoff;
 mod confirm;
 mod decide;
 mod engine;
+mod floors;
 mod gate;
 mod hand_over;
 mod in_flight;
 mod lane;
-mod leash;
-mod looks;
+mod large;
+mod liveness;
 mod loops;
 mod observe;
 mod outcomes;
 mod pace;
+mod patience;
+mod precedence;
 mod probe;
-mod pulse;
 mod rate;
+mod ready;
 mod renew;
 mod retain;
 mod run;
-mod setbacks;
+mod sample;
+mod scans;
 mod settle;
+mod shared_transaction;
 mod slots;
-mod solo;
-mod together;
+mod stop_signal;
+mod store_errors;
+mod suspects;
 mod transact;
-mod trouble;
 mod upkeep;
 mod waiting;
 

@@ -1,35 +1,112 @@
-//! The engine's own layer, outside of all others: each run is a span, and its time is counted.
+//! Observes a run: the span around its handler, and its duration.
+//!
+//! The span covers all layers of the handler. It stays open until the outcome is known and recorded in it.
 
-use futures_util::future::BoxFuture;
-use tracing::Instrument;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::handler::{Attempt, Failure, HandlerKey, Next};
+use tracing::instrument::Instrumented;
+use tracing::{Instrument, Span};
+
+use super::run::Ended;
+use crate::handler::{Answered, Failure, FailureKind, Handed, HandlerKey};
+use crate::store::seam::Age;
 use crate::telemetry::counts::{self, Clock};
-use crate::telemetry::events;
+use crate::telemetry::spans::{self, CallEnd, Seen};
+use crate::telemetry::table;
+use crate::types::{Claim, FailedBy, Outcome, StoredMessage};
 
-/// The span gives a handler's own log lines the message id, the handler and the attempt.
-pub(super) fn observed<'a>(attempt: Attempt<'a>, next: Next<'a>) -> BoxFuture<'a, Result<(), Failure>> {
-    let span = events::run_span(attempt.message_id(), attempt.handler_key().as_str(), attempt.number());
-    let timed = Timed { handler: attempt.handler_key().as_str(), clock: Clock::start() };
-    let run = async move {
-        let _timed = timed;
-        next.run().await
-    };
-    Box::pin(run.instrument(span))
+/// A handler that is about to run.
+pub(super) struct Observed<'a> {
+    span: Span,
+    /// The topic, for a run of a single message.
+    topic: Option<Arc<str>>,
+    timed: Timed<'a>,
 }
 
-/// The same around a call of a batch handler with several messages: one span, and its time is counted once.
-pub(super) fn call<'a, T: 'a>(key: &'a HandlerKey, messages: usize, call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
-    let span = events::call_span(key.as_str(), messages);
-    let timed = Timed { handler: key.as_str(), clock: Clock::start() };
-    let run = async move {
-        let _timed = timed;
-        call.await
-    };
-    Box::pin(run.instrument(span))
+impl<'a> Observed<'a> {
+    /// Within the span, the handler's log lines carry the message id, the handler and the attempt. `age` counts from
+    /// when the message was accepted.
+    pub(super) fn run(key: &'a HandlerKey, message: &StoredMessage, claim: &Claim, age: Option<Age>) -> Self {
+        let span = spans::run(message, key.as_str(), claim.attempt, || age.map(Age::now));
+        Self::of(key, span, Some(Arc::clone(&message.topic)))
+    }
+
+    /// Like [`Self::run`], for a batch call with several messages: one span, and its duration is recorded once.
+    pub(super) fn call(key: &'a HandlerKey, handed: &[Handed]) -> Self {
+        let seen = || handed.iter().map(|handed| Seen::from(&*handed.message));
+        Self::of(key, spans::call(key.as_str(), handed.len(), seen), None)
+    }
+
+    /// Starts the clock.
+    fn of(key: &'a HandlerKey, span: Span, topic: Option<Arc<str>>) -> Self {
+        Self { span, topic, timed: Timed { handler: key.as_str(), clock: Clock::start() } }
+    }
+
+    /// Wraps the handler's future in the span.
+    pub(super) fn around<F>(&self, handling: F) -> Instrumented<F> {
+        handling.instrument(self.span.clone())
+    }
+
+    /// Called when the handler has returned or was dropped: records its duration. The outcome is not known yet.
+    pub(super) fn returned(self) -> RunSpan {
+        RunSpan { span: self.span, topic: self.topic, took: self.timed.clock.elapsed() }
+    }
+
+    /// Called when a batch call has ended. `error` is the text of a call that failed as a whole.
+    pub(super) fn call_ended(self, ended: &Ended<Answered>, error: &str) {
+        drop(self.timed);
+        let failed = |by| CallEnd::Failed { by, error };
+        let end = match ended {
+            Ended::Answered(Answered::Each(answers)) => {
+                CallEnd::Answered { failed: answers.iter().filter(|answer| answer.is_err()).count() }
+            }
+            Ended::Answered(Answered::Whole(failure)) => failed(failed_by(failure)),
+            Ended::Panicked(_) => failed(FailedBy::Panic),
+            Ended::TimedOut(_) => failed(FailedBy::Timeout),
+            Ended::Stopped(_) => CallEnd::Stopped,
+        };
+        spans::call_ended(&self.span, end);
+    }
 }
 
-/// Counts the time of a run however it ends, also when it is dropped: by its timeout, by a shutdown, by a lost claim.
+/// The kind of failure for the span of a batch call that failed as a whole.
+fn failed_by(failure: &Failure) -> FailedBy {
+    match failure.kind {
+        FailureKind::Unavailable | FailureKind::NotDecodableNow(_) => FailedBy::Unavailable,
+        FailureKind::Retry
+        | FailureKind::RetryAfter(_)
+        | FailureKind::Snooze(_)
+        | FailureKind::Poison
+        | FailureKind::Undecodable
+        | FailureKind::Discard => FailedBy::Error,
+    }
+}
+
+/// The span of a run whose handler has returned.
+#[must_use = "call `ended` or `undone`, so that the span gets its outcome"]
+pub(super) struct RunSpan {
+    span: Span,
+    topic: Option<Arc<str>>,
+    took: Duration,
+}
+
+impl RunSpan {
+    /// Records the outcome of the run; `None` when its claim is lost.
+    pub(super) fn ended(self, outcome: Option<&Outcome>) {
+        spans::run_ended(&self.span, outcome);
+        if let Some(topic) = &self.topic {
+            counts::record_often(&table::PROCESS_DURATION, topic, spans::error_type(outcome), self.took);
+        }
+    }
+
+    /// Records that the run was rolled back with others, and will be repeated.
+    pub(super) fn undone(self) {
+        spans::run_undone(&self.span);
+    }
+}
+
+/// Records the duration of a run however it ends, also when it is dropped: after a timeout, a shutdown or a lost claim.
 struct Timed<'a> {
     handler: &'a str,
     clock: Clock,
@@ -37,6 +114,6 @@ struct Timed<'a> {
 
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
-        counts::took(self.handler, self.clock);
+        counts::record_often(&table::HANDLER_SECONDS, self.handler, "", self.clock.elapsed());
     }
 }

@@ -1,9 +1,9 @@
-//! Outcomes on their way from the handlers to the settler.
+//! The queue of outcomes between the handlers and the settler.
 //!
-//! The settler is woken when it has something to do: for the first outcome, for a full batch, and when nobody is left to wait for. A
-//! wake-up for each would cost more than the handler.
+//! The settler is woken for the first outcome, for a full batch, and when no running handler is left. A wake-up for
+//! each outcome would cost more than a fast handler.
 //!
-//! What waits here is on the in-flight list as well, which is bounded: by the slots, and by what may be unsettled.
+//! The queue is bounded: each entry is on the in-flight list, which is bounded by the slots and by `settle_queue_rows`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,18 +11,22 @@ use tokio::sync::Notify;
 
 use crate::store::seam::Settlement;
 
+/// A queue with many writers and one reader, the settle loop.
 pub(crate) struct Outcomes {
+    /// The size of a full batch.
     batch_rows: usize,
     /// A std mutex: nothing awaits while holding it.
     queue: Mutex<OutcomeQueue>,
+    /// Stores one wake-up, so that a notification before the settler waits is not lost.
     arrived: Notify,
 }
 
+/// What the mutex protects.
 #[derive(Default)]
 struct OutcomeQueue {
-    /// In the order of arrival.
+    /// In the order of arrival. Also bounded while the database is unavailable, see above.
     waiting: Vec<Settlement>,
-    /// Nobody will take any.
+    /// The settler has ended.
     is_closed: bool,
 }
 
@@ -31,7 +35,7 @@ impl Outcomes {
         Self { batch_rows, queue: Mutex::default(), arrived: Notify::new() }
     }
 
-    /// Hands in an outcome of one of `held` claims. False when nobody will write it any more.
+    /// Queues the outcome of one of `held` claims. Returns false when the settler has ended.
     pub(super) fn push(&self, settlement: Settlement, held: usize) -> bool {
         let mut queue = self.lock();
         if queue.is_closed {
@@ -46,6 +50,7 @@ impl Outcomes {
         true
     }
 
+    /// How many outcomes wait, without those that are being written.
     pub(super) fn len(&self) -> usize {
         self.lock().waiting.len()
     }
@@ -58,12 +63,12 @@ impl Outcomes {
         std::mem::replace(&mut queue.waiting, later)
     }
 
-    /// Waits until it makes sense to look again. For one settler.
+    /// Waits until the settler should check the queue again. For one settler.
     pub(super) async fn arrived(&self) {
         self.arrived.notified().await;
     }
 
-    /// The settler's end of it: when it is gone, no more outcomes are taken.
+    /// Returns the settler's guard: when it is dropped, the queue refuses outcomes.
     pub(super) fn open(&self) -> Open<'_> {
         Open(self)
     }
@@ -74,6 +79,7 @@ impl Outcomes {
     }
 }
 
+/// Held by the settler. A settler that ends by a panic closes the queue too, so no outcome waits for it.
 pub(super) struct Open<'a>(&'a Outcomes);
 
 impl Drop for Open<'_> {

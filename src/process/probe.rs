@@ -1,12 +1,12 @@
-//! Writes down what this process has found out about breakers, and asks for the right to probe where one is open.
+//! Writes what this process has found out about breakers to the database, and requests the right to probe open ones.
 //!
-//! Done by the claim loop before it claims, and before a suspect runs alone. If the process dies before something is written, nothing is lost: other
-//! processes find the same out, and the right to probe ends with its lease.
+//! The claim loop does this before each claim, and before a suspect runs alone. If the process crashes before something
+//! is written, nothing is lost: other processes find out the same, and the right to probe expires with its lease.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::breaker::{Probe, Report};
+use super::breaker::{Asked, Probe, Report};
 use super::engine::Engine;
 use super::lane::Lane;
 use crate::store::Backend;
@@ -15,23 +15,24 @@ use crate::telemetry::events;
 use crate::types::Result;
 
 impl<B: Backend> Engine<B> {
-    /// Looks after the breakers of all handlers. What cannot be written now is written by the next call.
-    pub(super) async fn attend_breakers(&self) {
+    /// Updates the breakers of all handlers. A report that cannot be written now is written by the next call.
+    pub(super) async fn update_breakers(&self) {
         for lane in self.lanes.iter() {
-            if let Err(error) = self.attend_breaker(lane).await {
-                events::store_trouble("breaker", &error);
+            if let Err(error) = self.update_breaker(lane).await {
+                events::store_error("breaker", &error);
             }
         }
     }
 
-    /// The right to run one delivery of a handler whose breaker is open; none when another process has it.
+    /// Requests the right to run one delivery of a handler whose breaker is open; `None` when another process has it.
     pub(super) async fn probe_of(&self, lane: &Lane<B>) -> Result<Option<Probe>> {
         lane.breaker.ask_now();
-        self.attend_breaker(lane).await?;
+        self.update_breaker(lane).await?;
         Ok(lane.breaker.take_probe())
     }
 
-    async fn attend_breaker(&self, lane: &Lane<B>) -> Result<()> {
+    /// Writes the reports of one breaker in order, then requests the right to probe if it is due.
+    async fn update_breaker(&self, lane: &Lane<B>) -> Result<()> {
         let (breaker, ids, backend) = (&lane.breaker, &lane.ids.all, &self.store.backend);
         if !breaker.is_open() && !breaker.has_reports() {
             return Ok(());
@@ -50,36 +51,43 @@ impl<B: Backend> Engine<B> {
                     }
                     breaker.reported();
                     if end == ProbeEnd::Passed {
-                        // Also when somebody else has closed it meanwhile. If it was opened again, the next answer says so.
-                        breaker.learn(false);
+                        // Also when another process has closed it meanwhile. If it was opened again, the next answer
+                        // says so.
+                        breaker.learn(breaker.asking(), false);
                     }
                 }
             }
         }
         if breaker.asks(Instant::now()) {
+            let asked = breaker.asking();
             let answer = backend.ask_probe(ids, self.limits.lease).await?;
-            breaker.answered(answer, Instant::now(), self.limits.poll);
+            breaker.answered(asked, answer, Instant::now(), self.limits.poll);
         }
         Ok(())
     }
 
-    /// Keeps the rights to probe while their deliveries run.
+    /// Renews the rights to probe while their deliveries run.
     pub(super) async fn renew_probes(&self) {
         for lane in self.lanes.iter() {
             let Some(no) = lane.breaker.right() else { continue };
             if let Err(error) = self.store.backend.renew_probe(&lane.ids.all, no, self.limits.lease).await {
-                events::store_trouble("breaker", &error);
+                events::store_error("breaker", &error);
             }
         }
     }
 }
 
-/// Notes which breakers the database says are open. Returns whether one is closed that was open.
-pub(super) fn note_open<B: Backend>(lanes: &[Arc<Lane<B>>], open: &[i16]) -> bool {
+/// Must be called before the database is asked which breakers are open; the result goes to [`note_open`].
+pub(super) fn asking<B: Backend>(lanes: &[Arc<Lane<B>>]) -> Vec<Asked> {
+    lanes.iter().map(|lane| lane.breaker.asking()).collect()
+}
+
+/// Takes over which breakers are open in the database. Returns whether an open one is now closed.
+pub(super) fn note_open<B: Backend>(lanes: &[Arc<Lane<B>>], asked: &[Asked], open: &[i16]) -> bool {
     let mut is_any_closed = false;
-    for lane in lanes {
+    for (lane, &asked) in lanes.iter().zip(asked) {
         let was_open = lane.breaker.is_open();
-        lane.breaker.learn(lane.ids.all.iter().any(|id| open.contains(id)));
+        lane.breaker.learn(asked, lane.ids.all.iter().any(|id| open.contains(id)));
         is_any_closed |= was_open && !lane.breaker.is_open();
     }
     is_any_closed

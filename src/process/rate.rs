@@ -1,7 +1,8 @@
 //! Rate limits: how many deliveries may start now. Pure: the time is an argument.
 //!
-//! The limit of this process is kept here. The limit over all processes is kept in the database and obeyed by the claim itself; both
-//! count in the same way: by the moment at which the next start would be on schedule, if nobody were ever early.
+//! The limit of this process is kept here. The limit over all processes is kept in the database and applied by the
+//! claim statement. Both use the same algorithm (GCRA): they store when the next start is due if starts are evenly
+//! spaced.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,7 +13,7 @@ use crate::handler::RateLimit;
 #[derive(Debug)]
 pub(super) struct Throttle {
     limit: RateLimit,
-    /// When the next start is on schedule. A std mutex: nothing awaits while holding it.
+    /// When the next start is due, if starts are evenly spaced. A std mutex: nothing awaits while holding it.
     next_at: Mutex<Instant>,
 }
 
@@ -21,7 +22,7 @@ impl Throttle {
         Self { limit, next_at: Mutex::new(Instant::now()) }
     }
 
-    /// Takes the right to start deliveries, at most `max`; returns how many.
+    /// Takes the right to start at most `max` deliveries; returns how many.
     pub(super) fn take(&self, max: usize, now: Instant) -> usize {
         let mut next_at = self.lock();
         let from = (*next_at).max(now);
@@ -32,14 +33,14 @@ impl Throttle {
         taken as usize
     }
 
-    /// Gives back what was taken and not used.
-    pub(super) fn give_back(&self, count: usize) {
+    /// Restores starts that were taken and not used.
+    pub(super) fn restore(&self, count: usize) {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let mut next_at = self.lock();
         *next_at = next_at.checked_sub(self.limit.interval.saturating_mul(count)).unwrap_or(*next_at);
     }
 
-    /// When another delivery may start, if that is not now.
+    /// When another delivery may start; `None` means now.
     pub(super) fn free_at(&self, now: Instant) -> Option<Instant> {
         let ahead = self.limit.interval.saturating_mul(self.limit.burst.saturating_sub(1));
         let free_at = self.lock().checked_sub(ahead)?;
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_is_saved_up_to_the_burst_and_no_further() {
+    fn unused_starts_are_saved_up_to_the_burst() {
         let (throttle, start) = throttle(5);
         assert_eq!(throttle.take(2, start), 2);
         assert_eq!(throttle.take(100, start + TICK * 1_000), 5);
@@ -84,10 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again() {
+    fn returned_starts_can_be_taken_again() {
         let (throttle, start) = throttle(5);
         assert_eq!(throttle.take(5, start), 5);
-        throttle.give_back(3);
+        throttle.restore(3);
         assert_eq!(throttle.take(100, start), 3);
         assert_eq!(throttle.take(100, start), 0);
     }

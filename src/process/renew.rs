@@ -1,8 +1,8 @@
-//! Keeps claims alive while handlers run, and stops handlers whose claim cannot be kept.
+//! Renews claims while handlers run, and stops handlers whose claim cannot be renewed.
 //!
-//! A handler is told to stop before its lock can end by anybody's clock, so two runs of one delivery never both hold a valid claim.
-//! What is claimed and waits for a slot is renewed alike, and given back before its lock ends or when it has waited too long.
-//! The watch over the deadlines is a loop of its own: a renewal that hangs must not hide that time is running out.
+//! A handler is stopped before its lease can end, so two runs of one delivery never both hold a valid claim. Claims of
+//! deliveries that wait for a slot are renewed too, and released before their lease ends or when they have waited too
+//! long. A separate loop watches the deadlines: a renewal that hangs must not hide that a lease is ending.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,22 +16,22 @@ use crate::types::jittered;
 /// Claims in one renewal statement.
 const RENEW_ROWS_MAX: usize = 1_000;
 
-/// What has waited for a slot for so many times as long as it should is given back.
+/// A delivery that has waited for a slot this many times as long as planned (`Limits::claim_ahead`) is released.
 const WAITS_MAX: u32 = 8;
-/// … but not before.
+/// The minimum of that time.
 const WAITS_MIN: Duration = Duration::from_secs(1);
 
-/// Renews everything that is held, three times within a lease.
+/// Renews all held claims, three times per lease.
 pub(super) async fn renew_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut pause = engine.limits.lease / 3;
     loop {
         tokio::select! {
             () = tokio::time::sleep(jittered(pause)) => {}
-            // Outcomes may not be written any more: what is held has to become free for others.
+            // Outcomes may not be written any more: other processes must get the deliveries.
             _ = engine.failure() => return,
             () = engine.reached(Phase::Closed) => return,
         }
-        // After a failure there is not much time left; try again soon.
+        // After a failure, the lease ends soon: retry quickly.
         pause = match renew_all(&engine).await {
             true => engine.limits.lease / 3,
             false => engine.limits.lease / 20,
@@ -39,21 +39,22 @@ pub(super) async fn renew_loop<B: Backend>(engine: Arc<Engine<B>>) {
     }
 }
 
-/// True when every statement was answered.
+/// Renews all held claims, in statements of bounded size. Returns true when every statement succeeded.
 async fn renew_all<B: Backend>(engine: &Arc<Engine<B>>) -> bool {
     let mut claims = engine.in_flight.claims();
+    // In the order of the primary key, so that each statement reads neighbouring rows.
     claims.sort_unstable();
     for part in claims.chunks(RENEW_ROWS_MAX) {
         match engine.store.backend.renew(engine.processor, part, engine.limits.lease).await {
             Ok(renewal) => {
-                engine.troubles.work_succeeded();
+                engine.store_errors.work_succeeded();
                 engine.in_flight.renewed(&renewal.renewed, renewal.sent_at + engine.limits.lease);
-                // Settled in this very moment looks the same; then the handler has returned and there is nobody to stop.
+                // A claim that was just settled looks lost too; its handler has returned, so stopping it does nothing.
                 engine.in_flight.stop(&renewal.lost, StopReason::ClaimLost);
-                engine.give_back_stopped();
+                engine.release_stopped();
             }
             Err(error) => {
-                events::store_trouble("renew", &error);
+                events::store_error("renew", &error);
                 return false;
             }
         }
@@ -73,11 +74,11 @@ pub(super) async fn watch_loop<B: Backend>(engine: Arc<Engine<B>>) {
         let now = Instant::now();
         let ending = engine.in_flight.ending_before(now + lease / 10 + tick);
         engine.in_flight.stop(&ending, StopReason::LeaseEnding);
-        engine.give_back_stopped();
+        engine.release_stopped();
         if let Some(since) = now.checked_sub((engine.limits.claim_ahead * WAITS_MAX).max(WAITS_MIN)) {
-            engine.give_back_late(since);
+            engine.release_late(since);
         }
-        // Permits that another inbox on the store has given back.
+        // Another inbox on the same store may have returned connections.
         engine.start_all_waiting();
         for (claim, message_id) in engine.in_flight.overrun(now) {
             events::overran(engine.subject(claim, message_id.as_deref()));

@@ -1,5 +1,5 @@
-//! Purges every now and then while the inbox runs. Trouble with the database is an event and the next time, as is another process that
-//! is at it; shutdown ends it between two steps.
+//! Purges periodically while the inbox runs. If the database fails or another process is purging, an event reports it,
+//! and the next interval tries again. Shutdown ends a purge between two steps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,11 @@ use crate::store::Backend;
 use crate::telemetry::events;
 use crate::types::{Purged, jittered};
 
-/// The first time is at most this late, so that a process that never lives for an interval purges all the same.
+/// The first purge comes after at most this time, so that a process which restarts more often than the interval purges
+/// too.
 const FIRST_MAX: Duration = Duration::from_secs(60);
 
-/// Runs until the engine stops.
+/// Purges until the engine stops. The interval counts from the end of a purge.
 pub(super) async fn retain_loop<B: Backend>(engine: Arc<Engine<B>>, retention: Retention) {
     let mut pause = jittered(retention.interval.min(FIRST_MAX));
     loop {
@@ -26,7 +27,7 @@ pub(super) async fn retain_loop<B: Backend>(engine: Arc<Engine<B>>, retention: R
         events::count_purged(&last);
         match ended {
             Ok(purged) => events::purged(&purged),
-            Err(error) => events::store_trouble("purge", &error),
+            Err(error) => events::store_error("purge", &error),
         }
         pause = jittered(retention.interval);
     }

@@ -1,7 +1,8 @@
-//! Writes outcomes in batches: whatever arrived while the last batch was being written leaves in the next one.
+//! Writes outcomes in batches: outcomes that arrive while a batch is written go into the next one.
 //!
-//! An outcome is written while its claim is current, or not at all. The database may be away for any time; outcomes wait, bounded by
-//! the queue, and their claims are kept. One row that cannot be written (somebody holds its lock) does not hold up the others.
+//! An outcome is written only while its claim is current. While the database is unavailable, outcomes wait in a bounded
+//! queue and their claims are kept. A row that cannot be written, because another session locks it, does not hold up
+//! the others.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -10,20 +11,23 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::engine::{Engine, Phase};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Lost, Settlement};
 use crate::telemetry::events;
+use crate::telemetry::spans::Writing;
 use crate::types::{Backoff, Error, Kind, Outcome};
 
-/// Batches being written at a time. The second begins only when it is full, so that outcomes still come together.
+/// Batches that are written at a time. The second begins only when it is full, so that batches stay large.
 const WRITES_MAX: usize = 2;
 
-/// How long outcomes wait for others that are on their way, while handlers are running: a batch for each handful would cost a commit each.
+/// How long outcomes wait for others while handlers run, so that not every few outcomes cost a commit.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// Runs until the engine is closed.
+/// Writes outcomes until the engine is closed. Outcomes that are not written by then are dropped with their claims:
+/// those deliveries run again.
 pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let outcomes = &engine.outcomes;
     let _open = outcomes.open();
@@ -31,8 +35,8 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut backoff = Backoff::new(engine.limits.backoff_max);
     let mut writes: JoinSet<Result<(), Unwritten>> = JoinSet::new();
     let mut left = Vec::new();
-    let mut has_trouble = false;
-    // Set by the first ones of a batch.
+    let mut has_failed = false;
+    // Set by the first outcomes of a batch.
     let mut linger_until: Option<Instant> = None;
     let mut closed = pin!(engine.reached(Phase::Closed));
     loop {
@@ -48,10 +52,11 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
             under_way => under_way < WRITES_MAX && waiting >= batch_rows,
         };
         if is_due {
-            // What could not be written before stays apart: mixed in, one row that somebody holds would hold up the others again.
+            // Outcomes that could not be written before stay in a separate part: one locked row would hold up the
+            // others again.
             let parts = vec![std::mem::take(&mut left), outcomes.take_batch()];
             linger_until = None;
-            writes.spawn(write(Arc::clone(&engine), parts));
+            writes.spawn(observed(Arc::clone(&engine), parts));
             continue;
         }
         tokio::select! {
@@ -59,21 +64,21 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
             () = tokio::time::sleep_until(until), if lingers && waiting > 0 => {}
             Some(written) = writes.join_next() => match written {
                 Ok(Ok(())) => {
-                    if std::mem::take(&mut has_trouble) {
+                    if std::mem::take(&mut has_failed) {
                         events::store_recovered("settle");
                     }
                     backoff.reset();
                 }
                 Ok(Err(Unwritten { error, settlements })) => {
-                    events::store_trouble("settle", &error);
-                    has_trouble = true;
+                    events::store_error("settle", &error);
+                    has_failed = true;
                     left.extend(settlements);
                     tokio::select! {
                         () = backoff.pause() => {}
                         () = &mut closed => return,
                     }
                 }
-                // The supervisor names the panic. Otherwise the reactor has ended.
+                // The supervisor reports the panic. Without a panic, the reactor has ended.
                 Err(ended) => match ended.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),
                     Err(_) => return,
@@ -84,25 +89,33 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
     }
 }
 
-/// What could not be written, and why.
+/// The outcomes that could not be written, and why. They stay claimed, and are written again after a pause.
 struct Unwritten {
     error: Error,
     settlements: Vec<Settlement>,
 }
 
-/// Writes what it can, the last part first. What could not be written comes back with the reason.
+/// Writes within a span.
+async fn observed<B: Backend>(engine: Arc<Engine<B>>, parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
+    let writing = Writing::settle(parts.iter().map(Vec::len).sum());
+    let written = write(engine, parts).instrument(writing.span.clone()).await;
+    writing.ended(written.as_ref().err().map(|unwritten| &unwritten.error));
+    written
+}
+
+/// Writes as much as possible, the last part first. Returns the rest with the reason.
 async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
     let mut left = Vec::new();
-    let mut trouble = None;
+    let mut failure = None;
     while let Some(mut part) = parts.pop() {
         if part.is_empty() {
             continue;
         }
-        match engine.store.backend.settle(engine.settler(), &part).await {
+        match engine.store.backend.settle(&engine.settler, &part).await {
             Ok(lost) => written(&engine, &part, &lost),
             Err(error) => {
-                // The server refused the batch, perhaps because of a single row: find out which. With the connection gone there is
-                // nothing to find out.
+                // The server refused the batch, perhaps because of a single row: halving finds it. A lost connection
+                // has nothing to do with a row.
                 let is_worth_splitting = matches!(error.kind(), Kind::Server | Kind::Data) && part.len() > 1;
                 if is_worth_splitting {
                     let half = part.split_off(part.len() / 2);
@@ -112,32 +125,33 @@ async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement
                     if error.is_connection() {
                         left.extend(parts.drain(..).flatten());
                     }
-                    trouble = Some(error);
+                    failure = Some(error);
                 }
             }
         }
     }
-    match trouble {
+    match failure {
         None => Ok(()),
         Some(error) => Err(Unwritten { error, settlements: left }),
     }
 }
 
+/// Takes the settled claims off the in-flight list, reports them, and wakes what waited for them.
 fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[Lost]) {
     let lost: HashMap<ClaimId, &Lost> = lost.iter().map(|lost| (lost.claim, lost)).collect();
-    let message_ids = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
+    let removed = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
     // Claiming and starting may have paused because too much was unsettled.
     engine.freed.notify_one();
     engine.start_all_waiting();
-    for (settlement, message_id) in settlements.iter().zip(&message_ids) {
-        let subject = engine.subject(settlement.claim, message_id.as_deref());
+    for (settlement, about) in settlements.iter().zip(&removed) {
+        let subject = engine.subject(settlement.claim, about.message_id.as_deref());
         match lost.get(&settlement.claim) {
             None => {}
             Some(Lost { is_done: false, .. }) => {
                 events::claim_lost(subject);
                 continue;
             }
-            // The handler has settled it itself, and has failed or was stopped after that.
+            // The handler settled its claim itself, and failed or was stopped after that.
             Some(Lost { is_done: true, .. }) => {
                 events::settled_before(subject, &settlement.outcome);
                 if engine.is_ordered(settlement.claim.handler_id) {
@@ -147,14 +161,19 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
             }
         }
         events::decided(subject, &settlement.outcome);
-        engine.troubles.settled(&settlement.outcome);
+        if settlement.outcome == Outcome::Done
+            && let Ok(lane) = engine.lane_of(settlement.claim.handler_id)
+        {
+            lane.done_after(about.recorded_at);
+        }
+        engine.store_errors.settled(&settlement.outcome);
         match &settlement.outcome {
             Outcome::Retry { after, .. }
             | Outcome::Snoozed { after }
-            | Outcome::Troubled { after, .. }
+            | Outcome::StoreFailed { after, .. }
             | Outcome::Unavailable { after, .. } => wake_after(engine, *after),
             Outcome::Released => engine.wake.notify_one(),
-            // The next one of its key may be due now.
+            // The next delivery of its ordering key may be due now.
             Outcome::Done | Outcome::Discarded { .. } | Outcome::Expired | Outcome::Poisoned { .. } => {
                 if engine.is_ordered(settlement.claim.handler_id) {
                     engine.wake.notify_one();
@@ -164,13 +183,13 @@ fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost
     }
 }
 
-/// What is due again before the next poll is not left to the poll.
+/// Wakes the claim loop for a delivery that is due again before the next poll.
 fn wake_after<B: Backend>(engine: &Arc<Engine<B>>, after: Duration) {
     if after < engine.limits.poll {
-        // Does not keep the engine; nothing depends on it.
+        // A weak reference: this task must not keep the engine alive.
         let engine = Arc::downgrade(engine);
         drop(tokio::spawn(async move {
-            // The database's clock decides; a moment later it is surely due.
+            // The database's clock decides; with this margin the delivery is due there too.
             tokio::time::sleep(after + Duration::from_millis(2)).await;
             if let Some(engine) = engine.upgrade() {
                 engine.wake.notify_one();

@@ -1,8 +1,9 @@
 //! Slots and places: how many deliveries of a handler run, and how many more may be claimed.
 //!
-//! A slot is the right to run; there are as many as the handler's `concurrency`. A place is the right to be claimed without running yet: it is
-//! taken before the statement that claims, and given up when the delivery has its slot. There are as many places as slots are free, and
-//! as many more as the handler works off at once (`pace.rs`). Nobody waits for either: whoever finds none comes again when there is one.
+//! A slot is the right to run one delivery; a handler has as many as its `concurrency`. A place is the right to claim
+//! one delivery that does not run yet: it is taken before the claim statement, and freed when the delivery has its
+//! slot. There are as many places as free slots, plus the deliveries that the handler finishes in a short time
+//! (`pace.rs`). Nothing waits for a slot or a place: callers that find none are notified when one is free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +14,9 @@ use crate::store::Backend;
 use crate::store::permits::Permit;
 use crate::types::Limits;
 
-/// The free slots of a lane, and the places that are taken.
+/// The free slots of a lane, and its taken places.
 pub(super) struct Slots {
+    /// Slots that are not taken.
     free: AtomicUsize,
     /// Deliveries that are being claimed, or wait.
     places: AtomicUsize,
@@ -29,59 +31,67 @@ impl Slots {
 /// Whether a claim for a lane makes sense now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// There is no place, or enough waits.
+    /// There is no place, or enough deliveries wait.
     None,
-    /// Nothing waits and some slots are free; soon there may be more.
+    /// Nothing waits and some slots are free; more may become free soon.
     Some,
-    /// Enough for a statement of its own.
+    /// Enough for a claim statement.
     Much,
 }
 
 impl<B: Backend> Lane<B> {
-    /// Nothing runs.
+    /// Whether nothing runs.
     pub(super) fn is_idle(&self) -> bool {
         self.slots.free.load(Ordering::Acquire) == self.concurrency
     }
 
+    /// How many slots are taken.
+    pub(super) fn running(&self) -> usize {
+        self.concurrency.saturating_sub(self.slots.free.load(Ordering::Acquire))
+    }
+
     /// How many more deliveries could start now.
-    fn startable(&self, limits: &Limits) -> usize {
+    pub(super) fn startable(&self, limits: &Limits) -> usize {
         let free = self.slots.free.load(Ordering::Acquire);
         self.filling(self.connections.as_ref().map_or(free, |share| share.free().min(free)), limits)
     }
 
     /// How many deliveries may be claimed beyond those that can start now.
     fn ahead(&self, limits: &Limits) -> usize {
-        // What has a rate is claimed when it may start, and then starts.
+        // Rate-limited deliveries are claimed only when they can start.
         if self.is_rated() || self.throttle.is_some() || self.is_careful() || limits.starts_at_once_from() <= 0 {
             return 0;
         }
-        let running = self.concurrency.saturating_sub(self.slots.free.load(Ordering::Acquire));
-        let parallel = self.connections.as_ref().map_or(self.concurrency, |share| share.free() + running);
+        let parallel = self.connections.as_ref().map_or(self.concurrency, |share| share.free() + self.running());
         let rows = self.pace.rows_ahead(parallel.min(self.concurrency), limits);
-        // Less than a call takes would wait for a call to end, and then for others.
+        // Fewer rows than one batch call takes would wait for a call to end, and then for more rows.
         if rows < self.batch_rows(limits) { 0 } else { rows }
     }
 
     /// How many more deliveries may be claimed now.
     pub(super) fn room(&self, limits: &Limits) -> usize {
-        // In this order, here and below: a delivery that starts takes its slot first, so the answer may be too small and never too large.
+        // The order matters, here and below: a delivery takes its slot before it frees its place, so the result may be
+        // too small but never too large.
         let places = self.slots.places.load(Ordering::Acquire);
         (self.startable(limits) + self.ahead(limits)).saturating_sub(places)
     }
 
-    /// Whether what waits is not enough for a call, and a claim of so many would help: a call is free, or they fill one.
+    /// Whether too few deliveries wait for a batch call, and claiming `room` more would help: a call is free, or they
+    /// fill one.
     fn fills_batch(&self, room: usize, limits: &Limits) -> bool {
         let (waiting, rows) = (self.waiting.len(), self.batch_rows(limits));
         waiting < rows && (self.slots.free.load(Ordering::Acquire) > 0 || waiting + room >= rows)
     }
 
+    /// Whether a claim for the lane makes sense now. A claim statement has a fixed cost, so a few free places do not
+    /// suffice while handlers are busy.
     pub(super) fn need(&self, limits: &Limits) -> Need {
         let room = self.room(limits);
         let whole = self.filling(self.concurrency, limits) + self.ahead(limits);
         match (room, self.waiting.is_empty()) {
             (0, _) => Need::None,
             (room, false) if self.fills_batch(room, limits) => Need::Much,
-            // The next claim is under way while the handlers work on what still waits.
+            // The next claim is sent while handlers work on the waiting deliveries.
             (_, false) if room * 2 < whole => Need::None,
             (_, true) if room * 4 < whole => Need::Some,
             _ => Need::Much,
@@ -89,18 +99,18 @@ impl<B: Backend> Lane<B> {
     }
 }
 
-/// The right to claim deliveries of a lane. Given up when dropped.
+/// The right to claim deliveries of a lane. Freed when dropped.
 pub(super) struct Place<B: Backend> {
     pub(super) lane: Arc<Lane<B>>,
     pub(super) count: usize,
-    /// Where the breaker is open: the right to run one delivery.
+    /// While the breaker is open: the right to run one delivery.
     pub(super) probe: Option<Probe>,
-    /// What is taken from the lane's rate limit with it is used.
+    /// Whether the tokens that were taken from the lane's rate limit are used.
     pub(super) is_used: bool,
 }
 
 impl<B: Backend> Place<B> {
-    /// The places that there are now, at most `max`, as one to split.
+    /// Takes the places that are free now, at most `max`, as one value to split.
     pub(super) fn take(lane: &Arc<Lane<B>>, max: usize, limits: &Limits) -> Option<Self> {
         let places = &lane.slots.places;
         let mut taken = places.load(Ordering::Acquire);
@@ -117,6 +127,7 @@ impl<B: Backend> Place<B> {
         }
     }
 
+    /// The place with the right to probe, which the delivery takes over.
     pub(super) fn with(mut self, probe: Option<Probe>) -> Self {
         self.probe = probe;
         self
@@ -133,21 +144,21 @@ impl<B: Backend> Drop for Place<B> {
     fn drop(&mut self) {
         self.lane.slots.places.fetch_sub(self.count, Ordering::AcqRel);
         if let Some(throttle) = self.lane.throttle.as_ref().filter(|_| !self.is_used) {
-            throttle.give_back(self.count);
+            throttle.restore(self.count);
         }
     }
 }
 
-/// The right to run deliveries of a lane, mostly one. Free again when dropped.
+/// The right to run deliveries of a lane, usually one. Freed when dropped.
 pub(super) struct Slot<B: Backend> {
     pub(super) lane: Arc<Lane<B>>,
     pub(super) count: usize,
-    /// As many, where the handler is transactional.
+    /// The same number of connections, if the handler is transactional.
     connections: Option<Permit>,
 }
 
 impl<B: Backend> Slot<B> {
-    /// The slots that are free now, at most `max`, as one to split.
+    /// Takes the slots that are free now, at most `max`, as one value to split.
     pub(super) fn take(lane: &Arc<Lane<B>>, max: usize) -> Option<Self> {
         let connections = match &lane.connections {
             None => None,

@@ -1,10 +1,11 @@
-//! Runs deliveries of a transactional handler, one after the other on one connection, each with its writes and `done` in one transaction.
+//! Runs deliveries of a transactional handler one after another on one connection. The writes and `done` of each are
+//! one transaction.
 //!
-//! Everything but COMMIT-and-no-answer is certain: error, panic, timeout, stop and lost claim roll back. When the answer to COMMIT is
-//! lost, the row is read back until the database can say what happened. The effect never runs again while that is open.
+//! An error, a panic, a timeout, a stop and a lost claim roll back. When the answer to COMMIT is lost, the row is read
+//! back until the result is known. The handler does not run again before that.
 //!
-//! While more of the handler waits, the next transaction begins with the COMMIT of the last. Deliveries that share a transaction are in
-//! `together.rs`.
+//! While more deliveries of the handler wait, the next BEGIN is sent with the last COMMIT. `shared_transaction.rs` runs
+//! deliveries that share a transaction.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,29 +13,32 @@ use std::time::Instant;
 use super::decide::{Answer, StopReason, StoreFailure};
 use super::engine::{Engine, Phase};
 use super::lane::Lane;
+use super::ready;
 use super::run::{Run, RunEnd, Runner, watch};
-use crate::handler::{ErasedTxHandler, Failure, Wish};
+use crate::handler::{ErasedTxHandler, Failure, FailureKind};
 use crate::store::Backend;
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
 use crate::telemetry::events;
 use crate::types::{Backoff, Error, Kind, Result, StoredMessage, origin};
 
-/// Transactions of one slot before it is given up, with the connection: whoever waits for one has its turn.
+/// Transactions of one slot before it is freed with its connection, so that other handlers get one.
 const TRANSACTIONS_MAX: usize = 32;
 
-/// The transactions of one slot.
+/// The transactions of one slot. If its task is dropped, for example with the user's runtime, the open transaction is
+/// dropped too, which rolls it back.
 pub(super) struct Turn<'t, B: Backend> {
     pub(super) engine: &'t Arc<Engine<B>>,
     pub(super) lane: &'t Arc<Lane<B>>,
-    handler: &'t Arc<dyn ErasedTxHandler<B::Connection>>,
-    /// Begun with the last COMMIT.
+    /// For calls with one message; a batch handler has another form for several.
+    pub(super) handler: &'t Arc<dyn ErasedTxHandler<B::Connection>>,
+    /// The transaction that was begun with the last COMMIT.
     open: Option<B::Transaction>,
-    /// Transactions that are left.
+    /// Remaining transactions of this slot.
     left: usize,
 }
 
-/// Runs the delivery, then those that wait for the slot.
+/// Runs the delivery, then the deliveries that wait for the slot.
 pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Arc<dyn ErasedTxHandler<B::Connection>>) {
     let Runner { slot, run, .. } = runner;
     let (engine, lane) = (Arc::clone(run.engine()), Arc::clone(&slot.lane));
@@ -47,7 +51,8 @@ pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Arc<dyn ErasedT
     }
     turn.end().await;
     drop(slot);
-    // Also what came to wait between the last look and the return of the slot. A connection goes to whoever is next.
+    // Starts deliveries that began to wait between the last check and the return of the slot. The connection goes to
+    // the next handler.
     engine.start_all_waiting();
     engine.tell_need(&lane);
 }
@@ -67,41 +72,58 @@ impl<'t, B: Backend> Turn<'t, B> {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Gives up what was begun for a run that did not come.
-    pub(super) async fn end(self) {
-        if let Some(open) = self.open {
+    /// Rolls back a transaction that was begun in advance and is not needed.
+    pub(super) async fn end(mut self) {
+        self.give_up_open().await;
+    }
+
+    /// Rolls back the transaction that was begun with the last COMMIT: none is open while a run waits for its decoder.
+    pub(super) async fn give_up_open(&mut self) {
+        if let Some(open) = self.open.take() {
             // If it fails, the connection is closed.
             let _ = open.roll_back().await;
         }
     }
 
+    /// Whether the payload of a delivery can be decoded without waiting.
+    pub(super) fn is_ready(&self, run: &Run<B>) -> bool {
+        run.claimed.message.as_ref().is_none_or(|message| self.handler.ready(message).is_none())
+    }
+
+    /// Runs a delivery, with others in a shared transaction if the handler allows it.
     async fn run(&mut self, run: Run<B>) {
-        // Nobody to share with: a savepoint would be for nothing.
+        // Without another waiting delivery, a savepoint would be useless.
         let shares = self.shares(&run) && !self.lane.waiting.is_empty();
         let undone = match shares {
-            true => self.together(run).await,
+            true => self.share_transaction(run).await,
             false => vec![run],
         };
-        for mut run in undone {
-            run.was_together = shares;
+        for run in undone {
             self.alone(run).await;
         }
     }
 
-    /// Runs a delivery in a transaction of its own.
+    /// Runs a delivery in its own transaction.
     pub(super) async fn alone(&mut self, mut run: Run<B>) {
         let Some(message) = run.begin(self.lane) else { return run.end_unrun(self.lane) };
+        if self.handler.ready(&message).is_some() {
+            self.give_up_open().await;
+        }
         let began_at = Instant::now();
-        let ended = self.transact(&run, message).await;
+        if let Some(answer) = ready::wait(&**self.handler, &message, &run.stop_signal).await {
+            return run.end(self.lane, began_at.elapsed(), RunEnd::Answer(answer));
+        }
+        let ended = self.transact(&mut run, message).await;
         run.end(self.lane, began_at.elapsed(), ended);
     }
 
-    async fn transact(&mut self, run: &Run<B>, message: Arc<StoredMessage>) -> RunEnd {
+    /// One transaction with one delivery.
+    async fn transact(&mut self, run: &mut Run<B>, message: Arc<StoredMessage>) -> RunEnd {
         let claim = run.claimed.claim;
         let mut transaction = match self.begin().await {
             Ok(transaction) => transaction,
             Err(error) => {
-                events::store_trouble("transact", &error);
+                events::store_error("transact", &error);
                 return run.not_begun(&error);
             }
         };
@@ -120,7 +142,8 @@ impl<'t, B: Backend> Turn<'t, B> {
                     events::in_doubt(self.engine.subject_of(&run.claimed));
                     match resolve(self.engine, claim).await {
                         ReadBack::Committed => RunEnd::Committed,
-                        // Where the delivery itself ends the session each time, it must not run for ever: this is counted as trouble.
+                        // A delivery that ends the session each time must not run forever: this counts as a store
+                        // error.
                         ReadBack::NotCommitted => {
                             let error = Error::new(Kind::Connection, "lost the connection before a handler's COMMIT");
                             RunEnd::Answer(store_failed(self.engine, claim, &error))
@@ -132,8 +155,11 @@ impl<'t, B: Backend> Turn<'t, B> {
                 }
             },
             Answer::Finished(Err(failure)) => match transaction.roll_back().await {
-                // Not the handler's doing: nothing is charged, not even the error it made of it. What it asked for by name counts.
-                Err(error) if failure.wish == Wish::Retry => RunEnd::Answer(store_failed(self.engine, claim, &error)),
+                // The store has failed, so a plain error of the handler consumes no retry. An explicit answer (poison,
+                // snooze, discard) counts.
+                Err(error) if failure.kind == FailureKind::Retry => {
+                    RunEnd::Answer(store_failed(self.engine, claim, &error))
+                }
                 Ok(()) | Err(_) => RunEnd::Answer(Answer::Finished(Err(failure))),
             },
             Answer::Panicked(_) | Answer::TimedOut(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => {
@@ -143,25 +169,28 @@ impl<'t, B: Backend> Turn<'t, B> {
         }
     }
 
+    /// Calls the handler with the connection of an open transaction.
     pub(super) async fn handle(
         &mut self,
         transaction: &mut B::Transaction,
-        run: &Run<B>,
+        run: &mut Run<B>,
         message: Arc<StoredMessage>,
     ) -> Answer {
-        // It may have been told to stop while the transaction began.
-        match (run.leash.reason(), transaction.conn()) {
+        // The run may have been stopped while the transaction began.
+        match (run.stop_signal.reason(), transaction.conn()) {
             (Some(reason), _) => Answer::Stopped(reason),
             (None, Err(error)) => not_asked(&error),
             (None, Ok(conn)) => {
-                let origin = Arc::clone(&message);
-                let handling = self.handler.run(message, run.claim(), conn);
-                watch(origin::within(origin, handling), self.lane.timeout, &run.leash).await
+                let observed = run.observe(self.lane, &message);
+                let handling = observed.around(self.handler.run(Arc::clone(&message), run.claim(), conn));
+                let answer = watch(origin::within(message, handling), self.lane.timeout, &run.stop_signal).await;
+                run.returned(observed);
+                answer
             }
         }
     }
 
-    /// The transaction that began with the last COMMIT, or another.
+    /// The transaction that was begun with the last COMMIT, or a new one.
     pub(super) async fn begin(&mut self) -> Result<B::Transaction> {
         match self.open.take() {
             Some(open) => Ok(open),
@@ -169,7 +198,7 @@ impl<'t, B: Backend> Turn<'t, B> {
         }
     }
 
-    /// Whether the next transaction begins with the COMMIT of this one: not where nobody needs it.
+    /// Whether BEGIN is sent with this COMMIT: only if another delivery needs it.
     pub(super) fn then(&self) -> Then {
         match self.goes_on() && self.engine.has_startable(self.lane) {
             true => Then::Begin,
@@ -177,11 +206,12 @@ impl<'t, B: Backend> Turn<'t, B> {
         }
     }
 
+    /// Keeps the transaction that was begun together with COMMIT, for the next run.
     pub(super) fn keep_open(&mut self, committed: B::Transaction) {
         self.open = committed.is_open().then_some(committed);
     }
 
-    /// Whether the slot runs more: not where another handler waits for the connection.
+    /// Whether the slot runs more deliveries: not if another handler waits for the connection.
     pub(super) fn goes_on(&self) -> bool {
         let waits_for_it = |other: &Arc<Lane<B>>| {
             other.is_transactional() && !Arc::ptr_eq(other, self.lane) && self.engine.has_startable(other)
@@ -191,39 +221,41 @@ impl<'t, B: Backend> Turn<'t, B> {
 }
 
 impl<B: Backend> Run<B> {
-    /// No transaction could be begun: it cannot be the doing of this delivery, unless it was undone together with others just now.
+    /// Called when no transaction could be begun. This is not the fault of the delivery, unless it has just been rolled
+    /// back together with others.
     pub(super) fn not_begun(&self, error: &Error) -> RunEnd {
         let error = format!("{error:#}");
-        match self.was_together {
+        match self.was_shared {
             true => RunEnd::Apart(error),
             false => RunEnd::Answer(Answer::StoreFailed(StoreFailure { error, is_counted: false })),
         }
     }
 }
 
-/// The store failed under the handler.
+/// The answer when the store failed while the handler ran.
 fn store_failed<B: Backend>(engine: &Engine<B>, claim: ClaimId, error: &Error) -> Answer {
-    events::store_trouble("transact", error);
-    Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: engine.troubles.is_counted(claim) })
+    events::store_error("transact", error);
+    Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: engine.store_errors.is_counted(claim) })
 }
 
-/// The store failed before the handler was asked: it cannot be the delivery's doing.
+/// The answer when the store failed before the handler was called: this never counts against the delivery.
 fn not_asked(error: &Error) -> Answer {
-    events::store_trouble("transact", error);
+    events::store_error("transact", error);
     Answer::StoreFailed(StoreFailure { error: format!("{error:#}"), is_counted: false })
 }
 
-/// Asks the row until it answers. The claim is renewed meanwhile, so nobody runs the handler again. Undecided only when the engine is closed.
+/// Reads the row back until the result is known. The claim is renewed meanwhile, so no other process runs the handler.
+/// Undecided only when the engine is closed.
 pub(super) async fn resolve<B: Backend>(engine: &Engine<B>, claim: ClaimId) -> ReadBack {
     let mut backoff = Backoff::new(engine.limits.backoff_max);
     loop {
         match engine.store.backend.read_back(claim).await {
             Ok(ReadBack::Undecided) => {}
             Ok(decided) => return decided,
-            Err(error) => events::store_trouble("read back", &error),
+            Err(error) => events::store_error("read back", &error),
         }
         if engine.phase() == Phase::Closed {
-            // Left to the lease. The fence holds: whoever runs it next finds the row done, if it is.
+            // The claim expires. If the delivery was committed, the row is done and is not claimed again.
             return ReadBack::Undecided;
         }
         backoff.pause().await;

@@ -1,48 +1,60 @@
-//! Says that this processor is alive, and looks after deliveries that no live processor knows the handler of.
+//! Sends the heartbeat of this process, expires deliveries, and handles deliveries whose handler no live process has.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::breaker::Asked;
 use super::engine::Engine;
-use super::lane::Lane;
-use super::probe::note_open;
+use super::lane::{Counted, Lane};
+use super::probe::{asking, note_open};
 use crate::store::Backend;
 use crate::store::operating::Returned;
-use crate::store::seam::{Enrolment, HeldBack};
+use crate::store::seam::{BlockedHandlers, ProcessorInfo};
 use crate::telemetry::events;
 use crate::types::{Limits, LongestRun, ProcessorReport, Rate, jittered};
 
-/// How long a processor counts as alive after a sign of life. Shorter than a lease, so that a dead one is known to be dead when its
-/// locks run out; two signs of life within it, so that one may be late.
+/// How long a process counts as alive after a heartbeat. Shorter than a lease, so that a crashed process is known to be
+/// gone when its claims expire. Two heartbeats fit into it, so that one may be late.
 pub(super) fn alive_for(limits: &Limits) -> Duration {
     limits.lease * 2 / 3
 }
 
 /// Deliveries poisoned as unknown in one statement.
 const POISON_ROWS_MAX: u32 = 500;
-/// Deliveries of a handler that return in one transaction, when its key is known again.
+/// Deliveries of a handler that return to pending in one transaction when its key is known again.
 const RETURN_ROWS_MAX: u32 = 1_000;
 
 /// Deliveries that expire in one statement.
 const EXPIRE_ROWS_MAX: u32 = 1_000;
 
-/// Runs until the engine stops.
+/// Runs until the engine stops. Work that may take many steps is done one step at a time, with the heartbeat in
+/// between: a process without heartbeats counts as crashed, however long its backlog is.
 pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<str>) {
-    let interval = engine.limits.lease / 3;
     let check_every = (engine.limits.unknown_key_grace / 4).clamp(Duration::from_secs(1), Duration::from_secs(30));
-    let mut check_at = Instant::now();
-    let mut reported_at = Instant::now();
+    let beat_every = check_every.min(engine.limits.lease / 3);
+    let (mut beat_at, mut check_at, mut reported_at) = (Instant::now(), Instant::now(), Instant::now());
     loop {
-        let report = report(&engine, std::mem::replace(&mut reported_at, Instant::now()).elapsed());
-        keep_alive(&engine, &name, report).await;
-        expire(&engine).await;
-        if Instant::now() >= check_at {
-            while return_parked(&engine, &name).await == Parked::MayBeMore && engine.is_running() {}
-            check_unknown(&engine).await;
-            check_at = Instant::now() + jittered(check_every);
+        if Instant::now() >= beat_at {
+            let report = report(&engine, std::mem::replace(&mut reported_at, Instant::now()).elapsed());
+            heartbeat(&engine, &name, report).await;
+            beat_at = Instant::now() + jittered(beat_every);
         }
+        let mut left = expire(&engine).await;
+        if Instant::now() >= check_at {
+            match return_parked(&engine, &name).await {
+                Left::MayBeMore => left = Left::MayBeMore,
+                Left::None => {
+                    check_unknown(&engine).await;
+                    check_at = Instant::now() + jittered(check_every);
+                }
+            }
+        }
+        let pause = match left {
+            Left::MayBeMore => Duration::ZERO,
+            Left::None => beat_at.saturating_duration_since(Instant::now()),
+        };
         tokio::select! {
-            () = tokio::time::sleep(jittered(interval.min(check_every))) => {}
+            () = tokio::time::sleep(pause) => {}
             () = engine.stopping() => return,
         }
     }
@@ -53,26 +65,33 @@ pub(super) fn handler_ids<B: Backend>(lanes: &[Arc<Lane<B>>]) -> Vec<i16> {
     lanes.iter().flat_map(|lane| lane.ids.all.iter().copied()).collect()
 }
 
-/// What this process says of itself, over the time since it last did.
+/// The status of this process since the last report.
 fn report<B: Backend>(engine: &Engine<B>, since: Duration) -> String {
     let secs = since.as_secs_f64().max(0.001);
     let rate = |lane: &Arc<Lane<B>>| {
-        let (done, failed) = lane.take_counts();
+        let Counted { done, failed, lag } = lane.take_counts();
         let per_sec = |count: u64| ((count as f64 / secs) * 100.0).round() / 100.0;
-        (lane.key.as_str().to_owned(), Rate { done_per_sec: per_sec(done), failed_per_sec: per_sec(failed) })
+        let (done_per_sec, failed_per_sec) = (per_sec(done), per_sec(failed));
+        let effective_lag_secs = lag.map(|lag| lag.as_secs_f64());
+        (lane.key.as_str().to_owned(), Rate { done_per_sec, failed_per_sec, effective_lag_secs })
     };
     let pool = engine.store.backend.pool_status();
     let report = ProcessorReport {
         rates: engine.lanes.iter().map(rate).collect(),
         is_intake_open: engine.is_intake_open(),
+        closed_sources: engine.closed_sources(),
         pool_in_use: pool.in_use,
         pool_size: pool.size,
         pool_waiting: pool.waiting,
+        in_flight: engine.in_flight.len(),
+        claimed_waiting: engine.lanes.iter().map(|lane| lane.waiting.len()).sum(),
+        unsettled: engine.in_flight.unsettled(),
         longest_run: longest_run(engine),
     };
     serde_json::to_string(&report).unwrap_or_else(|_| "{}".to_owned())
 }
 
+/// The run that has taken the longest, so that operators find a handler that is stuck.
 fn longest_run<B: Backend>(engine: &Engine<B>) -> Option<LongestRun> {
     let (claim, message_id, running_for) = engine.in_flight.longest(Instant::now())?;
     let lane = engine.lane_of(claim.handler_id).ok()?;
@@ -84,10 +103,11 @@ fn longest_run<B: Backend>(engine: &Engine<B>) -> Option<LongestRun> {
     })
 }
 
-/// Notes which handlers are paused; returns whether one goes on that was.
-pub(super) fn note_held_back<B: Backend>(lanes: &[Arc<Lane<B>>], held_back: &HeldBack) -> bool {
-    let HeldBack { paused, open, rated } = held_back;
-    let mut goes_on = note_open(lanes, open);
+/// Takes over which handlers are paused, rate-limited or have an open breaker, as the database answered what was asked
+/// at `asked`. Returns whether one was resumed or closed.
+pub(super) fn note_blocked<B: Backend>(lanes: &[Arc<Lane<B>>], asked: &[Asked], blocked: &BlockedHandlers) -> bool {
+    let BlockedHandlers { paused, open, rated } = blocked;
+    let mut goes_on = note_open(lanes, asked, open);
     for lane in lanes {
         let was_paused = lane.is_paused();
         lane.set_rated(lane.ids.all.iter().any(|id| rated.contains(id)));
@@ -97,35 +117,39 @@ pub(super) fn note_held_back<B: Backend>(lanes: &[Arc<Lane<B>>], held_back: &Hel
     goes_on
 }
 
-async fn keep_alive<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: String) {
+/// Sends one heartbeat, and takes over the state of the handlers from its answer.
+async fn heartbeat<B: Backend>(engine: &Engine<B>, name: &Arc<str>, report: String) {
     let (name, handler_ids) = (Arc::clone(name), handler_ids(&engine.lanes));
-    let processor = Enrolment { name, handler_ids, ttl: alive_for(&engine.limits), report };
-    match engine.store.backend.keep_alive(engine.processor, &processor).await {
-        Ok(held_back) => {
-            engine.troubles.work_succeeded();
-            engine.pulse.store_answered();
-            if note_held_back(&engine.lanes, &held_back) {
+    let processor = ProcessorInfo { name, handler_ids, ttl: alive_for(&engine.limits), report };
+    let asked = asking(&engine.lanes);
+    match engine.store.backend.heartbeat(engine.processor, &processor).await {
+        Ok(blocked) => {
+            engine.store_errors.work_succeeded();
+            engine.liveness.store_answered();
+            if note_blocked(&engine.lanes, &asked, &blocked) {
                 engine.wake.notify_one();
             }
-            engine.give_back_paused(&held_back.paused);
+            engine.release_paused(&blocked.paused);
             engine.renew_probes().await;
         }
         Err(error) => {
-            engine.pulse.store_failed();
-            events::store_trouble("keep alive", &error);
+            engine.liveness.store_failed();
+            events::store_error("heartbeat", &error);
         }
     }
 }
 
-/// Whether deliveries of known handlers are still poisoned as unknown.
+/// Whether another step may find more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Parked {
+pub(super) enum Left {
+    /// The last step changed rows, so the next one may find more.
     MayBeMore,
     None,
 }
 
-/// Makes deliveries of this process's handlers pending again that were poisoned while no live process knew their keys; one step of it.
-pub(super) async fn return_parked<B: Backend>(engine: &Engine<B>, name: &Arc<str>) -> Parked {
+/// Makes deliveries of this process's handlers pending again that were poisoned while no live process knew their keys.
+/// One step of at most `RETURN_ROWS_MAX` rows.
+pub(super) async fn return_parked<B: Backend>(engine: &Engine<B>, name: &Arc<str>) -> Left {
     let handler_ids = handler_ids(&engine.lanes);
     match engine.store.backend.return_parked(handler_ids, Arc::clone(name), RETURN_ROWS_MAX).await {
         Ok(returned) => {
@@ -136,32 +160,37 @@ pub(super) async fn return_parked<B: Backend>(engine: &Engine<B>, name: &Arc<str
                 engine.wake.notify_one();
             }
             let is_full = |handler: &Returned| handler.deliveries >= u64::from(RETURN_ROWS_MAX);
-            if returned.iter().any(is_full) { Parked::MayBeMore } else { Parked::None }
+            if returned.iter().any(is_full) { Left::MayBeMore } else { Left::None }
         }
         Err(error) => {
-            events::store_trouble("return deliveries of known keys", &error);
-            Parked::None
+            events::store_error("return deliveries of known keys", &error);
+            Left::None
         }
     }
 }
 
-/// Discards what has waited for longer than its handler wants it, so that a backlog of them costs no slots.
-async fn expire<B: Backend>(engine: &Engine<B>) {
+/// Expires deliveries that are older than their handler allows, so that a backlog of them takes no slots. One step of
+/// at most `EXPIRE_ROWS_MAX` rows of each handler id.
+async fn expire<B: Backend>(engine: &Engine<B>) -> Left {
+    let mut left = Left::None;
     for lane in engine.lanes.iter() {
         let Some(after) = lane.expires_after else { continue };
-        while engine.is_running() {
-            match engine.store.backend.expire(&lane.ids.all, after, EXPIRE_ROWS_MAX).await {
-                Ok(0) => break,
-                Ok(expired) => events::expired(lane.key.as_str(), expired),
-                Err(error) => {
-                    events::store_trouble("expire", &error);
-                    return;
-                }
+        match engine.store.backend.expire(&lane.ids.all, after, EXPIRE_ROWS_MAX).await {
+            Ok(0) => {}
+            Ok(expired) => {
+                events::expired(lane.key.as_str(), expired);
+                left = Left::MayBeMore;
+            }
+            Err(error) => {
+                events::store_error("expire", &error);
+                return Left::None;
             }
         }
     }
+    left
 }
 
+/// Poisons due deliveries of handlers that no live process has had for the grace. One step.
 async fn check_unknown<B: Backend>(engine: &Engine<B>) {
     let grace = engine.limits.unknown_key_grace;
     match engine.store.backend.check_unknown(engine.processor, grace, POISON_ROWS_MAX).await {
@@ -170,6 +199,6 @@ async fn check_unknown<B: Backend>(engine: &Engine<B>) {
                 events::unknown_key(&handler.key, handler.poisoned);
             }
         }
-        Err(error) => events::store_trouble("check unknown keys", &error),
+        Err(error) => events::store_error("check unknown keys", &error),
     }
 }

@@ -1,8 +1,9 @@
-//! What waits: deliveries of one handler that are claimed and have no slot yet, in the order in which they came.
+//! The queue of a handler: deliveries that are claimed and have no slot yet, in order of arrival.
 //!
-//! Every one of them is on the in-flight list, so its claim is renewed, and stopping it goes by its leash. Nobody polls it while it waits: who
-//! stops deliveries takes them out of here as well ([`Engine::give_back_stopped`]). A slot is taken when a delivery starts, never before,
-//! and with it the connection of a transactional handler.
+//! Each of them is on the in-flight list, so its claim is renewed, and it is stopped through its stop signal. A queued
+//! delivery is not a polled future, so code that stops deliveries also has to remove them from the queue
+//! ([`Engine::release_stopped`]). A delivery takes its slot when it starts, and with it the connection of a
+//! transactional handler.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,11 +17,11 @@ use super::lane::Lane;
 use super::run::Run;
 use crate::store::Backend;
 
-/// The deliveries of a lane that wait.
+/// The waiting deliveries of a lane.
 pub(super) struct Waiting<B: Backend> {
     /// A std mutex: nothing awaits while holding it, and no run is dropped under it.
     queue: Mutex<VecDeque<Run<B>>>,
-    /// How long the queue is. Beside it, so that looking does not wait for it.
+    /// The length of the queue. Kept outside the mutex, so that reading it does not wait.
     count: AtomicUsize,
 }
 
@@ -31,6 +32,7 @@ impl<B: Backend> Default for Waiting<B> {
 }
 
 impl<B: Backend> Waiting<B> {
+    /// May be outdated when it is used: callers check again under the lock.
     pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -55,7 +57,8 @@ impl<B: Backend> Waiting<B> {
         taken
     }
 
-    /// Takes those of which this is true, wherever they stand. Locks in any case: who pushes at the same moment then sees why they are taken.
+    /// Takes the deliveries for which `is_wanted` is true. Always locks: a concurrent push then sees the reason why
+    /// they are taken.
     pub(super) fn take_where(&self, is_wanted: impl Fn(&Run<B>) -> bool) -> Vec<Run<B>> {
         let mut queue = self.lock();
         if queue.is_empty() {
@@ -67,7 +70,8 @@ impl<B: Backend> Waiting<B> {
         taken.into()
     }
 
-    /// Takes the deliveries of one call, the oldest first; none if they are to wait for others. One that is called alone waits for nobody.
+    /// Takes the deliveries of one call, the oldest first; none while they wait for others. A delivery that is called
+    /// alone does not wait.
     pub(super) fn take_batch(&self, form: Form) -> Vec<Run<B>> {
         let mut queue = self.lock();
         let taken = match queue.iter().position(|run| !run.joins_others()) {
@@ -81,7 +85,7 @@ impl<B: Backend> Waiting<B> {
         taken
     }
 
-    /// Whether the deliveries of one call are there.
+    /// Whether the deliveries of a call are complete.
     pub(super) fn has_batch(&self, form: Form) -> bool {
         let queue = self.lock();
         form.count(queue.iter()) > 0 || queue.iter().any(|run| !run.joins_others())
@@ -99,60 +103,62 @@ impl<B: Backend> Waiting<B> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// The next delivery of the lane that waits and may start now.
+    /// The next waiting delivery of the lane, if it may start now.
     pub(super) fn next_waiting(self: &Arc<Self>, lane: &Lane<B>) -> Option<Run<B>> {
-        if lane.waiting.is_empty() || self.is_held_back(lane) {
+        if lane.waiting.is_empty() || self.is_blocked(lane) {
             return None;
         }
         lane.waiting.take(1).pop()
     }
 
-    /// Whether nothing that waits may start now. What cannot start soon for that reason is given back.
-    pub(super) fn is_held_back(self: &Arc<Self>, lane: &Lane<B>) -> bool {
+    /// Whether no waiting delivery may start now. Deliveries that cannot start soon are released.
+    pub(super) fn is_blocked(self: &Arc<Self>, lane: &Lane<B>) -> bool {
         match Starting::of_waiting(self).not_now(lane) {
             None => return false,
-            Some(NotNow::Stopping | NotNow::Solo | NotNow::Paused) => give_back(lane.waiting.take_where(|_| true)),
-            // All but the one that probes.
+            Some(NotNow::Stopping | NotNow::SuspectRuns | NotNow::Paused) => release(lane.waiting.take_where(|_| true)),
+            // All except the probe.
             Some(NotNow::Open) => {
-                give_back(lane.waiting.take_where(|run| run.probe.is_none()));
+                release(lane.waiting.take_where(|run| run.probe.is_none()));
                 return lane.waiting.is_empty();
             }
-            // Settled outcomes and free slots start it.
+            // They start when outcomes are settled or slots are free.
             Some(NotNow::Unsettled | NotNow::Full | NotNow::Rated) => {}
         }
         true
     }
 
-    /// Gives back everything that waits.
-    pub(super) fn give_back_waiting(&self) {
-        self.lanes.iter().for_each(|lane| give_back(lane.waiting.take_where(|_| true)));
+    /// Releases all waiting deliveries.
+    pub(super) fn release_waiting(&self) {
+        self.lanes.iter().for_each(|lane| release(lane.waiting.take_where(|_| true)));
     }
 
-    /// Takes out what was told to stop while it waited: it is given back, or dropped where the claim is lost.
-    pub(super) fn give_back_stopped(&self) {
-        self.lanes.iter().for_each(|lane| give_back(lane.waiting.take_where(|run| run.leash.reason().is_some())));
+    /// Removes deliveries that were stopped while they waited: they are released, or dropped if their claim is lost.
+    pub(super) fn release_stopped(&self) {
+        self.lanes.iter().for_each(|lane| release(lane.waiting.take_where(|run| run.stop_signal.reason().is_some())));
     }
 
-    /// Gives back what waits for one of these handlers, which are paused.
-    pub(super) fn give_back_paused(&self, paused: &[i16]) {
+    /// Releases waiting deliveries of these paused handlers.
+    pub(super) fn release_paused(&self, paused: &[i16]) {
         let is_paused = |run: &Run<B>| paused.contains(&run.claimed.claim.handler_id);
-        self.lanes.iter().for_each(|lane| give_back(lane.waiting.take_where(is_paused)));
+        self.lanes.iter().for_each(|lane| release(lane.waiting.take_where(is_paused)));
     }
 
-    /// Gives back what has waited since before this moment: its handler has become slower than it was, and others may be free. Waiting for others
-    /// to be called with does not count.
-    pub(super) fn give_back_late(&self, since: Instant) {
+    /// Releases deliveries that have waited since before this moment: their handler has become slower, and another
+    /// process may be free. The time to fill a batch does not count.
+    pub(super) fn release_late(&self, since: Instant) {
         for lane in &*self.lanes {
             let Some(since) = since.checked_sub(lane.batch_wait()) else { continue };
             let late = lane.waiting.take_where(|run| run.waits_since < since);
             if !late.is_empty() {
                 lane.pace.forget();
             }
-            give_back(late);
+            release(late);
         }
     }
 }
 
-fn give_back<B: Backend>(runs: Vec<Run<B>>) {
-    runs.into_iter().for_each(Run::give_back);
+/// Releases runs through the settler. Must not be called under the queue's lock: a run frees its place when it is
+/// dropped.
+fn release<B: Backend>(runs: Vec<Run<B>>) {
+    runs.into_iter().for_each(Run::release);
 }

@@ -1,4 +1,5 @@
-//! Which ids belong to which handler, given the keys that already have one. Pure: the stores read, call this, and write.
+//! Decides which ids belong to which handler, given the keys that already have one. Pure: the stores read, call this,
+//! and write.
 //!
 //! A key never changes its id, and no id ever belongs to two handlers of one inbox.
 
@@ -7,16 +8,17 @@ use std::collections::{BTreeMap, HashMap};
 use super::seam::{HandlerIds, WantedHandler};
 use crate::types::{Error, Result};
 
-/// What has to be written so that all wanted keys have ids.
+/// What must be written so that all wanted keys have ids.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct AliasPlan {
-    /// Keys that get an id that exists: (key, id).
+    /// Keys that get an existing id: (key, id).
     pub(super) aliases: Vec<(String, i16)>,
-    /// Handlers that get a new id, with all keys it is for; the first is the current one.
+    /// Handlers that get a new id, with all their keys; the first key is the current one.
     pub(super) new_handlers: Vec<Vec<String>>,
 }
 
-/// What has to be written. Former keys without an id get the handler's, so that an old build that starts later still shares it.
+/// Computes what must be written. Former keys without an id get the handler's id, so that an old build that starts
+/// later shares it.
 pub(super) fn plan(wanted: &[WantedHandler], known: &HashMap<String, i16>) -> AliasPlan {
     let mut plan = AliasPlan::default();
     for handler in wanted {
@@ -30,7 +32,8 @@ pub(super) fn plan(wanted: &[WantedHandler], known: &HashMap<String, i16>) -> Al
     plan
 }
 
-/// Refuses, before anything is written, handlers that would own one id. (What is rolled back gives no id back, and there are 32,767.)
+/// Refuses, before anything is written, two handlers that would own the same id. (A rollback does not return ids, and
+/// there are only 32,767.)
 pub(super) fn refuse_shared_ids(wanted: &[WantedHandler], known: &HashMap<String, i16>) -> Result<()> {
     let mut owners: BTreeMap<i16, &str> = BTreeMap::new();
     for handler in wanted {
@@ -89,7 +92,7 @@ mod tests {
         }
     }
 
-    /// A database that carries plans out, as the stores do.
+    /// An in-memory table of keys that executes plans as the stores do.
     #[derive(Default)]
     struct Keys(HashMap<String, i16>, i16);
 
@@ -131,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_anothers_former_key_is_refused() {
+    fn a_former_key_of_another_handler_is_refused() {
         let mut known = Keys::default();
         known.register(&[wanted("b", &["a"])]).unwrap();
         let error = known.register(&[wanted("b", &[]), wanted("a", &[])]).unwrap_err().to_string();
@@ -148,7 +151,7 @@ mod tests {
                 let before = known.0.clone();
                 let mut used = std::collections::HashSet::new();
                 let handlers: Vec<_> = round.into_iter().filter_map(|(key, former)| {
-                    // build() has refused keys that stand twice before they get here.
+                    // build() has already refused duplicate keys.
                     used.insert(key).then(|| WantedHandler {
                         key: key.to_string(),
                         former_keys: former.into_iter().filter(|k| used.insert(*k)).map(|k| k.to_string()).collect(),

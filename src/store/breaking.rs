@@ -1,9 +1,10 @@
-//! What processing may ask of a database about breakers: to open one, and for the right to probe.
+//! The database operations for circuit breakers: open a breaker, and lease the right to probe.
 //!
-//! Internal and unstable, like `seam.rs`. Of all processes at most one has the right to probe; it ends with its lease, so a process that dies
-//! with it holds nobody up. Every right has a number, and who has an older one changes nothing.
+//! Internal and unstable, like `seam.rs`. At most one process at a time has the right to probe. The right is a lease,
+//! so it expires if its process crashes. Each right has a number as its fencing token: a process with an older number
+//! changes nothing.
 
-// Public in a private module: the bound of a public trait, but nobody outside can name it.
+// Public in a private module: the bound of a public trait, but it cannot be named outside the crate.
 #![allow(unreachable_pub, missing_docs)]
 
 use std::future::Future;
@@ -11,8 +12,9 @@ use std::time::Duration;
 
 use crate::types::Result;
 
+/// Implemented by every backend.
 pub trait Breaking: Send + Sync + Sized + 'static {
-    /// Opens the breaker of a handler, given by all its ids. False when it was open already.
+    /// Opens the breaker of a handler, given by all its ids. Returns false if it was already open.
     fn open_breaker(
         &self,
         handler_ids: &[i16],
@@ -20,44 +22,46 @@ pub trait Breaking: Send + Sync + Sized + 'static {
         error: &str,
     ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Asks for the right to probe, for the duration of the lease.
+    /// Requests the right to probe, for the duration of the lease.
     fn ask_probe(&self, handler_ids: &[i16], lease: Duration) -> impl Future<Output = Result<ProbeAnswer>> + Send;
 
-    /// Keeps the right to probe for longer, if it is still this one.
+    /// Extends the right to probe, if it is still current.
     fn renew_probe(&self, handler_ids: &[i16], no: i64, lease: Duration) -> impl Future<Output = Result<()>> + Send;
 
-    /// Gives the right back, if it is still this one. Returns whether that has closed the breaker.
+    /// Gives the right back, if it is still current. Returns whether this closed the breaker.
     fn end_probe(&self, handler_ids: &[i16], no: i64, end: ProbeEnd) -> impl Future<Output = Result<bool>> + Send;
 }
 
-/// The answer to who asks for the right to probe.
+/// The reply to a request for the right to probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeAnswer {
-    /// The right, by its number.
+    /// The right was granted, with this number.
     Granted(i64),
-    /// Another process has it, or it is too early. It may be free after this long.
+    /// Another process has it, or it is too early. It may be free after this time.
     NotYet(Duration),
     /// The breaker is closed.
     Closed,
 }
 
-/// What a probe came to.
+/// The result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeEnd {
-    /// What the handler depends on is there: the breaker is closed.
+    /// The handler's dependency is available: the breaker is closed.
     Passed,
-    /// It is not. The next probe is after this long.
+    /// The dependency is still unavailable. The next probe is after this time.
     Failed(Duration),
-    /// Nothing was learnt.
+    /// The probe gave no information.
     Unused,
 }
 
-/// The id under which the probe of a handler is kept: the lowest, which processes that know more or fewer of its ids agree on.
+/// The id under which the probe of a handler is stored: the lowest id, so that processes that know more or fewer of its
+/// ids agree.
 pub(super) fn probe_row(handler_ids: &[i16]) -> i16 {
     handler_ids.iter().copied().min().unwrap_or_default()
 }
 
-/// What the database says of a right that was asked for: its number, whether the breaker is open, and in how many milliseconds it may be free.
+/// Converts the row for a requested right: its number, whether the breaker is open, and in how many milliseconds the
+/// right may be free.
 pub(super) fn probe_answer(no: Option<i64>, is_open: bool, free_in_ms: i64) -> ProbeAnswer {
     match (no, is_open) {
         (Some(no), _) => ProbeAnswer::Granted(no),

@@ -1,10 +1,11 @@
-//! Diesel's errors as ours, as far as they are the same in every store: the database's message, without details and hints, which may
-//! quote a row's values. Of what kind an error is, each store says itself.
+//! Converts Diesel errors as far as all stores do it alike: keeps the database's message, without details and hints,
+//! which may quote the values of a row. Each store decides the kind of an error itself.
 
 use diesel::result::Error as DieselError;
 
 use crate::types::{Error, Kind};
 
+/// A conversion for `map_err`. The context says what was being done.
 pub(super) fn database(
     kind: fn(&DieselError) -> Kind,
     context: impl Into<String>,
@@ -12,6 +13,7 @@ pub(super) fn database(
     move |error| Error::new(kind(&error), context).with_source(DatabaseMessage(message(error)))
 }
 
+/// The message without details and hints.
 fn message(error: DieselError) -> String {
     match error {
         DieselError::DatabaseError(_, information) => information.message().to_owned(),
@@ -19,6 +21,8 @@ fn message(error: DieselError) -> String {
     }
 }
 
+/// The source of an [`Error`]. Diesel's own error is not kept: it gives access to details, which may quote values of a
+/// row.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct DatabaseMessage(String);

@@ -1,27 +1,41 @@
-//! Permits: how many transactional handlers may hold a connection of a store at a time, shared out among the handlers.
+//! Permits: limit how many transactional handlers may hold a connection of a store at a time, and divide them among the
+//! handlers.
 //!
-//! A permit is taken when a run begins; what waits in memory holds none. Every handler that is transactional has a share
-//! that the others cannot take: half of the permits are divided evenly, the rest goes to whoever comes first. So a slow handler can use most
-//! of the connections while nobody else wants them, and never all of them. All inboxes on a store share its permits.
+//! A run takes its permit when it begins; deliveries that wait in memory hold none. Each transactional handler has a
+//! share that the others cannot take: half of the permits are divided by the weights of the handlers, the rest is first
+//! come, first served. So a slow handler can use most of the connections while no other handler needs them, but it
+//! cannot take the shares of the others. All inboxes on a store share its permits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+/// The permits of one store.
 pub(crate) struct Permits {
     total: usize,
     /// A std mutex: nothing awaits while holding it.
     shares: Mutex<Shares>,
-    /// Told when permits are given back.
+    /// Notified when permits are returned.
     pub(crate) returned: Notify,
 }
 
+/// What the mutex protects.
 #[derive(Default)]
 struct Shares {
+    /// The id of the next handler. Ids are never reused, so a permit that outlives its handler is not credited to
+    /// another.
     next_id: u64,
-    /// How many permits each handler holds.
-    held: HashMap<u64, usize>,
+    /// By handler.
+    held: HashMap<u64, Holding>,
+}
+
+/// How many permits a handler holds, and what its share is measured by.
+#[derive(Debug, Clone, Copy)]
+struct Holding {
+    held: usize,
+    /// The handler's part of the half that is divided.
+    weight: usize,
 }
 
 impl Permits {
@@ -29,12 +43,12 @@ impl Permits {
         Arc::new(Self { total, shares: Mutex::default(), returned: Notify::new() })
     }
 
-    /// A share for one more handler, as long as the answer is kept.
-    pub(crate) fn share(self: &Arc<Self>) -> Share {
+    /// Reserves a share for one more handler, until the returned value is dropped.
+    pub(crate) fn share(self: &Arc<Self>, weight: usize) -> Share {
         let mut shares = self.lock();
         let id = shares.next_id;
         shares.next_id += 1;
-        shares.held.insert(id, 0);
+        shares.held.insert(id, Holding { held: 0, weight: weight.max(1) });
         Share { permits: Arc::clone(self), id }
     }
 
@@ -44,7 +58,7 @@ impl Permits {
     }
 }
 
-/// The part of one handler.
+/// The share of one handler.
 pub(crate) struct Share {
     permits: Arc<Permits>,
     id: u64,
@@ -55,18 +69,21 @@ impl Share {
     pub(crate) fn free(&self) -> usize {
         let shares = self.permits.lock();
         let Some(own) = shares.held.get(&self.id).copied() else { return 0 };
-        let others = shares.held.iter().filter(|(id, _)| **id != self.id).map(|(_, held)| *held);
-        available(self.permits.total, own, others)
+        available(self.permits.total, own, self.others(&shares))
     }
 
     /// Takes permits that are free for this handler, at most `max` and at least one.
     pub(crate) fn take(&self, max: usize) -> Option<Permit> {
         let mut shares = self.permits.lock();
         let own = shares.held.get(&self.id).copied()?;
-        let others = shares.held.iter().filter(|(id, _)| **id != self.id).map(|(_, held)| *held);
-        let count = available(self.permits.total, own, others).min(max);
-        shares.held.insert(self.id, own + count);
+        let count = available(self.permits.total, own, self.others(&shares)).min(max);
+        shares.held.insert(self.id, Holding { held: own.held + count, ..own });
         (count > 0).then(|| Permit { permits: Arc::clone(&self.permits), id: self.id, count })
+    }
+
+    /// What the other handlers hold.
+    fn others(&self, shares: &Shares) -> impl Iterator<Item = Holding> + Clone {
+        shares.held.iter().filter(|(id, _)| **id != self.id).map(|(_, holding)| *holding)
     }
 }
 
@@ -81,11 +98,12 @@ impl Drop for Share {
 pub(crate) struct Permit {
     permits: Arc<Permits>,
     id: u64,
+    /// How many connections it allows.
     pub(crate) count: usize,
 }
 
 impl Permit {
-    /// One of several, if there is one left.
+    /// Splits off one permit, if there is one left.
     pub(crate) fn split_off(&mut self) -> Option<Self> {
         self.count = self.count.checked_sub(1)?;
         Some(Self { permits: Arc::clone(&self.permits), id: self.id, count: 1 })
@@ -97,20 +115,21 @@ impl Drop for Permit {
         if self.count == 0 {
             return;
         }
-        if let Some(held) = self.permits.lock().held.get_mut(&self.id) {
-            *held -= self.count;
+        if let Some(holding) = self.permits.lock().held.get_mut(&self.id) {
+            holding.held -= self.count;
         }
         self.permits.returned.notify_waiters();
     }
 }
 
-/// How many more permits a handler can take that holds `own`, beside `others` that hold theirs.
-fn available(total: usize, own: usize, others: impl Iterator<Item = usize> + Clone) -> usize {
+/// How many more permits a handler can take that holds `own`, while the `others` hold theirs.
+fn available(total: usize, own: Holding, others: impl Iterator<Item = Holding> + Clone) -> usize {
     let handlers = others.clone().count() + 1;
-    // With fewer permits than handlers there is nothing to divide: whoever comes first.
-    let share = if total < handlers { 0 } else { (total / (2 * handlers)).max(1) };
-    let held: usize = own + others.clone().sum::<usize>();
-    let kept_for_others: usize = others.map(|held| share.saturating_sub(held)).sum();
+    let weights = own.weight + others.clone().map(|other| other.weight).sum::<usize>();
+    // With fewer permits than handlers there is nothing to divide: first come, first served.
+    let share = |of: Holding| if total < handlers { 0 } else { (total * of.weight / (2 * weights)).max(1) };
+    let held: usize = own.held + others.clone().map(|other| other.held).sum::<usize>();
+    let kept_for_others: usize = others.map(|other| share(other).saturating_sub(other.held)).sum();
     total.saturating_sub(held + kept_for_others)
 }
 
@@ -120,9 +139,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_busy_handler_takes_most_and_leaves_the_others_their_share() {
+    fn a_busy_handler_takes_most_permits_and_leaves_the_others_their_share() {
         let permits = Permits::new(8);
-        let (slow, quick) = (permits.share(), permits.share());
+        let (slow, quick) = (permits.share(2), permits.share(2));
         let mut held = slow.take(100).unwrap();
         assert_eq!(held.count, 6);
         assert!(slow.take(1).is_none());
@@ -134,20 +153,28 @@ mod tests {
     }
 
     #[test]
-    fn one_handler_alone_takes_everything_and_a_share_that_is_dropped_is_free() {
+    fn the_reserved_share_of_high_priority_is_four_times_that_of_low() {
+        let permits = Permits::new(20);
+        let (high, low) = (permits.share(4), permits.share(1));
+        assert_eq!(low.take(100).unwrap().count, 12, "eight are kept for the other");
+        assert_eq!(high.take(100).unwrap().count, 18, "two are kept for the other");
+    }
+
+    #[test]
+    fn a_single_handler_takes_all_permits_and_a_dropped_share_is_free() {
         let permits = Permits::new(3);
-        let (one, other) = (permits.share(), permits.share());
+        let (one, other) = (permits.share(2), permits.share(2));
         drop(other);
         assert_eq!(one.take(100).unwrap().count, 3);
     }
 
     proptest! {
         #[test]
-        fn no_more_than_all_are_held_and_nobody_is_shut_out(
-            total in 1usize..20, takes in prop::collection::vec((0usize..4, 1usize..10), 1..40),
+        fn never_more_than_all_permits_are_held_and_no_handler_is_excluded(
+            total in 1usize..40, weights in prop::collection::vec(prop::sample::select(vec![1usize, 2, 4]), 4), takes in prop::collection::vec((0usize..4, 1usize..10), 1..40),
         ) {
             let permits = Permits::new(total);
-            let shares: Vec<Share> = (0..4).map(|_| permits.share()).collect();
+            let shares: Vec<Share> = weights.iter().map(|weight| permits.share(*weight)).collect();
             let mut held: Vec<Vec<Permit>> = (0..4).map(|_| Vec::new()).collect();
             for (handler, max) in takes {
                 match shares[handler].take(max) {

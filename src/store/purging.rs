@@ -1,10 +1,11 @@
-//! What retention may ask of a database: one bounded step at a time, under a lease that one process holds.
+//! The database operations for retention: one bounded step at a time, under a lease that one process holds.
 //!
-//! Each step takes or renews the lease in its own transaction, so that what it writes is written by the holder or not at all, whatever
-//! sleeps or dies in between. Where identities are kept and other processes accept meanwhile, a message goes in two steps: its identity
-//! is written and committed first, and the message only goes when every accept that could have missed it has ended.
+//! Each step takes or renews the lease in its own transaction, so only the holder writes, even if a process stalls or
+//! crashes between steps. If identities are kept and other processes accept in the meantime, a message is deleted in
+//! two steps: its identity is written and committed first, and the message is deleted only after every accept that
+//! could have missed it has ended.
 
-// As seam.rs.
+// Public in a private module, as in `seam.rs`.
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
 use std::future::Future;
@@ -13,38 +14,40 @@ use std::time::Duration;
 use super::identity_hash::IdentityHash;
 use crate::types::Result;
 
-/// How long the lease holds without a step: what a dead process left can be gone on with after this.
+/// The lease expires after this time without a step; then another process can continue the work of a crashed one.
 pub(super) const LEASE: Duration = Duration::from_secs(60);
 /// The name of the lease.
 pub(super) const LEASE_NAME: &str = "retention";
 
-/// Messages in a block, by seq: what was kept is remembered for a block at a time.
+/// Messages in a block, by seq: kept messages are tracked per block.
 pub(super) const BLOCK: i64 = 500;
-/// Blocks that one step looks into at the most. Few messages of a block may be left.
+/// Maximum number of blocks per step. A block may have few messages left.
 pub(super) const BLOCKS_MAX: i32 = 20;
-/// A message can become visible this long after a younger one that has a higher seq: no accept takes longer. What is younger is looked at again.
+/// A message can become visible this long after a younger one with a higher seq: no accept takes longer. Younger
+/// messages are checked again.
 pub(super) const LATE: Duration = Duration::from_secs(3_600);
-/// How long the state of periods is kept that nobody purges by any more.
+/// How long the state of unused periods is kept.
 pub(super) const UNUSED: Duration = Duration::from_secs(30 * 86_400);
 
-/// The SQL of the ids of the handler with a key. Ids that became one handler are one.
+/// The SQL for the ids of the handler with a key, including the ids that became one handler with it.
 pub(super) const IDS_OF_KEY: &str = "
     SELECT same.id FROM inbox_handler_key k
     JOIN inbox_handler own ON own.id = k.handler_id
     JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
     WHERE k.key = :key";
 
+/// Implemented by every backend.
 pub trait Purging: Send + Sync {
-    /// The ids of the handlers that have these keys; none for a key that nobody registered.
+    /// The ids of the handlers with these keys; empty for a key that is not registered.
     fn ids_of_keys(&self, keys: &[String]) -> impl Future<Output = Result<Vec<Vec<i16>>>> + Send;
 
-    /// Does one step if this holder has the lease or can have it.
+    /// Executes one step if this holder has or can take the lease.
     fn purge_step(&self, holder: i64, step: &PurgeStep) -> impl Future<Output = Result<Stepped>> + Send;
 
-    /// Lets the lease go, if it is this holder's.
+    /// Releases the lease if this holder has it.
     fn release_purge(&self, holder: i64) -> impl Future<Output = Result<()>> + Send;
 
-    /// Counts what could go among the next `rows` messages behind `cursor`. Writes nothing, needs no lease.
+    /// Counts what can be deleted among the next `rows` messages after `cursor`. Writes nothing and needs no lease.
     fn count_purgeable(
         &self,
         periods: &Periods,
@@ -52,24 +55,26 @@ pub trait Purging: Send + Sync {
         rows: u32,
     ) -> impl Future<Output = Result<Counted>> + Send;
 
-    /// How many identities are over their time.
+    /// The number of expired identities.
     fn count_forgettable(&self) -> impl Future<Output = Result<u64>> + Send;
 
-    /// Whether identities have to be written before their messages go, or can be in the same step.
+    /// Whether identities must be written before their messages are deleted, or can be written in the same step.
     fn marks_first(&self) -> bool;
 }
 
-/// How long finished deliveries stay.
+/// How long finished deliveries are kept.
 #[derive(Debug, Clone)]
 pub struct Periods {
+    /// For handlers without their own period.
     pub default: Duration,
-    /// Of ids with a period of their own.
+    /// For ids with their own period.
     pub of_handlers: Vec<(i16, Duration)>,
-    /// Of poisoned deliveries, whichever handler is theirs; none: they stay.
+    /// For poisoned deliveries of all handlers; `None`: they are kept.
     pub poisoned: Option<Duration>,
 }
 
 impl Periods {
+    /// No message expires before this period is over.
     pub(super) fn shortest(&self) -> Duration {
         let own = self.of_handlers.iter().map(|(_, period)| *period).chain(self.poisoned);
         own.fold(self.default, Duration::min)
@@ -82,7 +87,7 @@ impl Periods {
         own.map_or(self.default, |(_, period)| *period)
     }
 
-    /// A number for these periods: what was looked at by others says nothing about when messages can go by these.
+    /// A hash of these periods: a scan with other periods does not tell when messages expire under these.
     pub(super) fn policy(&self) -> i64 {
         let mut own: Vec<_> = self.of_handlers.iter().map(|(id, period)| (*id, period.as_millis())).collect();
         own.sort_unstable();
@@ -93,55 +98,66 @@ impl Periods {
     }
 }
 
-/// Where a walk over the messages goes on.
+/// Where a scan of the messages continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cursor {
-    /// Among the blocks of which something was kept and that are worth a look by now: behind this one.
+    /// Among the blocks with kept messages that are due: after this block.
     Kept { after_block: i64 },
-    /// Among messages that no purge has looked at: behind this seq. None: behind the last that was looked at.
+    /// Among messages that no purge has checked: after this seq. `None`: after the last that was checked.
     Fresh { after_seq: Option<i64> },
 }
 
 impl Cursor {
+    /// Kept messages come first.
     pub const START: Self = Self::Kept { after_block: i64::MIN };
 }
 
+/// A step of a purge. Each is one short transaction.
 #[derive(Debug, Clone)]
 pub enum PurgeStep {
-    /// Writes the identities of messages that can go, among the next `rows` behind `cursor`.
+    /// Writes the identities of messages that can be deleted, among the next `rows` after `cursor`.
     Mark { periods: Periods, keep: Duration, cursor: Cursor, rows: u32 },
-    /// Waits: answers `cursor: None` when every accept that may have missed the last mark has ended.
+    /// Returns `cursor: None` when every accept that may have missed the last mark has ended.
     Settle,
-    /// Removes messages that can go, with their deliveries, among the next `rows` behind `cursor`. With `keep`, only those whose identity
-    /// is written.
+    /// Deletes messages that have expired, with their deliveries, among the next `rows` after `cursor`. With `keep`,
+    /// only those whose identity is written.
     Remove { periods: Periods, keep: Option<Duration>, cursor: Cursor, rows: u32 },
-    /// Removes up to `rows` identities that are over their time, and what is known of periods that nobody uses any more.
+    /// Deletes up to `rows` expired identities, and the state of unused periods.
     Forget { rows: u32 },
-    /// Removes quarantined records that are older, among the oldest `rows`. Those whose replay was asked for stay.
+    /// Deletes older quarantined records among the oldest `rows`. Those with a requested replay are kept.
     Expire { older_than: Duration, rows: u32 },
 }
 
+/// Whether a step was executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stepped {
-    /// Somebody else has the lease.
+    /// Another process has the lease.
     LockedOut,
     Done(Step),
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Where the next one begins; `None`: there is none.
+    /// Where the next step begins; `None`: there is none.
     pub cursor: Option<Cursor>,
+    /// Deliveries that were deleted.
     pub deliveries: u64,
+    /// Messages that were deleted, or, by `Mark`, can be deleted.
     pub messages: u64,
+    /// Identities that are kept for these messages, or that `Forget` deleted.
     pub identities: u64,
+    /// Records that `Expire` deleted from the quarantine.
     pub quarantined: u64,
 }
 
+/// What a dry run has counted in one statement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
+    /// The next count begins after this seq; `None` at the end.
     pub cursor: Option<i64>,
+    /// Deletable deliveries among the counted messages.
     pub deliveries: u64,
+    /// Deletable messages among them.
     pub messages: u64,
 }

@@ -1,7 +1,7 @@
 //! The store's own thread: a small tokio runtime that drives database connections and the engine's loops.
 //!
-//! A handler that blocks every thread of the user's runtime stops neither the renewal of claims nor the answers they wait
-//! for. Nothing of the user's ever runs here.
+//! A handler that blocks every thread of the user's runtime does not delay the renewal of claims or the replies of the
+//! database. Of the user's code, only the function of `PostgresOptions::password_from` runs here.
 
 use std::fmt;
 use std::thread;
@@ -14,11 +14,12 @@ use crate::types::{Error, Result};
 /// The thread ends when this is dropped.
 pub(super) struct Reactor {
     handle: Handle,
-    /// Dropping it lets the thread's `block_on` return. Held, never sent on.
+    /// Dropping it ends the thread's `block_on`. Nothing is ever sent.
     _stop: oneshot::Sender<()>,
 }
 
 impl Reactor {
+    /// Starts the thread. One thread is enough: its tasks only wait for the database and for timers.
     pub(super) fn start() -> Result<Self> {
         let cannot = |error: std::io::Error| Error::configuration("cannot start the store's thread").with_source(error);
         let runtime = Builder::new_current_thread().enable_all().build().map_err(cannot)?;

@@ -1,41 +1,45 @@
-//! What the stages may ask of a database: each method is one act of the glossary, bounded by what it is given.
+//! The database operations of the accept and process stages. Each method is one verb, and its arguments bound its work.
 //!
-//! Internal and unstable. What a method writes, it writes in as few transactions as it takes; when it returns an error, some of it may
-//! have happened, and calling it again with the same arguments is always safe.
+//! Internal and unstable. A method uses as few transactions as possible. After an error, part of its writes may be
+//! committed; repeating the call with the same arguments is safe.
 
-// Public in a private module: the bound of a public trait, but nobody outside can name it.
+// Public in a private module: it bounds a public trait, but it cannot be named outside.
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
-pub use super::asks::{Ask, LookFrom, Stamp};
+pub use super::asks::{Ask, ScanFrom, Stamp};
 use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
+pub use super::processors::{BlockedHandlers, PoolStatus, ProcessorInfo, UnknownHandler};
 use super::transaction::{ReadBack, Transaction};
+pub use super::turns::Turns;
 use super::version::{self, Migration, SchemaRow};
-pub use super::wanted::{HandlerIds, Order, OrderedBy, Rated, WantedHandler, Wants};
+pub use super::wanted::{HandlerIds, KeyedBy, Order, Rated, WantedHandler, WantedTopic, Wants};
 use crate::types::{Error, Outcome, Record, Result, StoredMessage};
 
-/// As many as a message has handlers: mostly a few, which need no memory of their own.
+/// One value per handler of a message. Up to four are stored inline, without an allocation.
 pub type Few<T> = SmallVec<[T; 4]>;
 
 pub trait Seam: Send + Sync + Sized + 'static {
-    /// What a transactional handler works with.
+    /// The connection that a transactional handler gets.
     type Connection: Send + 'static;
 
-    /// The transaction that it works in.
+    /// The transaction of a transactional handler.
     type Transaction: Transaction<Connection = Self::Connection>;
 
+    /// Applies the migrations that the database does not have.
     fn migrate(&self) -> impl Future<Output = Result<()>> + Send;
 
-    /// The schema's steps, in order. There is at least one.
+    /// The steps of the schema, in order. There is at least one.
     const MIGRATIONS: &'static [Migration];
 
-    /// The newest migration that the database has had; none when there is no inbox.
+    /// The newest migration of the database; `None` when there is no inbox.
     fn newest_migration(&self) -> impl Future<Output = Result<Option<SchemaRow>>> + Send;
 
     /// Refuses a schema that this build does not know.
@@ -51,42 +55,45 @@ pub trait Seam: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Finds or makes the ids of handlers, in the order given.
+    /// Finds or creates the ids of handlers, in the given order.
     fn register(&self, wanted: &[WantedHandler]) -> impl Future<Output = Result<Vec<HandlerIds>>> + Send;
 
-    /// Writes messages, their deliveries and quarantined records, all or nothing. One answer a message, in order. `None` when the batch
-    /// follows another one that is not stored: then nothing was written.
+    /// Writes messages, their deliveries and quarantined records, all or nothing. Returns one result per message, in
+    /// order. Returns `None` and writes nothing if the batch follows another one that is not stored yet.
     fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Option<Answers>>> + Send;
 
-    /// Writes messages in the transaction that is open on `conn`, and nothing when one of them is a conflict or there is an error. One answer a message,
-    /// in order. The handlers are registered before.
+    /// Writes messages in the transaction that is open on `conn`; nothing if one of them is a conflict or there is an
+    /// error. Returns one result per message, in order. The handlers must be registered.
     fn accept_in(
         &self,
         conn: &mut Self::Connection,
         batches: Vec<Vec<NewMessage>>,
     ) -> impl Future<Output = Result<Vec<Accepted>>> + Send;
 
-    /// How many deliveries of these handlers are open, counted up to `count_max` each, and how long the oldest has been due.
+    /// The number of open deliveries of these handlers, counted up to `count_max` each, and how long the oldest is due.
     fn backlog(&self, handler_ids: &[i16], count_max: u32) -> impl Future<Output = Result<Backlog>> + Send;
 
-    /// Whether the database refuses this message for what it holds, and not for trouble of its own. Writes nothing.
+    /// Whether the database rejects this message because of its content. Writes nothing.
     fn refuses(&self, message: &NewMessage) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Takes due deliveries for this processor, at most as many as asked for.
+    /// Claims due deliveries for this processor, at most as many as requested.
     fn claim(&self, request: &ClaimRequest) -> impl Future<Output = Result<Claims>> + Send;
 
-    /// Writes outcomes of this processor, each only while its claim is current, and with them how attempts failed. Returns the claims
-    /// that were not.
-    fn settle(&self, by: Settler, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<Lost>>> + Send;
+    /// The payloads of messages, by seq; messages whose row is gone are left out.
+    fn payloads(&self, message_seqs: &[i64]) -> impl Future<Output = Result<Vec<(i64, Bytes)>>> + Send;
 
-    /// Whether a handler can settle its delivery in SQL, with a client of its own.
+    /// Writes outcomes of this processor, each only while its claim is current. Also records how attempts failed.
+    /// Returns the claims that were not current.
+    fn settle(&self, by: &Settler, settlements: &[Settlement]) -> impl Future<Output = Result<Vec<Lost>>> + Send;
+
+    /// Whether a handler can settle its delivery in SQL, with its own client.
     const IS_SETTLED_IN_SQL: bool;
 
-    /// Gives back deliveries that this processor inserted as claimed (attempt 1) without ever learning that it had.
+    /// Releases deliveries that this processor inserted as claimed (attempt 1) in a statement whose reply was lost.
     fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32)
     -> impl Future<Output = Result<()>> + Send;
 
-    /// Extends claims of this processor that are still current. Answers within a quarter of the lease, or fails.
+    /// Extends claims of this processor that are still current. On PostgreSQL, fails after a quarter of the lease.
     fn renew(
         &self,
         processor: i32,
@@ -94,23 +101,27 @@ pub trait Seam: Send + Sync + Sized + 'static {
         lease: Duration,
     ) -> impl Future<Output = Result<Renewal>> + Send;
 
-    /// Begins a transaction in which handlers work and claims of this processor are settled.
+    /// Begins a transaction for handlers and for settling claims of this processor.
     fn begin(&self, processor: i32) -> impl Future<Output = Result<Self::Transaction>> + Send;
 
-    /// What a transaction whose COMMIT was never answered came to, once the database can tell.
+    /// Reads whether a transaction whose COMMIT got no reply was committed.
     fn read_back(&self, claim: ClaimId) -> impl Future<Output = Result<ReadBack>> + Send;
 
-    /// Makes this processor known; returns its id, and which of its handlers are held back.
-    fn enroll(&self, processor: &Enrolment) -> impl Future<Output = Result<(i32, HeldBack)>> + Send;
+    /// Registers this processor. Returns its id, and which of its handlers must not start deliveries.
+    fn register_processor(
+        &self,
+        processor: &ProcessorInfo,
+    ) -> impl Future<Output = Result<(i32, BlockedHandlers)>> + Send;
 
-    /// Says that the processor is alive; returns which of its handlers are held back.
-    fn keep_alive(&self, id: i32, processor: &Enrolment) -> impl Future<Output = Result<HeldBack>> + Send;
+    /// Sends a heartbeat. Returns which of the processor's handlers must not start deliveries.
+    fn heartbeat(&self, id: i32, processor: &ProcessorInfo) -> impl Future<Output = Result<BlockedHandlers>> + Send;
 
-    /// Takes the processor off the list.
-    fn withdraw(&self, id: i32) -> impl Future<Output = Result<()>> + Send;
+    /// Removes this processor.
+    fn remove_processor(&self, id: i32) -> impl Future<Output = Result<()>> + Send;
 
-    /// Notes the handlers with open deliveries that no live processor knows, and poisons (at most `limit`) deliveries of those
-    /// that have been unknown for longer than the grace. Whoever asks is alive, however late its sign of life is.
+    /// Records the handlers with open deliveries that no live processor knows, and poisons (at most `limit`) deliveries
+    /// of those that have been unknown for longer than the grace period. The calling processor counts as alive, even if
+    /// its heartbeat is late.
     fn check_unknown(
         &self,
         processor: i32,
@@ -118,44 +129,49 @@ pub trait Seam: Send + Sync + Sized + 'static {
         limit: u32,
     ) -> impl Future<Output = Result<Vec<UnknownHandler>>> + Send;
 
-    /// Discards, as expired, deliveries that have been due for longer than this and that no person has replayed; at most `limit` of each
-    /// handler that is not paused. Returns how many.
+    /// Discards, as expired, deliveries of messages that are older than this and that were not replayed; at most
+    /// `limit` of each handler that is not paused, and as many that wait for their key. Returns their number.
     fn expire(&self, handler_ids: &[i16], older_than: Duration, limit: u32)
     -> impl Future<Output = Result<u64>> + Send;
 
-    /// Where background work of this store runs: not on the user's threads, which a handler may block.
+    /// The runtime of this store's background work: not the user's threads, which a handler may block.
     fn reactor(&self) -> &tokio::runtime::Handle;
 
     fn pool_status(&self) -> PoolStatus;
 
-    /// How many transactional handlers may hold a connection at a time and still leave the engine one.
+    /// How many transactional handlers may hold a connection at a time, so that the engine always has one.
     fn transactions_max(&self) -> usize;
 }
 
-/// The right to one delivery. `attempt` is the fencing token: it only ever grows.
+/// The right to one delivery. `attempt` is the fencing token: it only grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
 pub struct ClaimId {
+    /// The message, by `inbox_message.seq`.
     pub message_seq: i64,
     pub handler_id: i16,
+    /// The number of the attempt, from 1.
     pub attempt: i32,
 }
 
 pub struct AcceptBatch {
     pub messages: Vec<NewMessage>,
+    /// Records that cannot become messages. Written in the same transaction.
     pub quarantined: Vec<Quarantined>,
-    /// Moves in the transaction that leaves nothing of the batch open, never before.
+    /// The ledger moves in the transaction that stores the last part of the batch.
     pub ledger: Vec<LedgerEntry>,
-    /// An earlier batch of one of its partitions may still be under way: nothing is written unless every ledger has reached the place where
-    /// this batch begins. Then, as without, what is stored of a partition is always a prefix of it.
+    /// An earlier batch of one of its partitions may not be committed yet. Then nothing is written unless every ledger
+    /// row has reached the first offset of this batch, so the stored records of a partition are always a prefix of it.
     pub is_following: bool,
     /// Set when deliveries may be inserted already claimed.
     pub processor: Option<i32>,
+    /// How long deliveries that are inserted as claimed stay claimed.
     pub lease: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backlog {
+    /// Deliveries that are neither finished nor poisoned, of all handlers.
     pub open: u64,
     /// Zero when nothing is due.
     pub oldest_age: Duration,
@@ -164,55 +180,61 @@ pub struct Backlog {
 #[derive(Clone)]
 pub struct NewMessage {
     pub(crate) message: Arc<StoredMessage>,
+    /// Tells a duplicate from a conflict: the same identity with another payload.
     pub payload_hash: [u8; 16],
+    /// One per handler that gets the message.
     pub deliveries: Few<NewDelivery>,
 }
 
 #[derive(Clone)]
 pub struct NewDelivery {
+    /// The ids of its handler.
     pub ids: HandlerIds,
-    /// When it is due, if that is not at once; then it is not handed over.
+    /// When it is due, if that is not at once. Then it is not handed over.
     pub due: Option<Due>,
-    /// Insert it already claimed: its handler has a free slot in this process. Never set for one that is in an order.
+    /// Insert it already claimed: its handler has a free slot in this process. Never set for an ordered delivery or one
+    /// with a tenant.
     pub is_handed_over: bool,
-    /// The order it is in: a hash of its key.
+    /// The hash of its ordering key, if the handler is ordered.
     pub order_hash: Option<i64>,
+    /// The hash of its tenant, if the handler is fair.
+    pub fair_hash: Option<i64>,
 }
 
-/// When a delivery is due that is not due at once.
+/// The due time of a delivery that is not due at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// So long after it is accepted, by the database's clock.
+    /// This long after it is accepted, by the database's clock.
     In(Duration),
     At(SystemTime),
 }
 
-/// What became of a batch.
+/// The results of a batch.
 pub struct Answers {
-    /// A moment after the connection was there and before the statement was sent: leases begin no earlier.
+    /// A time after the connection was obtained and before the statement was sent: leases begin no earlier.
     pub sent_at: Instant,
-    /// One a message, in order.
+    /// One per message, in order.
     pub messages: Vec<Accepted>,
-    /// Row ids of the quarantined records, in order. A record that was quarantined before has the id it got then.
+    /// Row ids of the quarantined records, in order. A record that was quarantined before has its earlier id.
     pub quarantined: Vec<Option<i64>>,
-    /// One an entry of the ledger, in order.
+    /// One per ledger entry, in order.
     pub ledger: Vec<LedgerMove>,
 }
 
-/// What became of a new message.
+/// The result of accepting one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Accepted {
     New {
         seq: i64,
     },
-    /// It was there already; `added` deliveries were missing.
+    /// The message exists already; `added` deliveries were missing.
     Duplicate {
         seq: i64,
         added: usize,
     },
-    /// It was there and has been purged; its identity is remembered.
+    /// The message was purged; its identity is kept.
     Remembered,
-    /// The identity is taken by another payload. Quarantined in the same transaction.
+    /// The identity belongs to a message with another payload. The record is quarantined in the same transaction.
     Conflict {
         quarantine_id: Option<i64>,
     },
@@ -221,29 +243,36 @@ pub enum Accepted {
 #[derive(Clone)]
 pub struct Quarantined {
     pub record: Record,
+    /// A value of `inbox_quarantine.reason`.
     pub reason: &'static str,
+    /// What exactly is wrong with the record, for a person.
     pub detail: Option<String>,
 }
 
 #[derive(Clone)]
 pub struct ClaimRequest {
+    /// The id of this process in `inbox_processor`.
     pub processor: i32,
+    /// How long the claims are valid without renewal.
     pub lease: Duration,
+    /// One for each handler with free slots.
     pub asks: Vec<Ask>,
     pub scope: ClaimScope,
-    /// Those of the handlers asked for that are ordered.
+    /// The requested handlers that are ordered.
     pub ordered_ids: Vec<i16>,
-    /// Deliveries with this many crashes have to run alone.
-    pub solo_from: i32,
-    /// Deliveries with this many troubles have to run alone.
-    pub solo_from_troubles: i32,
-    /// Whether the ages of messages are asked for.
+    /// Deliveries with this many crashes run alone.
+    pub suspect_from_crashes: i32,
+    /// Deliveries with this many store errors in a row run alone.
+    pub suspect_from_store_errors: i32,
+    /// Whether the claim returns the ages of messages.
     pub with_ages: bool,
+    /// Larger payloads are withheld: the caller loads them with [`Seam::payloads`].
+    pub payload_bytes_max: i32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimScope {
-    /// Neither those whose lock has run out, nor those that have to run alone.
+    /// Without deliveries whose claim has expired, and without those that must run alone.
     Unsuspected,
     All,
 }
@@ -254,18 +283,21 @@ impl ClaimScope {
     }
 }
 
-/// What was claimed.
+/// The result of a claim.
 pub struct Claims {
     /// As in [`Answers`].
     pub sent_at: Instant,
+    /// The claimed deliveries, of all handlers.
     pub deliveries: Vec<Claimed>,
-    /// What could not be asked, while something else could: a claim can be several statements.
+    /// The handlers whose claim statement failed while another statement of the same claim succeeded.
     pub failed: Vec<FailedAsks>,
-    /// Rate limits allowed less than was asked for, and allow more after this.
-    pub look_again_in: Option<Duration>,
+    /// For fair handlers: whose turn is next.
+    pub turns: Vec<Turns>,
+    /// Set if rate limits allowed fewer deliveries than requested: the time until they allow more.
+    pub scan_again_in: Option<Duration>,
 }
 
-/// Handlers that a claim could not ask for, and why.
+/// Handlers whose claim statement failed, and why.
 #[derive(Debug)]
 pub struct FailedAsks {
     pub handler_ids: Vec<i16>,
@@ -275,21 +307,28 @@ pub struct FailedAsks {
 #[derive(Debug, Clone)]
 pub struct Claimed {
     pub claim: ClaimId,
+    /// Failed attempts that consumed a retry, since the last replay.
     pub errors: i32,
+    /// Processes in a row that crashed while it was claimed.
     pub crashes: i32,
-    /// Runs in a row that the store made fail.
-    pub troubles: i32,
-    /// How long ago its message was accepted; `None` when that was not asked for, or a person has replayed it since.
+    /// Runs in a row that ended with a store error; if negative, because the handler's dependency was unavailable.
+    pub store_errors: i32,
+    /// The age of its message; `None` if it was not requested, or if the delivery was replayed.
     pub age: Option<Age>,
+    /// When it was due, by the clock of the database.
     pub due_at: Stamp,
     /// `None` when the message row is gone.
     pub(crate) message: Option<Arc<StoredMessage>>,
+    /// The size of the payload, if it was withheld.
+    pub withheld_bytes: Option<i32>,
 }
 
-/// How long ago a message was accepted, by the database's clock when it was asked, and by this process's own since then.
+/// The age of a message: measured by the database's clock when it was claimed, and by this process's clock since then.
 #[derive(Debug, Clone, Copy)]
 pub struct Age {
+    /// The age at `asked_at`.
     pub was: Duration,
+    /// When `was` was true.
     pub asked_at: Instant,
 }
 
@@ -305,61 +344,31 @@ pub struct Settlement {
     pub(crate) outcome: Outcome,
 }
 
-/// A claim that was not current when it was to be settled.
+/// A claim that was not current when it was settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lost {
     pub claim: ClaimId,
-    /// Its attempt is done: the handler has settled it in a transaction of its own.
+    /// The attempt is done: the handler has settled it in its own transaction.
     pub is_done: bool,
 }
 
-/// Who writes outcomes.
-#[derive(Debug, Clone, Copy)]
+/// The processor that writes outcomes.
+#[derive(Debug, Clone)]
 pub struct Settler {
+    /// The id of this process in `inbox_processor`.
     pub processor: i32,
-    /// Failed attempts that are kept of a delivery, at least 2.
+    /// The maximum number of failed attempts that are kept per delivery, at least 2.
     pub attempt_rows_max: i16,
+    /// Its handlers that are ordered: settling a delivery of theirs makes the next one of its key due.
+    pub ordered_ids: Vec<i16>,
 }
 
 #[derive(Debug)]
 pub struct Renewal {
     /// As in [`Answers`].
     pub sent_at: Instant,
+    /// Valid for another lease from `sent_at` on.
     pub renewed: Vec<ClaimId>,
-    /// Somebody else has them now. A claim in neither list is locked this very moment; ask again.
+    /// Claims that another process has. A claim in neither list was locked by another session; renew it again.
     pub lost: Vec<ClaimId>,
-}
-
-#[derive(Clone)]
-pub struct Enrolment {
-    pub name: Arc<str>,
-    pub handler_ids: Vec<i16>,
-    /// How long it counts as alive without a sign.
-    pub ttl: Duration,
-    /// What it says of itself, as JSON.
-    pub report: String,
-}
-
-/// Handlers of which nothing is to be started now, by their ids.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct HeldBack {
-    pub paused: Vec<i16>,
-    /// Their breakers are open.
-    pub open: Vec<i16>,
-    /// They have a rate limit over all processes.
-    pub rated: Vec<i16>,
-}
-
-/// Connections of this process to its database.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PoolStatus {
-    pub in_use: usize,
-    pub size: usize,
-    pub waiting: usize,
-}
-
-#[derive(Debug, Clone)]
-pub struct UnknownHandler {
-    pub key: String,
-    pub poisoned: u64,
 }

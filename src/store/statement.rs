@@ -1,7 +1,8 @@
-//! Prepared statements as types: constant SQL with named binds, one field for each, cached by diesel per connection.
+//! Prepared statements as types: constant SQL with named binds, one field per bind, cached by diesel per connection.
 //!
-//! `sql_query` and diesel's own updates are prepared anew on every call, which is a second round trip and a new plan. A type
-//! with a static `QueryId` is prepared once. Its SQL is constant, so nothing from outside can ever become SQL text.
+//! `sql_query` and diesel's own updates are prepared again on every call, which takes a second round trip and a new
+//! plan. A type with a static `QueryId` is prepared once. Its SQL is constant, so outside input can never become SQL
+//! text.
 
 use diesel::QueryResult;
 use diesel::backend::Backend;
@@ -9,9 +10,10 @@ use diesel::query_builder::AstPass;
 use diesel::serialize::ToSql;
 use diesel::sql_types::{BigInt, Binary, Bool, Double, HasSqlType, Integer, Nullable, SmallInt, Text};
 
-/// Declares statements of a backend, with `<'a>` where one borrows: `Name("SQL") -> Row { bind: Type, … }`. The SQL names a bind as
-/// `:bind`, as often and in whatever order it likes; a name that is no field and a field that is not named do not compile. A statement
-/// with a row type can be loaded, one without can only be executed. Each backend has a `statements!` of its own that fills in itself.
+/// Declares statements of a backend, with `<'a>` if one borrows: `Name("SQL") -> Row { bind: Type, … }`. The SQL may
+/// use a bind as `:bind` several times and in any order; an unknown name and an unused field do not compile. A
+/// statement with a row type can be loaded, one without can only be executed. Each backend has its own `statements!`
+/// that fills in its types.
 macro_rules! declare_statements {
     (
         @one [$backend:ty, $mark:literal, [$($dsl:tt)*]] [$($meta:tt)*] $name:ident [$($life:tt)*] [$($fixed:tt)*]
@@ -72,7 +74,7 @@ macro_rules! declare_statements {
 }
 pub(super) use declare_statements;
 
-/// Declares the rows of statements: a field for each column, in the order in which the statement answers them.
+/// Declares the rows of statements: a field per column, in the order of the columns.
 macro_rules! rows {
     ($($(#[$meta:meta])* $name:ident $(<$stamp:ident>)? { $($field:ident: $rust:ty),* $(,)? })*) => {$(
         $(#[$meta])*
@@ -88,11 +90,12 @@ macro_rules! rows {
 }
 pub(super) use rows;
 
-/// A value, or a row of values, with the SQL type it is bound as and read from.
+/// A value, or a row of values, with the SQL type for binding and reading.
 pub(super) trait SqlValue {
     type Sql: 'static;
 }
 
+/// Declares which SQL type a Rust type has.
 macro_rules! sql_values {
     ($($rust:ty => $sql:ty),* $(,)?) => {
         $(impl $crate::store::statement::SqlValue for $rust {
@@ -115,8 +118,9 @@ impl<A: SqlValue, B: SqlValue> SqlValue for (A, B) {
     type Sql = (A::Sql, B::Sql);
 }
 
-/// What can stand behind a name in a statement.
+/// A type that can be bound to a name in a statement.
 pub(super) trait Bind<DB: Backend> {
+    /// Adds the value to the statement.
     fn push<'b>(&'b self, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>;
 }
 
@@ -126,31 +130,34 @@ impl<DB: Backend + HasSqlType<V::Sql>, V: SqlValue + ToSql<V::Sql, DB>> Bind<DB>
     }
 }
 
-/// The row of a statement that answers with one, after it was read to its end: `.load(conn).await.and_then(only_row)`.
+/// Returns the only row of a statement that was read to its end: `.load(conn).await.and_then(only_row)`.
 ///
-/// Diesel's `get_result` stops reading at the row, and the server sends the row of an autocommitted statement before it commits: an
-/// error at commit would never be seen, and what does not exist would be acknowledged. Clippy forbids it.
+/// Diesel's `get_result` stops reading at the row, and the server sends the row of an autocommitted statement before it
+/// commits: an error at commit would be missed, and data that was never committed would be acknowledged. Clippy forbids
+/// it.
 pub(super) fn only_row<R>(mut rows: Vec<R>) -> QueryResult<R> {
     rows.pop().ok_or(diesel::NotFound)
 }
 
-/// A statement's SQL, made at compile time. Diesel numbers binds in the order in which they are pushed and writes the number itself; so
-/// the first mention of each bind is left out of the text, and later ones are written as the number that the first will get.
+/// The SQL of a statement, built at compile time. Diesel numbers binds in the order in which they are pushed and writes
+/// the number itself. So the first mention of each bind is left out of the text, and later mentions are written as the
+/// number that the first will get.
 pub(super) struct Template<const SIZE: usize, const BINDS: usize> {
     text: [u8; SIZE],
     len: usize,
-    /// Where in the text each first mention belongs, in the order of the text, and which field it names.
+    /// The position of each first mention in the text, in text order, and the field that it names.
     first_mentions: [(usize, usize); BINDS],
 }
 
 #[allow(clippy::panic, reason = "in a constant this is a compile error")]
 impl<const SIZE: usize, const BINDS: usize> Template<SIZE, BINDS> {
+    /// Finds the binds in the SQL. Fails, at compile time, for a name without a field and for a field without a name.
     pub(super) const fn new(sql: &str, mark: char, fields: &[&str]) -> Self {
         let sql = sql.as_bytes();
         let mut new = Self { text: [b' '; SIZE], len: 0, first_mentions: [(0, 0); BINDS] };
         let (mut at, mut named) = (0, 0);
         while at < sql.len() {
-            // `::` is a cast of PostgreSQL.
+            // `::` is a cast in PostgreSQL.
             let is_name =
                 sql[at] == b':' && at + 1 < sql.len() && sql[at + 1].is_ascii_lowercase() && sql[at - 1] != b':';
             if !is_name {
@@ -191,6 +198,7 @@ impl<const SIZE: usize, const BINDS: usize> Template<SIZE, BINDS> {
         self.len += 1;
     }
 
+    /// The text without the first mentions of binds.
     pub(super) const fn text(&self) -> &str {
         match std::str::from_utf8(self.text.split_at(self.len).0) {
             Ok(text) => text,
@@ -198,6 +206,8 @@ impl<const SIZE: usize, const BINDS: usize> Template<SIZE, BINDS> {
         }
     }
 
+    /// Writes the statement: the text in parts, and a bind between two parts. `text` is that of this template, as a
+    /// constant.
     pub(super) fn push<'b, DB: Backend>(
         &self,
         text: &'static str,
@@ -215,7 +225,7 @@ impl<const SIZE: usize, const BINDS: usize> Template<SIZE, BINDS> {
     }
 }
 
-/// The field with the name that stands from `start` to `end`.
+/// The index of the field whose name is at `start..end`.
 #[allow(clippy::panic, reason = "in a constant this is a compile error")]
 const fn find(fields: &[&str], sql: &[u8], start: usize, end: usize) -> usize {
     let mut field = 0;
@@ -270,13 +280,13 @@ mod tests {
 
     #[test]
     #[should_panic = "names a bind that it does not have"]
-    fn a_name_that_is_no_field_is_refused() {
+    fn a_bind_without_a_field_is_refused() {
         Template::<16, 1>::new("SELECT :handlers", '?', &["handler"]);
     }
 
     #[test]
     #[should_panic = "does not name every bind"]
-    fn a_field_without_a_mention_is_refused() {
+    fn a_field_without_a_bind_is_refused() {
         Template::<16, 2>::new("SELECT :handlers", '?', &["handlers", "limit"]);
     }
 }

@@ -1,8 +1,8 @@
-//! What only tests ask of a store: to move its clock, how a delivery stands, and to leave nothing behind.
+//! The store operations for tests: move its clock, find a delivery, and remove everything.
 //!
 //! Internal and unstable, like `seam.rs`.
 
-// Public in a private module: the bound of a public trait, but nobody outside can name it.
+// Public in a private module: the bound of a public trait, but it cannot be named outside the crate.
 #![allow(unreachable_pub, missing_docs, missing_debug_implementations)]
 
 use std::future::Future;
@@ -10,18 +10,19 @@ use std::time::Duration;
 
 use crate::types::{Delivery, Error, Result, State};
 
+/// Implemented by every backend that the test kit supports.
 pub trait Testing: Send + Sync {
-    /// Moves the clock forward for everything that is stored.
+    /// Moves the clock forward for all stored data.
     fn move_clock(&self, by: Duration) -> impl Future<Output = Result<()>> + Send;
 
     /// The delivery of a message to a handler, by their names; without names, any delivery.
     fn find_delivery(&self, of: Option<(&str, &str)>) -> impl Future<Output = Result<Option<Delivery>>> + Send;
 
-    /// Removes everything that was made for the test.
+    /// Removes everything that was created for the test.
     fn remove(&self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// A delivery as both stores find it.
+/// A delivery as both stores return it.
 #[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
 pub(super) struct DeliveryRow {
     state: String,
@@ -33,6 +34,7 @@ pub(super) struct DeliveryRow {
     last_error: Option<String>,
 }
 
+/// Fails for a state that this build does not know.
 pub(super) fn delivery(row: DeliveryRow) -> Result<Delivery> {
     let DeliveryRow { state, attempts, errors, crashes, due_in_us, reason, last_error } = row;
     let states = [State::Pending, State::Running, State::Done, State::Discarded, State::Poisoned];

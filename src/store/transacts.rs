@@ -1,14 +1,16 @@
-//! Which connection a transactional handler is given by which store: a trait of its own, for the sake of the compiler's error.
+//! Which connection a store passes to transactional handlers: a separate trait, so that the compiler's error is
+//! readable.
 
-// Public in a private module: the bound of a public function, but nobody outside can name it.
+// Public in a private module: the bound of a public function, but it cannot be named outside the crate.
 #![allow(unreachable_pub)]
 
 use super::Backend;
 use super::seam::Seam;
 
-/// Stores whose transactional handlers are given a `C`. Cannot be named outside: it exists for its error message.
+/// Stores that pass a `C` to transactional handlers. It cannot be named outside the crate; it exists for its error
+/// message.
 #[diagnostic::on_unimplemented(
-    message = "a store of `{Self}` does not give transactional handlers a `{C}`",
+    message = "a store of `{Self}` does not pass a `{C}` to transactional handlers",
     label = "this handler takes `&mut {C}`, which is not the connection of `{Self}`",
     note = "take `&mut diesel_async::AsyncPgConnection` on `Postgres`, `&mut wharf::store::AsyncSqliteConnection` on `Sqlite`"
 )]

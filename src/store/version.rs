@@ -1,6 +1,7 @@
-//! Versions of the schema: which one a build can work with, and which migrations are missing. Pure: the stores read and write.
+//! Schema versions: which ones a build can work with, and which migrations are missing. Pure: the stores read and
+//! write.
 
-// As seam.rs.
+// Public in a private module, as in `seam.rs`.
 #![allow(unreachable_pub, missing_docs)]
 
 use crate::types::{Error, Kind, Result};
@@ -9,30 +10,32 @@ use crate::types::{Error, Kind, Result};
 #[derive(Debug)]
 pub struct Migration {
     pub version: i32,
+    /// Several statements, run in one transaction.
     pub sql: &'static str,
-    /// The oldest build, by the newest migration it has, that can go on working with this schema.
+    /// The oldest build that can work with this schema, given as the newest migration of that build.
     pub compatible_with: i32,
 }
 
-/// The newest migration that a database has had. All zero where there was none.
+/// The newest migration of a database. All fields are zero if there is none.
 #[derive(Debug, Clone, Copy, Default)]
 #[cfg_attr(any(feature = "postgres", feature = "sqlite"), derive(diesel::Queryable))]
 pub struct SchemaRow {
     pub version: i32,
+    /// As in [`Migration`].
     pub compatible_with: i32,
 }
 
-/// The version that these migrations lead to.
+/// The version after these migrations.
 pub(super) const fn newest(migrations: &[Migration]) -> i32 {
     migrations[migrations.len() - 1].version
 }
 
-/// The migrations that are to be run, in order.
+/// The missing migrations, in order.
 pub(super) fn missing(migrations: &[Migration], found: SchemaRow) -> impl Iterator<Item = &Migration> {
     migrations.iter().filter(move |migration| migration.version > found.version)
 }
 
-/// Refuses a schema that this build cannot work with, and says what to do about it.
+/// Refuses a schema that this build cannot work with, with an error that says what to do.
 pub(super) fn check(found: Option<SchemaRow>, known: i32) -> Result<()> {
     let Some(found) = found else {
         let none = "there is no inbox in this database: call store.migrate() once before it is used";
@@ -51,7 +54,7 @@ pub(super) fn check(found: Option<SchemaRow>, known: i32) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a newer schema, unless its migration says that this build can live with it.
+/// Refuses a newer schema, unless its migration declares that this build is compatible.
 pub(super) fn refuse_unknown(SchemaRow { version, compatible_with }: SchemaRow, known: i32) -> Result<()> {
     if version > known && compatible_with > known {
         return Err(Error::new(

@@ -1,13 +1,14 @@
-//! What acceptance and an outcome set in a delivery's row: the same in every store.
+//! The columns of a delivery's row that acceptance and an outcome set: the same in every store.
 
 use std::time::{Duration, SystemTime};
 
 use super::seam::{AcceptBatch, Due, NewDelivery, Settler};
 use crate::types::{EXPIRED, Outcome, PoisonReason};
 
-/// Longest delay a settlement can ask for: more is a mistake, and would overflow a timestamp.
+/// The longest delay of a settlement: a longer one is a mistake, and would overflow a timestamp.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
 
+/// The values of `inbox_delivery.status`. Running is no status: an open delivery runs while it is locked.
 const OPEN: i16 = 0;
 const DONE: i16 = 2;
 const POISONED: i16 = 3;
@@ -15,16 +16,22 @@ const DISCARDED: i16 = 4;
 
 /// An outcome as the columns it sets.
 pub(super) struct Written<'a> {
+    /// The new value of `inbox_delivery.status`.
     pub(super) status: i16,
-    /// When it is due again, from now on; `None`: as before.
+    /// The delay from now until it is due again; `None`: unchanged.
     pub(super) delay: Option<Duration>,
+    /// Whether the attempt consumes a retry.
     pub(super) is_charged: bool,
+    /// Whether the count of crashes stays; otherwise it is reset.
     pub(super) keeps_crashes: bool,
-    /// Runs in a row that the store made fail; `None`: as before.
-    pub(super) troubles: Option<i32>,
+    /// Runs in a row that failed because of the store; negative: because the handler's dependency was unavailable;
+    /// `None`: unchanged.
+    pub(super) store_errors: Option<i32>,
+    /// Why it is poisoned or discarded; `None` for other states.
     pub(super) reason: Option<&'a str>,
+    /// The text of the error; `None` leaves the last error unchanged.
     pub(super) error: Option<&'a str>,
-    /// How the attempt failed, which is kept in `inbox_attempt`; `None`: it did not fail.
+    /// How the attempt failed, stored in `inbox_attempt`; `None`: it did not fail.
     pub(super) why: Option<&'static str>,
 }
 
@@ -35,7 +42,7 @@ impl<'a> From<&'a Outcome> for Written<'a> {
             delay: None,
             is_charged: false,
             keeps_crashes: false,
-            troubles: None,
+            store_errors: None,
             reason: None,
             error: None,
             why: None,
@@ -45,23 +52,26 @@ impl<'a> From<&'a Outcome> for Written<'a> {
             Outcome::Retry { after, error, by } => Written {
                 delay: Some((*after).min(DELAY_MAX)),
                 is_charged: true,
-                troubles: Some(0),
+                store_errors: Some(0),
                 error: Some(error),
                 why: Some(by.as_str()),
                 ..open
             },
-            Outcome::Snoozed { after } => Written { delay: Some((*after).min(DELAY_MAX)), troubles: Some(0), ..open },
-            Outcome::Troubled { after, troubles, error } => Written {
+            Outcome::Snoozed { after } => {
+                Written { delay: Some((*after).min(DELAY_MAX)), store_errors: Some(0), ..open }
+            }
+            Outcome::StoreFailed { after, store_errors, error } => Written {
                 delay: Some((*after).min(DELAY_MAX)),
-                troubles: Some(*troubles),
+                store_errors: Some(*store_errors),
                 error: Some(error),
-                why: Some(PoisonReason::StoreTrouble.as_str()),
+                why: Some(PoisonReason::StoreError.as_str()),
                 ..open
             },
-            Outcome::Unavailable { after, outages, error, by } => Written {
+            Outcome::Unavailable { after, outages, error, by, charged } => Written {
                 delay: Some((*after).min(DELAY_MAX)),
-                // Below zero: see the column.
-                troubles: outages.map(|outages| -outages),
+                is_charged: *charged,
+                // Outages of a dependency are stored as a negative number.
+                store_errors: outages.map(|outages| -outages),
                 error: Some(error),
                 why: Some(by.as_str()),
                 ..open
@@ -86,7 +96,7 @@ impl<'a> From<&'a Outcome> for Written<'a> {
 }
 
 impl Written<'_> {
-    /// Done, poisoned or discarded: nobody claims it any more.
+    /// Done, poisoned or discarded: it is no longer claimed.
     #[cfg(feature = "sqlite")]
     pub(super) fn is_finished(&self) -> bool {
         self.status != OPEN
@@ -94,12 +104,12 @@ impl Written<'_> {
 }
 
 impl NewDelivery {
-    /// After how long it is due, at the most a far one, or at which moment.
+    /// The delay until it is due, at most `DELAY_MAX`, or the time at which it is due.
     pub(super) fn due(&self) -> (Option<Duration>, Option<SystemTime>) {
         match self.due {
             None => (None, None),
             Some(Due::In(after)) => (Some(after.min(DELAY_MAX)), None),
-            // What no calendar has is as far as anything can be.
+            // A time that the database cannot represent becomes the longest delay.
             Some(Due::At(at)) if at.duration_since(SystemTime::now()).is_ok_and(|after| after > DELAY_MAX) => {
                 (Some(DELAY_MAX), None)
             }
@@ -109,15 +119,16 @@ impl NewDelivery {
 }
 
 impl AcceptBatch {
-    /// The processor that a delivery is inserted as claimed by. Without one nobody would run what is inserted so.
+    /// The processor that claims the delivery at insert. Without a processor, nothing would run such a delivery.
     pub(super) fn claimed_by(&self, delivery: &NewDelivery) -> Option<i32> {
         self.processor.filter(|_| delivery.is_handed_over)
     }
 }
 
 impl Settler {
-    /// The place in which the failure of an attempt is kept: the first attempt has its own, the others take turns with the rest. So a
-    /// failure is overwritten only by one that is at least `attempt_rows_max - 1` attempts later, and no row has to be looked for or deleted.
+    /// The place in which the failure of an attempt is stored: the first attempt has its own place, the others use the
+    /// remaining ones in turn. So a failure is overwritten only by one that is at least `attempt_rows_max - 1` attempts
+    /// later, and no row needs to be searched or deleted.
     pub(super) fn place(&self, attempt: i32) -> i16 {
         let others = i32::from(self.attempt_rows_max).saturating_sub(1).max(1);
         let place = if attempt == 1 { 0 } else { 1 + attempt.rem_euclid(others) };
@@ -135,7 +146,7 @@ mod tests {
     #[test]
     fn the_first_failure_and_those_of_the_newest_attempts_are_kept_and_never_more_than_the_limit() {
         for attempt_rows_max in [2, 3, 20] {
-            let settler = Settler { processor: 1, attempt_rows_max };
+            let settler = Settler { processor: 1, attempt_rows_max, ordered_ids: Vec::new() };
             let mut kept = HashMap::new();
             for attempt in 1..=200 {
                 kept.insert(settler.place(attempt), attempt);

@@ -1,20 +1,22 @@
-//! Every decision of the engine as one `tracing` event, and those about records and deliveries as a count: the contract of what can be seen
-//! from outside.
+//! Every decision of the engine as a `tracing` event. Decisions about records and deliveries are counted too. Events
+//! are a contract with users.
 //!
-//! Names, levels and fields stand here and nowhere else. Message ids are shown escaped; a payload is never a field.
+//! Names, levels and fields are defined only here and in `events/`. Message ids are escaped; a payload is never a
+//! field. A function without a comment emits the event of its name.
 
 use std::fmt;
+use std::time::Duration;
 
-use tracing::{debug, error, info, info_span, warn};
+use tracing::{debug, error, info, warn};
 
-use super::counts::{self, Count};
+use super::{counts, table};
 use crate::types::{EXPIRED, Error, Outcome, PoisonReason, Purged, Record, StoredMessage, sanitize};
 
-/// Characters of an error that go into an event.
+/// The most characters of an error in an event.
 const ERROR_CHARS_MAX: usize = 500;
 
-/// Text from outside, safe for a log line.
-struct Shown<'a>(&'a str);
+/// Text from outside, escaped for a log line, so that it cannot forge another line.
+pub(super) struct Shown<'a>(pub(super) &'a str);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,9 +24,10 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The delivery an event is about.
+/// The delivery that an event is about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subject<'a> {
+    /// `None` when the message of the delivery is missing.
     pub(crate) message_id: Option<&'a str>,
     pub(crate) handler: &'a str,
     pub(crate) attempt: i32,
@@ -36,41 +39,38 @@ impl<'a> Subject<'a> {
     }
 }
 
+/// An event about a delivery: adds the fields of its [`Subject`].
 macro_rules! about {
     ($level:ident, $target:literal, $subject:expr, $($rest:tt)*) => {
         $level!(target: $target, message_id = %$subject.id(), handler = $subject.handler, attempt = $subject.attempt, $($rest)*)
     };
 }
 
-/// What a record became.
-fn count_record(topic: &str, became: &'static str) {
-    counts::add_often(Count { name: "wharf_records_total", of: "topic", what: Some(("became", became)) }, topic);
+/// Counts a record by its result.
+fn count_record(topic: &str, result: &'static str) {
+    counts::add_often(&table::RECORDS, topic, result);
 }
 
 fn count_quarantined(topic: &str, reason: &'static str) {
     count_record(topic, "quarantined");
-    counts::add(Count { name: "wharf_quarantined_total", of: "topic", what: Some(("reason", reason)) }, topic, 1);
+    counts::add(&table::QUARANTINED, &[topic, reason], 1);
 }
 
-/// What stood in for an identity that was missing.
+/// Counts a record by what replaced its missing identity.
 fn count_stand_in(topic: &str, by: &'static str) {
-    counts::add_often(
-        Count { name: "wharf_missing_identities_total", of: "topic", what: Some(("stand_in", by)) },
-        topic,
-    );
+    counts::add_often(&table::MISSING_IDENTITIES, topic, by);
 }
 
 fn count_claim(handler: &str, claim: &'static str) {
-    counts::add_often(Count { name: "wharf_claims_total", of: "handler", what: Some(("claim", claim)) }, handler);
+    counts::add_often(&table::CLAIMS, handler, claim);
 }
 
 fn count_outcome(handler: &str, outcome: &'static str) {
-    counts::add_often(Count { name: "wharf_outcomes_total", of: "handler", what: Some(("outcome", outcome)) }, handler);
+    counts::add_often(&table::OUTCOMES, handler, outcome);
 }
 
 fn count_poisoned(handler: &str, reason: PoisonReason, number: u64) {
-    let what = Some(("reason", reason.as_str()));
-    counts::add(Count { name: "wharf_poisoned_total", of: "handler", what }, handler, number);
+    counts::add(&table::POISONED, &[handler, reason.as_str()], number);
 }
 
 // accept
@@ -85,17 +85,24 @@ pub(crate) fn duplicate(message: &StoredMessage, added: usize) {
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), added, "duplicate");
 }
 
-/// `id` is the row of the quarantine: `wharf quarantine show ID`.
+/// A statement has accepted a batch. Batches from Kafka have a ledger; others come from the service.
+pub(crate) fn batch_accepted(records: usize, is_without_ledger: bool, took: Duration) {
+    let from = if is_without_ledger { "service" } else { "kafka" };
+    counts::record(&table::ACCEPT_BATCH_RECORDS, &[from], records as f64);
+    counts::record(&table::ACCEPT_BATCH_SECONDS, &[from], took.as_secs_f64());
+}
+
+/// A message with another payload has this identity. `id` is the row of the quarantine: `wharf quarantine show ID`.
 pub(crate) fn conflict(message: &StoredMessage, id: Option<i64>) {
     count_quarantined(&message.topic, "conflict");
     let (partition, offset) = (message.position.map(|at| at.partition), message.position.map(|at| at.offset));
     warn!(target: "wharf::accept", id, message_id = %Shown(&message.id), topic = %Shown(&message.topic), partition, offset, "conflict");
 }
 
-/// The last records of a topic were all quarantined: nothing more is taken in from Kafka until a person acts.
+/// The last records of a topic were all quarantined: intake from Kafka stops until an operator acts.
 #[cfg(feature = "kafka")]
-pub(crate) fn intake_stopped(topic: &str, quarantined: usize) {
-    error!(target: "wharf::accept", topic = %Shown(topic), quarantined, "intake stopped");
+pub(crate) fn intake_stopped(topic: &str, cluster: &str, quarantined: usize) {
+    error!(target: "wharf::accept", topic = %Shown(topic), cluster, quarantined, "intake stopped");
 }
 
 pub(crate) fn left_quarantine(id: i64) {
@@ -106,26 +113,26 @@ pub(crate) fn stays_in_quarantine(id: i64, reason: &str) {
     warn!(target: "wharf::accept", id, reason, "stays in quarantine");
 }
 
-/// Where it was is how it is found again in Kafka, and `id` in the quarantine: `wharf quarantine show ID`.
+/// A record was quarantined. Its position finds it in Kafka, and `id` in the quarantine: `wharf quarantine show ID`.
 pub(crate) fn quarantined(record: &Record, reason: &'static str, id: Option<i64>) {
     count_quarantined(&record.topic, reason);
     let (partition, offset) = (record.position.map(|at| at.partition), record.position.map(|at| at.offset));
     warn!(target: "wharf::accept", id, topic = %Shown(&record.topic), partition, offset, reason, "quarantined");
 }
 
-/// It had no identity, and its topic says that where it was is one.
+/// A record without identity was accepted with its position as identity (`Identity::or_position`).
 pub(crate) fn identified_by_position(message: &StoredMessage) {
     count_stand_in(&message.topic, "position");
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "identified by position");
 }
 
-/// It had no identity, and its topic says that it is accepted each time it comes.
+/// A record without identity was accepted without deduplication (`Identity::or_undeduplicated`).
 pub(crate) fn undeduplicated(message: &StoredMessage) {
     count_stand_in(&message.topic, "undeduplicated");
     debug!(target: "wharf::accept", message_id = %Shown(&message.id), topic = %Shown(&message.topic), "undeduplicated");
 }
 
-/// Topics that nobody subscribes to are counted as one: there may be any number of them.
+/// No handler wants the record. Topics without a subscriber are counted as one, because their number is unbounded.
 pub(crate) fn unwanted(topic: &str, is_subscribed: bool) {
     count_record(if is_subscribed { topic } else { "(other)" }, "unwanted");
     debug!(target: "wharf::accept", topic = %Shown(topic), "unwanted");
@@ -158,6 +165,12 @@ pub(crate) fn reclaimed(subject: Subject<'_>, crashes: i32) {
     about!(warn, "wharf::process", subject, crashes, "reclaimed");
 }
 
+/// A delivery is done, this long after the timestamp of its record.
+pub(crate) fn done_after(handler: &str, lag: Duration) {
+    counts::record_often(&table::END_TO_END, handler, "", lag);
+}
+
+/// The outcome of an attempt was decided. It is not written yet.
 pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
     count_outcome(subject.handler, outcome.name());
     match outcome {
@@ -167,16 +180,16 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
             about!(info, "wharf::process", subject, after_ms = as_millis(*after), error, "retried");
         }
         Outcome::Snoozed { after } => about!(debug, "wharf::process", subject, after_ms = as_millis(*after), "snoozed"),
-        Outcome::Troubled { after, troubles, error } => {
+        Outcome::StoreFailed { after, store_errors, error } => {
             let error = sanitize::text(error, ERROR_CHARS_MAX);
             about!(
                 warn,
                 "wharf::process",
                 subject,
                 after_ms = as_millis(*after),
-                troubles = *troubles,
+                store_errors = *store_errors,
                 error,
-                "troubled"
+                "store failed"
             );
         }
         Outcome::Unavailable { after, error, .. } => {
@@ -197,11 +210,11 @@ pub(crate) fn decided(subject: Subject<'_>, outcome: &Outcome) {
     }
 }
 
-fn count_breaker(handler: &str, became: &'static str) {
-    counts::add(Count { name: "wharf_breakers_total", of: "handler", what: Some(("became", became)) }, handler, 1);
+fn count_breaker(handler: &str, state: &'static str) {
+    counts::add(&table::BREAKERS, &[handler, state], 1);
 }
 
-/// What the handler depends on is away: nothing of it is started, in any process, but one delivery at a time that probes.
+/// The handler's dependency is unavailable: no process starts its deliveries, except one probe at a time.
 pub(crate) fn breaker_opened(handler: &str, error: &str) {
     count_breaker(handler, "open");
     let error = sanitize::text(error, ERROR_CHARS_MAX);
@@ -218,11 +231,13 @@ pub(crate) fn claim_lost(subject: Subject<'_>) {
     about!(warn, "wharf::process", subject, "claim lost");
 }
 
-/// Its handler has settled the delivery in a transaction of its own, and has failed or was stopped after that: what it committed stands.
+/// The handler settled the delivery in its own transaction, and failed or was stopped after that. The commit stays
+/// valid.
 pub(crate) fn settled_before(subject: Subject<'_>, outcome: &Outcome) {
     count_outcome(subject.handler, Outcome::Done.name());
-    let (Outcome::Retry { error, .. } | Outcome::Troubled { error, .. } | Outcome::Poisoned { error: Some(error), .. }) =
-        outcome
+    let (Outcome::Retry { error, .. }
+    | Outcome::StoreFailed { error, .. }
+    | Outcome::Poisoned { error: Some(error), .. }) = outcome
     else {
         about!(debug, "wharf::process", subject, "settled before it ended");
         return;
@@ -231,49 +246,51 @@ pub(crate) fn settled_before(subject: Subject<'_>, outcome: &Outcome) {
     about!(warn, "wharf::process", subject, error, "settled before it failed");
 }
 
+/// A handler has not ended long after its timeout: it blocks its thread or ignores cancellation.
 pub(crate) fn overran(subject: Subject<'_>) {
     count_outcome(subject.handler, "overran");
     about!(warn, "wharf::process", subject, "handler overran its timeout and has not ended");
 }
 
+/// The COMMIT of a transactional handler got no reply, so it is unknown whether it was committed.
 pub(crate) fn in_doubt(subject: Subject<'_>) {
     count_outcome(subject.handler, "in doubt");
     about!(warn, "wharf::process", subject, "commit in doubt");
 }
 
-/// A call of a batch handler with several messages has failed as a whole: it is followed by a call for each half.
+/// A call of a batch handler with several messages has failed as a whole: each half is called again.
 pub(crate) fn batch_failed(handler: &str, messages: usize, why: &str) {
     let error = sanitize::text(why, ERROR_CHARS_MAX);
     info!(target: "wharf::process", handler, messages, error, "batch failed");
 }
 
-/// Deliveries that shared a transaction run again, each in one of its own.
+/// A shared transaction was rolled back: its deliveries run again, each in its own transaction.
 pub(crate) fn shared_transaction_undone(handler: &str, why: &str) {
     let error = sanitize::text(why, ERROR_CHARS_MAX);
     warn!(target: "wharf::process", handler, error, "shared transaction undone");
 }
 
+/// Deliveries of a handler key that no process knows were poisoned.
 pub(crate) fn unknown_key(handler: &str, poisoned: u64) {
     count_poisoned(handler, PoisonReason::UnknownKey, poisoned);
     let reason = PoisonReason::UnknownKey.as_str();
     warn!(target: "wharf::process", handler, poisoned, reason, "unknown key");
 }
 
-/// The function that a service has for poisoned deliveries has failed; it is called again.
+/// The service's `on_poison` function has failed; it is called again.
 pub(crate) fn poison_call_failed(handler: &str, calls: i32, error: &str) {
-    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", "poison call")) }, "service", 1);
+    counts::add(&table::ERRORS, &["service", "poison call"], 1);
     let error = sanitize::text(error, ERROR_CHARS_MAX);
     warn!(target: "wharf::process", handler, calls, error, "poison call failed");
 }
 
-/// Deliveries that were older than their handler wants were discarded, many at once.
+/// Deliveries that were older than their handler allows were expired, several at once.
 pub(crate) fn expired(handler: &str, deliveries: u64) {
-    let what = Some(("outcome", EXPIRED));
-    counts::add(Count { name: "wharf_outcomes_total", of: "handler", what }, handler, deliveries);
+    counts::add(&table::OUTCOMES, &[handler, EXPIRED], deliveries);
     info!(target: "wharf::process", handler, deliveries, "expired");
 }
 
-/// The header that says when a delivery is due cannot be read. Its value came from outside and is not shown.
+/// The header with the due time of a delivery cannot be read. Its value comes from outside and is not logged.
 pub(crate) fn bad_delay(message: &StoredMessage, handler: &str, header: &str) {
     let (message_id, topic) = (Shown(&message.id), Shown(&message.topic));
     warn!(target: "wharf::accept", %message_id, %topic, handler, header, "delay cannot be read");
@@ -286,13 +303,14 @@ pub(crate) fn returned(handler: &str, deliveries: u64) {
 
 // operate
 
-/// Rows that retention has removed, also where it ended in trouble then.
+/// Counts rows that retention has removed, also if the purge failed later.
 pub(crate) fn count_purged(purged: &Purged) {
     for (rows, number) in [("messages", purged.messages), ("deliveries", purged.deliveries)] {
-        counts::add(Count { name: "wharf_purged_total", of: "rows", what: None }, rows, number);
+        counts::add(&table::PURGED, &[rows], number);
     }
 }
 
+/// A purge has ended. `is_locked_out`: another process purges now.
 pub(crate) fn purged(purged: &Purged) {
     let Purged { deliveries, messages, identities_kept, identities_forgotten, .. } = *purged;
     if purged.is_locked_out() {
@@ -302,39 +320,48 @@ pub(crate) fn purged(purged: &Purged) {
     }
 }
 
-/// The span of one run of a handler.
-pub(crate) fn run_span(message_id: &str, handler: &str, attempt: u32) -> tracing::Span {
-    info_span!(target: "wharf::process", "run", message_id = %Shown(message_id), handler, attempt)
-}
+// failures of the engine
 
-/// The span of one call of a batch handler with several messages.
-pub(crate) fn call_span(handler: &str, messages: usize) -> tracing::Span {
-    info_span!(target: "wharf::process", "run", handler, messages)
-}
-
-// our own trouble
-
-/// A loop or task of the engine has ended that must not.
+/// A loop or task of the engine has ended, which must not happen.
 pub(crate) fn engine_failed(what: &'static str, why: &str) {
-    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", what)) }, "engine", 1);
+    counts::add(&table::ERRORS, &["engine", what], 1);
     error!(target: "wharf::process", what, why = %Shown(why), "engine failed");
 }
 
-/// A batch was being accepted and its task panicked: its callers have an error, the records were stored or not.
+/// The task that accepts a batch panicked: its callers get an error, and the records may or may not be stored.
 pub(crate) fn accept_failed(why: &str) {
-    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", "accept")) }, "engine", 1);
+    counts::add(&table::ERRORS, &["engine", "accept"], 1);
     error!(target: "wharf::accept", why = %Shown(why), "accept failed");
 }
 
-pub(crate) fn store_trouble(doing: &'static str, error: &Error) {
-    counts::add(Count { name: "wharf_trouble_total", of: "part", what: Some(("doing", doing)) }, "store", 1);
-    warn!(target: "wharf::store", doing, error = %format_args!("{error:#}"), "store trouble");
+/// A decoder was asked and is unavailable.
+pub(crate) fn decoder_failed() {
+    counts::add(&table::ERRORS, &["decoder", "decode"], 1);
 }
 
-pub(crate) fn store_recovered(doing: &'static str) {
-    info!(target: "wharf::store", doing, "store recovered");
+/// The decoder for the identity of a topic's quarantined records is unavailable: their replay waits.
+pub(crate) fn decoder_error(topic: &str, error: &Error) {
+    decoder_failed();
+    warn!(target: "wharf::accept", topic, error = %format_args!("{error:#}"), "decoder error");
 }
 
-fn as_millis(duration: std::time::Duration) -> u64 {
+/// A database call failed. It is retried.
+pub(crate) fn store_error(operation: &'static str, error: &Error) {
+    counts::add(&table::ERRORS, &["store", operation], 1);
+    warn!(target: "wharf::store", operation, error = %format_args!("{error:#}"), "store error");
+}
+
+/// The subscriber has no layer of the bridge's version of `tracing-opentelemetry`: spans are lost or not connected.
+#[cfg(feature = "otel")]
+pub(super) fn no_otel_layer() {
+    warn!(target: "wharf::process", "the subscriber has no OpenTelemetry layer that Wharf's bridge can use");
+}
+
+/// A database call succeeded after it had failed.
+pub(crate) fn store_recovered(operation: &'static str) {
+    info!(target: "wharf::store", operation, "store recovered");
+}
+
+fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

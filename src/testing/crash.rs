@@ -1,7 +1,7 @@
-//! Lets the process "die" at a chosen point of a delivery.
+//! Simulates a crash of the process at a chosen point of a delivery.
 //!
-//! A layer around the handler: at the point it strikes the switch and never returns. Whoever drains sees the strike and abandons every claim as a
-//! killed process would: nothing is settled, nothing given back.
+//! A layer around the handler triggers the switch at that point and never returns. `drain` waits for the switch and
+//! then abandons every claim, as a killed process would: nothing is settled or released.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,17 +10,18 @@ use tokio::sync::Notify;
 
 use crate::handler::{Failure, Next};
 
-/// Where in a delivery the process dies.
+/// Where in a delivery the process crashes. [`TestInbox::crash_at`](crate::testing::TestInbox::crash_at) takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CrashPoint {
-    /// It is claimed, and the handler has not begun.
+    /// The delivery is claimed, and the handler has not begun.
     BeforeHandler,
-    /// The handler has ended, and nothing is written of its outcome; a transactional one is not committed.
+    /// The handler has returned, and its outcome is not written. The transaction of a transactional handler is not
+    /// committed.
     AfterHandler,
 }
 
-/// Shared by the wrapped handlers and who drains.
+/// The switch that the wrapped handlers share with `drain`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CrashSwitch(Arc<Inner>);
 
@@ -28,20 +29,22 @@ pub(super) struct CrashSwitch(Arc<Inner>);
 struct Inner {
     /// A std mutex: nothing awaits while holding it.
     armed: Mutex<Option<CrashPoint>>,
+    /// Notified when a delivery has reached the armed point.
     struck: Notify,
 }
 
 impl CrashSwitch {
+    /// Sets the point at which the next delivery crashes.
     pub(super) fn arm(&self, point: CrashPoint) {
         *self.armed() = Some(point);
     }
 
-    /// Waits until a delivery has died.
+    /// Waits until a delivery has reached the armed point.
     pub(super) async fn struck(&self) {
         self.0.struck.notified().await;
     }
 
-    /// A layer that crashes at the point.
+    /// The layer that crashes at the armed point.
     pub(super) fn layer<'a>(&self, next: Next<'a>) -> BoxFuture<'a, Result<(), Failure>> {
         let switch = self.clone();
         Box::pin(async move {
@@ -52,7 +55,7 @@ impl CrashSwitch {
         })
     }
 
-    /// Dies here, if this is where. Once.
+    /// Crashes here if this point is armed, and disarms it.
     async fn pass(&self, point: CrashPoint) {
         let is_here = self.armed().take_if(|armed| *armed == point).is_some();
         if is_here {

@@ -1,19 +1,22 @@
-//! The claim that a run of a handler works under, in the form in which a handler with a database client of its own passes it on.
+//! The claim of a run, in the form that a handler with its own database client passes to `inbox_settle`.
 
 use std::fmt;
 
-/// A message, a handler, the attempt, and the process that claimed it. Its text is what the SQL function `inbox_settle` takes.
+/// The message, the handler, the attempt and the process of a claim. Its text is the argument of the SQL function
+/// `inbox_settle`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) message_seq: i64,
+    /// One of the ids of the handler: a handler with former keys has several.
     pub(crate) handler_id: i16,
-    /// From 1; never negative.
+    /// At least 1.
     pub(crate) attempt: u32,
+    /// The id of the process in `inbox_processor`.
     pub(crate) processor: i32,
 }
 
 impl Claim {
-    /// A claim that no delivery has: for messages that were not claimed.
+    /// A claim that is never current, for messages that were not claimed.
     pub(crate) const NONE: Self = Self { message_seq: 0, handler_id: 0, attempt: 1, processor: 0 };
 }
 

@@ -1,8 +1,10 @@
 //! CloudEvents as payloads: the attributes and the data of an event, from binary and from structured mode.
 //!
-//! In binary mode the attributes are headers (`ce_id`, `ce_type`) and the payload is the data. A record whose header `content-type` is
-//! `application/cloudevents+json` is in structured mode: attributes and data are members of the JSON payload, and `ce_` headers do not
-//! count. As for all headers, the first of a name counts.
+//! In binary mode the attributes are headers (`ce_id`, `ce_type`) and the payload is the data. A record whose header
+//! `content-type` is `application/cloudevents+json`, `+protobuf` or `+avro` is in structured mode: attributes and data
+//! are in the payload, and `ce_` headers are ignored.
+
+mod compact;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -10,21 +12,50 @@ use std::time::{Duration, SystemTime};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Headers;
-use super::message::{DecodeError, Payload};
+use super::message::Payload;
+use super::{Decoder, Encoded, Headers, Undecoded};
 
-const STRUCTURED: &[u8] = b"application/cloudevents+json";
+pub(crate) use compact::{CompactEvent, read_avro, read_protobuf};
 
-/// A CloudEvent 1.0 as payload: `Message<CloudEvent<Order>>` works for events in binary and in structured mode.
+/// The prefix of the media types of structured events.
+const STRUCTURED: &str = "application/cloudevents+";
+/// The prefix of the media types of batches. CloudEvents for Kafka has no batch mode: a record is one event.
+const BATCH: &str = "application/cloudevents-batch";
+/// The reason for which a batch is rejected.
+pub(crate) const IS_BATCH: &str = "cloud event is a batch: send one record for each event";
+/// The reason for which a structured event in another format is rejected.
+pub(crate) const IS_UNKNOWN: &str = "cloud event is in a format that is not known: use JSON, Protobuf or Avro";
+
+/// Where a record has its event, according to the header `content-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EventMode {
+    /// The attributes are headers.
+    Binary,
+    /// The payload is a structured event in this format; likewise the next two.
+    Json,
+    Protobuf,
+    Avro,
+    /// The payload has several events, which is refused.
+    Batch,
+    /// A structured event in a format that is not supported.
+    Unknown,
+}
+
+/// A CloudEvent 1.0 as payload: `Message<CloudEvent<Order>>` works for events in binary and in structured mode. A
+/// structured event is JSON, Protobuf or Avro, depending on its content type.
 ///
-/// `T` is what the event's data is read as: anything serde can read from JSON, or [`Raw`](crate::Raw) for the bytes. An event without
-/// data is read as JSON `null`, so `Option<T>` is `None` then. A record that is not a CloudEvent is undecodable.
+/// The event's data is decoded as `T`: any type that serde can deserialize from JSON, or [`Raw`](crate::Raw) for the
+/// bytes. An event without data is decoded as JSON `null`, so `Option<T>` is `None` then. A record that is not a
+/// CloudEvent is undecodable. Data in other formats needs [`cloud_event`](crate::formats::cloud_event).
 ///
 /// ```
 /// use wharf::{CloudEvent, Message, Record};
+///
 /// #[derive(serde::Deserialize)]
 /// struct Order { number: u32 }
 ///
@@ -45,48 +76,88 @@ const STRUCTURED: &[u8] = b"application/cloudevents+json";
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CloudEvent<T> {
-    /// The event's id, unique for its source.
+    /// The id of the event, unique within its source.
     pub id: String,
-    /// Who made the event.
+    /// The source of the event.
     pub source: String,
     /// The attribute `type`.
     pub event_type: String,
-    /// What within the source the event is about.
+    /// The subject of the event within its source.
     pub subject: Option<String>,
-    /// When it happened.
+    /// When the event happened.
     pub time: Option<SystemTime>,
-    /// The media type of the data. In binary mode this is the header `content-type`.
+    /// The media type of the data. In binary mode it is the header `content-type`.
     pub data_content_type: Option<String>,
-    /// The schema that the data follows.
+    /// The schema of the data.
     pub data_schema: Option<String>,
-    /// All other attributes, by name. Numbers and booleans of a structured event as they are written in JSON.
+    /// All other attributes by name. Numbers and booleans of a structured event are kept as their JSON text.
     pub extensions: BTreeMap<String, String>,
     /// The data.
     pub data: T,
 }
 
-/// True when the headers say that the payload is an event in structured mode. Parameters (`; charset=utf-8`) and the case of the
-/// media type do not matter.
-pub(crate) fn is_structured(headers: &Headers) -> bool {
+/// The mode of a record. Parameters (`; charset=utf-8`) and the case of the media type do not matter.
+pub(crate) fn event_mode(headers: &Headers) -> EventMode {
     let media_type = headers.get("content-type").and_then(|value| value.split(|byte| *byte == b';').next());
-    media_type.is_some_and(|media_type| media_type.trim_ascii().eq_ignore_ascii_case(STRUCTURED))
-}
-
-impl<T: Payload> Payload for CloudEvent<T> {
-    fn decode(headers: &Headers, payload: Option<&Bytes>) -> Result<Self, DecodeError> {
-        match payload {
-            Some(payload) if is_structured(headers) => structured(headers, payload),
-            Some(_) | None => binary(headers, payload),
-        }
+    let Some(media_type) = media_type.and_then(|text| std::str::from_utf8(text.trim_ascii()).ok()) else {
+        return EventMode::Binary;
+    };
+    let media_type = media_type.to_ascii_lowercase();
+    match media_type.strip_prefix(STRUCTURED) {
+        Some("json") => EventMode::Json,
+        Some("protobuf") => EventMode::Protobuf,
+        Some("avro") => EventMode::Avro,
+        Some(_) => EventMode::Unknown,
+        None if media_type.starts_with(BATCH) => EventMode::Batch,
+        None => EventMode::Binary,
     }
 }
 
-fn binary<T: Payload>(headers: &Headers, payload: Option<&Bytes>) -> Result<CloudEvent<T>, DecodeError> {
+/// Whether the headers declare that the payload is an event in structured mode, also in an unknown format.
+pub(crate) fn is_structured(headers: &Headers) -> bool {
+    match event_mode(headers) {
+        EventMode::Json | EventMode::Protobuf | EventMode::Avro | EventMode::Unknown => true,
+        EventMode::Binary | EventMode::Batch => false,
+    }
+}
+
+impl<T: Payload> Payload for CloudEvent<T> {
+    fn decode(encoded: &Encoded<'_>) -> Result<Self, Undecoded> {
+        decode_event(encoded, T::decode)
+    }
+}
+
+/// Decodes the event; `data` decodes its data.
+fn decode_event<T>(
+    encoded: &Encoded<'_>,
+    data: impl FnOnce(&Encoded<'_>) -> Result<T, Undecoded>,
+) -> Result<CloudEvent<T>, Undecoded> {
+    let mode = event_mode(encoded.headers());
+    match (mode, encoded.payload()) {
+        (EventMode::Batch, _) => Err(IS_BATCH.into()),
+        (EventMode::Unknown, Some(_)) => Err(IS_UNKNOWN.into()),
+        (EventMode::Json, Some(payload)) => structured(encoded, payload, data),
+        (EventMode::Protobuf | EventMode::Avro, Some(payload)) => {
+            let CompactEvent { attributes, data: bytes } = compact(mode, payload)?;
+            event(attributes, data(&encoded.with_payload(bytes.as_ref()))?)
+        }
+        // A tombstone has no payload, so its attributes can only be in the headers.
+        (EventMode::Binary, _) | (_, None) => event(binary_attributes(encoded.headers()), data(encoded)?),
+    }
+}
+
+/// An event in Protobuf or Avro.
+fn compact(mode: EventMode, payload: &Bytes) -> Result<CompactEvent, &'static str> {
+    if mode == EventMode::Avro { read_avro(payload) } else { read_protobuf(payload) }
+}
+
+/// The attributes of an event in binary mode. `content-type` is the media type of the data.
+fn binary_attributes(headers: &Headers) -> BTreeMap<String, String> {
     let mut attributes = BTreeMap::new();
     for (name, value) in headers.iter() {
         let name = name.strip_prefix(b"ce_").and_then(|name| std::str::from_utf8(name).ok());
         if let (Some(name), Some(value)) = (name, value) {
-            // The first of a name counts; what is not text is no attribute.
+            // Of several headers of a name, the first one whose value is text counts.
             let Ok(text) = std::str::from_utf8(value) else { continue };
             attributes.entry(name.to_owned()).or_insert_with(|| text.to_owned());
         }
@@ -94,11 +165,10 @@ fn binary<T: Payload>(headers: &Headers, payload: Option<&Bytes>) -> Result<Clou
     if let Some(Ok(content_type)) = headers.get("content-type").map(std::str::from_utf8) {
         attributes.insert("datacontenttype".to_owned(), content_type.to_owned());
     }
-    let data = T::decode(headers, payload)?;
-    event(attributes, data)
+    attributes
 }
 
-/// The members of a structured event that hold its data.
+/// The members of a structured event that have its data.
 #[derive(Deserialize)]
 struct Data<'a> {
     #[serde(borrow)]
@@ -106,31 +176,86 @@ struct Data<'a> {
     data_base64: Option<String>,
 }
 
-fn structured<T: Payload>(headers: &Headers, payload: &Bytes) -> Result<CloudEvent<T>, DecodeError> {
-    // Read twice: serde cannot borrow a raw value beside a map of all other members.
-    let Data { data, data_base64 } = serde_json::from_slice(payload)?;
+/// Decodes an event in the JSON format.
+fn structured<T>(
+    encoded: &Encoded<'_>,
+    payload: &Bytes,
+    decode: impl FnOnce(&Encoded<'_>) -> Result<T, Undecoded>,
+) -> Result<CloudEvent<T>, Undecoded> {
+    // The payload is parsed twice: serde cannot borrow a raw value beside a map of all other members.
+    let data = structured_data(payload)?;
     let mut members: BTreeMap<String, serde_json::Value> = serde_json::from_slice(payload)?;
     members.retain(|name, value| !value.is_null() && name != "data" && name != "data_base64");
     let attributes = members.into_iter().map(|(name, value)| match value {
         serde_json::Value::String(text) => Ok((name, text)),
         serde_json::Value::Number(_) | serde_json::Value::Bool(_) => Ok((name, value.to_string())),
-        _ => Err(DecodeError::from(format!("the CloudEvents attribute {name:?} is not text"))),
+        _ => Err(Undecoded::from(format!("the CloudEvents attribute {name:?} is not text"))),
     });
-    let attributes = attributes.collect::<Result<_, _>>()?;
-    let data = match (data, data_base64) {
-        (Some(_), Some(_)) => return Err("the CloudEvent has both `data` and `data_base64`".into()),
-        (Some(data), None) => Some(payload.slice_ref(data.get().as_bytes())),
-        (None, Some(text)) => {
-            // The error of the decoder would quote the data.
-            let bytes = BASE64_STANDARD.decode(text).map_err(|_| "`data_base64` of the CloudEvent is not base64")?;
-            Some(Bytes::from(bytes))
-        }
-        (None, None) => None,
-    };
-    event(attributes, T::decode(headers, data.as_ref())?)
+    let attributes = attributes.collect::<Result<_, Undecoded>>()?;
+    event(attributes, decode(&encoded.with_payload(data.as_ref()))?)
 }
 
-fn event<T>(mut attributes: BTreeMap<String, String>, data: T) -> Result<CloudEvent<T>, DecodeError> {
+/// The data of an event in the JSON format, without a copy if it is JSON itself.
+fn structured_data(payload: &Bytes) -> Result<Option<Bytes>, Undecoded> {
+    let Data { data, data_base64 } = serde_json::from_slice(payload)?;
+    match (data, data_base64) {
+        (Some(_), Some(_)) => Err("the CloudEvent has both `data` and `data_base64`".into()),
+        (Some(data), None) => Ok(Some(payload.slice_ref(data.get().as_bytes()))),
+        (None, Some(text)) => {
+            // The decoder's error is not used, because it would contain data.
+            let bytes = BASE64_STANDARD.decode(text).map_err(|_| "`data_base64` of the CloudEvent is not base64")?;
+            Ok(Some(Bytes::from(bytes)))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+/// Decodes CloudEvents whose data another decoder decodes, into [`CloudEvent`]: data in Avro or Protobuf, in binary or
+/// in structured mode.
+///
+/// ```
+/// use wharf::formats::{cloud_event, Decoder, Encoded, JsonSchema};
+/// use wharf::{CloudEvent, Record};
+/// let record = Record::new("orders")
+///     .with_header("ce_id", "17").with_header("ce_source", "/shop").with_header("ce_type", "order.placed")
+///     .with_payload(&b"\0\0\0\0\x07{\"number\": 17}"[..]);
+/// let decoder = cloud_event(JsonSchema::<serde_json::Value>::new());
+/// let event = decoder.decode(&Encoded::of(&record)).unwrap();
+/// assert_eq!((event.id.as_str(), event.data["number"].as_u64()), ("17", Some(17)));
+/// ```
+pub fn cloud_event<T: 'static>(data: impl Decoder<T>) -> impl Decoder<CloudEvent<T>> {
+    EventDecoder(data)
+}
+
+/// The decoder of an event, with the decoder of its data.
+struct EventDecoder<D>(D);
+
+impl<T: 'static, D: Decoder<T>> Decoder<CloudEvent<T>> for EventDecoder<D> {
+    fn decode(&self, encoded: &Encoded<'_>) -> Result<CloudEvent<T>, Undecoded> {
+        decode_event(encoded, |data| self.0.decode(data))
+    }
+
+    fn ready<'a>(&'a self, encoded: &Encoded<'a>) -> Option<BoxFuture<'a, Result<(), Undecoded>>> {
+        // A payload that is not a valid event needs no wait: `decode` reports the error.
+        let data = match (event_mode(encoded.headers()), encoded.payload()) {
+            (EventMode::Binary, _) | (_, None) => return self.0.ready(encoded),
+            (EventMode::Batch | EventMode::Unknown, Some(_)) => return None,
+            (EventMode::Json, Some(payload)) => structured_data(payload).ok()??,
+            (mode @ (EventMode::Protobuf | EventMode::Avro), Some(payload)) => compact(mode, payload).ok()?.data?,
+        };
+        let encoded = *encoded;
+        let ready = async move {
+            match self.0.ready(&encoded.with_payload(Some(&data))) {
+                Some(ready) => ready.await,
+                None => Ok(()),
+            }
+        };
+        Some(ready.boxed())
+    }
+}
+
+/// Checks the attributes that CloudEvents requires. All attributes without a field become extensions.
+fn event<T>(mut attributes: BTreeMap<String, String>, data: T) -> Result<CloudEvent<T>, Undecoded> {
     match attributes.remove("specversion") {
         Some(version) if !version.starts_with("1.") => {
             return Err("the CloudEvent is not of version 1 (`specversion`)".into());
@@ -139,12 +264,11 @@ fn event<T>(mut attributes: BTreeMap<String, String>, data: T) -> Result<CloudEv
     }
     let mut required = |name: &str| match attributes.remove(name) {
         Some(text) if !text.is_empty() => Ok(text),
-        Some(_) | None => Err(DecodeError::from(format!("not a CloudEvent: there is no attribute `{name}`"))),
+        Some(_) | None => Err(Undecoded::from(format!("not a CloudEvent: there is no attribute `{name}`"))),
     };
     let (id, source, event_type) = (required("id")?, required("source")?, required("type")?);
     let time = attributes.remove("time").map(|text| {
-        timestamp(&text)
-            .ok_or_else(|| DecodeError::from("the CloudEvents attribute `time` is not an RFC 3339 timestamp"))
+        timestamp(&text).ok_or_else(|| Undecoded::from("the CloudEvents attribute `time` is not an RFC 3339 timestamp"))
     });
     Ok(CloudEvent {
         id,
@@ -159,7 +283,7 @@ fn event<T>(mut attributes: BTreeMap<String, String>, data: T) -> Result<CloudEv
     })
 }
 
-/// RFC 3339, with `Z` or an offset like `+02:00`, which the parser of humantime does not know.
+/// Parses RFC 3339 with `Z` or with an offset like `+02:00`, which humantime does not parse.
 fn timestamp(text: &str) -> Option<SystemTime> {
     let upper = text.to_ascii_uppercase();
     if upper.ends_with('Z') {

@@ -1,25 +1,25 @@
-//! A delivery as a test sees it.
+//! A delivery as the test kit returns it.
 
 use std::time::Duration;
 
 use super::filter::State;
 
-/// What became of a delivery so far.
+/// The state of a delivery. [`TestInbox::delivery`](crate::testing::TestInbox::delivery) returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Delivery {
-    /// Where it stands.
+    /// The state.
     pub state: State,
-    /// How often it was started.
+    /// The number of attempts.
     pub attempts: u32,
-    /// How often its handler failed, since it was accepted or replayed.
+    /// The number of failures since it was accepted or replayed.
     pub errors: u32,
-    /// How often in a row its process died.
+    /// The number of process crashes in a row.
     pub crashes: u32,
-    /// When it is due, from now; zero when it is, or has ended.
+    /// The time until it is due; zero when it is due or finished.
     pub due_in: Duration,
-    /// Why it was poisoned or discarded.
+    /// The reason for which it was poisoned or discarded.
     pub reason: Option<String>,
-    /// What its handler said last.
+    /// The last error of its handler.
     pub last_error: Option<String>,
 }

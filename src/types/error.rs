@@ -1,12 +1,23 @@
 //! The one error of the public API: what was being done, to what, and the cause in `source()`.
 //!
-//! Users ask it questions (`is_transient`, `is_configuration`), they never parse its text. No secret and no payload is
-//! ever part of it: database URLs are reduced to host, port and database before they get here.
+//! Users call methods such as `is_transient` and `is_configuration` and never parse the text. An error contains no
+//! secret and no payload: database URLs are reduced to host, port and database before they get here.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What went wrong in Wharf itself, never what went wrong in a handler (that is an outcome).
+/// An error of Wharf itself. A handler's failure is not an `Error` but an outcome of its delivery.
+///
+/// ```
+/// # async fn example(inbox: wharf::Inbox<wharf::Postgres>, record: wharf::Record) -> u16 {
+/// match inbox.accept(record).await {
+///     Ok(_) => 202,
+///     Err(error) if error.is_refused() => 422,   // the record is wrong: the same call fails again
+///     Err(error) if error.is_transient() => 503, // the caller may try again
+///     Err(_) => 500,
+/// }
+/// # }
+/// ```
 ///
 /// `{}` prints the error alone and leaves its causes to `source()`; `{:#}` prints the causes as well:
 ///
@@ -17,7 +28,9 @@ use std::fmt;
 /// ```
 #[derive(Debug)]
 pub struct Error {
+    /// What the methods `is_..` distinguish.
     kind: Kind,
+    /// What was being done, and to what.
     context: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -25,25 +38,27 @@ pub struct Error {
 /// The result of Wharf's own calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// The kinds of errors. Retries depend on them, so a new kind needs a decision wherever they are matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The program was put together wrongly: nothing helps but changing it.
+    /// The program or its configuration is wrong. Only changing it helps.
     Configuration,
     /// The database's schema is not the one this build knows.
     Schema,
-    /// The connection to the database is gone or could not be made.
+    /// The connection to the database was lost or could not be established.
     Connection,
-    /// The server refused for a reason that surely passes: a serialization conflict, a read-only standby.
+    /// The server refused for a transient reason: a serialization conflict, a read-only standby.
     Passing,
-    /// The server refused for a reason that diesel cannot name: a lock, a time-out, a full disk, or the values after all.
+    /// The server refused for a reason that diesel does not identify: a lock, a timeout, a full disk, or possibly the
+    /// values.
     Server,
     /// The server refused because of the values in the statement (SQLSTATE class 23).
     Data,
-    /// A record that was handed in cannot become a message.
+    /// A record cannot become a message.
     Refused,
     /// The inbox is stopping or has stopped.
     Stopped,
-    /// Something that must hold does not: a mistake in Wharf itself.
+    /// An invariant does not hold: a bug in Wharf.
     Bug,
 }
 
@@ -64,17 +79,18 @@ impl Error {
         Self::new(Kind::Stopped, context)
     }
 
-    /// Something that must hold does not. `context` names it.
+    /// An invariant does not hold. `context` names it.
     pub(crate) fn bug(context: impl Into<String>) -> Self {
         Self::new(Kind::Bug, context)
     }
 
+    /// Sets the cause.
     pub(crate) fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// The same error once more, for several callers that wait for one statement. Its causes become text.
+    /// A copy of the error, for several callers that wait for one statement. Its causes become text.
     pub(crate) fn repeat(&self) -> Self {
         Self::new(self.kind, format!("{self:#}"))
     }
@@ -83,7 +99,18 @@ impl Error {
         self.kind
     }
 
-    /// True when the same call may succeed later: the database was away, restarting, locked or overloaded.
+    /// True when the same call may succeed later: the database was unreachable, restarting, locked or overloaded.
+    ///
+    /// ```
+    /// // The status of an HTTP endpoint that accepts a message.
+    /// fn status(error: &wharf::Error) -> u16 {
+    ///     match error {
+    ///         error if error.is_transient() => 503,
+    ///         error if error.is_refused() => 422,
+    ///         _ => 500,
+    ///     }
+    /// }
+    /// ```
     pub fn is_transient(&self) -> bool {
         matches!(self.kind, Kind::Connection | Kind::Passing | Kind::Server)
     }
@@ -93,7 +120,7 @@ impl Error {
         self.kind == Kind::Connection
     }
 
-    /// True when the program has to be changed: duplicate keys, an unusable URL, a limit of zero.
+    /// True when the program or its configuration must be changed: duplicate keys, an invalid URL, a limit of zero.
     pub fn is_configuration(&self) -> bool {
         self.kind == Kind::Configuration
     }
@@ -103,8 +130,8 @@ impl Error {
         self.kind == Kind::Schema
     }
 
-    /// True when a record that was given to [`Inbox::accept`](crate::Inbox::accept) cannot become a message: it has no identity, is too
-    /// large, or its identity belongs to a message with another payload. Trying again changes nothing.
+    /// True when a record that was passed to [`Inbox::accept`](crate::Inbox::accept) cannot become a message: it has no
+    /// identity, is too large, or its identity belongs to a message with another payload. A retry gives the same error.
     pub fn is_refused(&self) -> bool {
         self.kind == Kind::Refused
     }
@@ -114,14 +141,15 @@ impl Error {
         self.kind == Kind::Stopped
     }
 
-    /// True when Wharf itself is wrong: something that must always hold did not. Please report it.
+    /// True when an invariant of Wharf does not hold. This is a bug; please report it.
     pub fn is_bug(&self) -> bool {
         self.kind == Kind::Bug
     }
 }
 
 impl fmt::Display for Error {
-    /// What was being done, and to what. Causes are in `source()`, as reporters of errors expect; `{:#}` writes them too, in one line.
+    /// Writes what was being done, and to what. Causes are in `source()`, as error reporters expect; `{:#}` writes them
+    /// too, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.context)?;
         let mut cause = if f.alternate() { self.source() } else { None };
@@ -144,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_of_the_chain_says_each_cause_once() {
+    fn a_report_of_the_chain_has_each_cause_once() {
         let error = Error::configuration("cannot open the file").with_source(std::fmt::Error);
         let mut chain = vec![error.to_string()];
         let mut cause = error.source();

@@ -1,6 +1,6 @@
-//! Which deliveries and which quarantined records are meant.
+//! Filters for deliveries and quarantined records.
 //!
-//! A filter that says nothing means everything, which is fine for looking and refused for acting, unless it says so.
+//! An empty filter matches everything. Listing accepts it; actions refuse it unless `all` is set.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use sha2::{Digest, Sha256};
 
 use super::{Error, Result, setters};
 
-/// What a delivery is in.
+/// The state of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum State {
-    /// Due now or later.
+    /// It is due now or later, or waits for its order key.
     Pending,
-    /// Claimed by a process.
+    /// A process has claimed it.
     Running,
-    /// Its handler has ended well.
+    /// Its handler has succeeded.
     Done,
-    /// Given up by the machine, kept for a person.
+    /// The engine has given it up, and a person decides what to do.
     Poisoned,
-    /// Done by the word of a person or of its handler.
+    /// A person or the handler has discarded it, or it has expired.
     Discarded,
 }
 
 impl State {
-    /// The state's name.
+    /// Returns the name of the state.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -40,34 +40,35 @@ impl State {
     }
 }
 
-/// Which deliveries are meant: those that fit everything it says.
+/// Which deliveries to list or change: those that match every field that is set.
 ///
 /// ```
 /// use wharf::operate::DeliveryFilter;
+///
 /// let failed = DeliveryFilter::default().handler_key("mail.receipt").error("timeout");
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeliveryFilter {
-    /// Of this handler, by its key or a former one.
+    /// The handler, by its key or a former one.
     pub handler_key: Option<String>,
-    /// Of the message with this id; of several, when several sources use it.
+    /// The id of the message. It matches several messages when several sources use the id.
     pub message_id: Option<String>,
-    /// Of messages of this source.
+    /// The source of the message.
     pub source: Option<String>,
-    /// Of messages of this topic.
+    /// The topic of the message.
     pub topic: Option<String>,
-    /// Poisoned or discarded for this reason.
+    /// Why the delivery was poisoned or discarded.
     pub reason: Option<String>,
-    /// With this text in the last error, in upper or lower case.
+    /// A text that the last error contains. Case is ignored.
     pub error: Option<String>,
-    /// With a last error of this [`fingerprint`](crate::operate::fingerprint).
+    /// The [`fingerprint`](crate::operate::fingerprint) of the last error, or `none` for deliveries without an error.
     pub fingerprint: Option<String>,
-    /// Poisoned longer ago than this; where that does not apply, received longer ago.
+    /// The minimum time since the delivery was poisoned. For other deliveries, since the message was received.
     pub older_than: Option<Duration>,
-    /// Poisoned, or received, no longer ago than this.
+    /// The maximum time since then.
     pub newer_than: Option<Duration>,
-    /// Says in so many words that everything is meant. An act with a filter that says nothing is refused.
+    /// Confirms that the action applies to everything. Without it, actions refuse an empty filter.
     pub all: bool,
 }
 
@@ -84,13 +85,17 @@ setters!(DeliveryFilter {} optional {
 });
 
 impl DeliveryFilter {
-    /// Every delivery.
+    /// Matches every delivery.
     pub fn all() -> Self {
         Self { all: true, ..Self::default() }
     }
 
-    /// As it is written into the audit, and as PostgreSQL's functions take it.
+    /// The JSON for the audit and for the SQL functions of PostgreSQL.
     pub(crate) fn to_json(&self) -> String {
+        self.to_value().to_string()
+    }
+
+    fn to_value(&self) -> Value {
         let texts = [
             ("handler_key", &self.handler_key),
             ("message_id", &self.message_id),
@@ -100,10 +105,17 @@ impl DeliveryFilter {
             ("error", &self.error),
             ("fingerprint", &self.fingerprint),
         ];
-        json(&texts, self.older_than, self.newer_than, self.all).to_string()
+        json(&texts, self.older_than, self.newer_than, self.all)
     }
 
-    /// As it is written into the audit, with the attempt that is meant, and the hash of a corrected payload.
+    /// The JSON for the audit of an action on deliveries in this state.
+    pub(crate) fn to_json_in(&self, state: State) -> String {
+        let mut json = self.to_value();
+        json["state"] = state.as_str().into();
+        json.to_string()
+    }
+
+    /// The JSON for the audit of an action on one attempt. A corrected payload is recorded by its hash only.
     pub(crate) fn to_json_of(&self, attempt: i32, payload: Option<&[u8]>) -> String {
         let texts = [("handler_key", &self.handler_key), ("message_id", &self.message_id), ("source", &self.source)];
         let mut json = json(&texts, None, None, false);
@@ -114,34 +126,48 @@ impl DeliveryFilter {
         json.to_string()
     }
 
+    /// Refuses a filter that matches everything by mistake.
     pub(crate) fn refuse_empty(&self) -> Result<()> {
         if *self == Self::default() { Err(says_nothing()) } else { Ok(()) }
     }
 }
 
-/// Which quarantined records are meant: those that fit everything it says.
+/// Which quarantined records to list or change: those that match every field that is set.
+///
+/// ```
+/// use wharf::operate::QuarantineFilter;
+///
+/// let without_identity = QuarantineFilter::default().topic("orders").reason("missing identity");
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuarantineFilter {
-    /// This one.
+    /// The id of the record.
     pub id: Option<i64>,
-    /// Of this topic.
+    /// The topic of the record.
     pub topic: Option<String>,
-    /// Quarantined for this reason.
+    /// Kafka's own id of the cluster that the record was read from.
+    pub cluster_id: Option<String>,
+    /// Why the record was quarantined.
     pub reason: Option<String>,
-    /// With this text in the detail, in upper or lower case.
+    /// A text that the detail contains. Case is ignored.
     pub detail: Option<String>,
-    /// Quarantined longer ago than this.
+    /// The minimum time in quarantine.
     pub older_than: Option<Duration>,
-    /// Quarantined no longer ago than this.
+    /// The maximum time in quarantine.
     pub newer_than: Option<Duration>,
-    /// Says in so many words that everything is meant. An act with a filter that says nothing is refused.
+    /// Only records with a higher id: the next portion, because records are listed and changed in the order of their
+    /// ids.
+    pub after_id: Option<i64>,
+    /// Confirms that the action applies to everything. Without it, actions refuse an empty filter.
     pub all: bool,
 }
 
 setters!(QuarantineFilter {} optional {
     id: i64,
+    after_id: i64,
     topic: impl Into<String>,
+    cluster_id: impl Into<String>,
     reason: impl Into<String>,
     detail: impl Into<String>,
     older_than: Duration,
@@ -149,25 +175,35 @@ setters!(QuarantineFilter {} optional {
 });
 
 impl QuarantineFilter {
-    /// Every quarantined record.
+    /// Matches every quarantined record.
     pub fn all() -> Self {
         Self { all: true, ..Self::default() }
     }
 
+    /// The JSON for the audit and for the SQL functions of PostgreSQL.
     pub(crate) fn to_json(&self) -> String {
-        let texts = [("topic", &self.topic), ("reason", &self.reason), ("detail", &self.detail)];
+        let texts = [
+            ("topic", &self.topic),
+            ("cluster_id", &self.cluster_id),
+            ("reason", &self.reason),
+            ("detail", &self.detail),
+        ];
         let mut filter = json(&texts, self.older_than, self.newer_than, self.all);
-        if let (Some(id), Value::Object(filter)) = (self.id, &mut filter) {
-            filter.insert("id".to_owned(), id.into());
+        for (name, id) in [("id", self.id), ("after_id", self.after_id)] {
+            if let Some(id) = id {
+                filter[name] = id.into();
+            }
         }
         filter.to_string()
     }
 
+    /// Refuses a filter that matches everything by mistake.
     pub(crate) fn refuse_empty(&self) -> Result<()> {
         if *self == Self::default() { Err(says_nothing()) } else { Ok(()) }
     }
 }
 
+/// The conditions that are set, as a JSON object.
 pub(super) fn json(
     texts: &[(&str, &Option<String>)],
     older_than: Option<Duration>,
@@ -178,7 +214,7 @@ pub(super) fn json(
     let mut filter: Map<String, Value> = texts.collect();
     for (name, duration) in [("older_than", older_than), ("newer_than", newer_than)] {
         if let Some(duration) = duration {
-            // An interval of PostgreSQL.
+            // The text of a PostgreSQL interval.
             filter.insert(name.to_owned(), format!("{} seconds", duration.as_secs_f64()).into());
         }
     }
@@ -188,6 +224,7 @@ pub(super) fn json(
     Value::Object(filter)
 }
 
+/// The error for an action with an empty filter.
 pub(super) fn says_nothing() -> Error {
-    Error::configuration("the filter says nothing and would take everything: say that all are meant, or which")
+    Error::configuration("the filter is empty and would match everything: set a condition, or `all`")
 }

@@ -1,15 +1,22 @@
-//! What errors have in common: words with a digit in them (numbers, ids, addresses) do not count.
+//! Groups similar errors: words with a digit in them (numbers, ids, addresses) are treated as equal.
 //!
-//! PostgreSQL has the same as `inbox_fingerprint`; a test holds them together.
+//! The SQL function `inbox_fingerprint` computes the same value; a test compares the two.
 
 use sha2::{Digest, Sha256};
 
-/// Eight characters that are the same for errors that differ only in numbers and ids.
+/// Returns eight characters that are equal for errors that differ only in numbers and ids.
+///
+/// ```
+/// use wharf::operate::fingerprint;
+///
+/// assert_eq!(fingerprint("timed out after 30 ms"), fingerprint("timed out after 4512 ms"));
+/// ```
 pub fn fingerprint(error: &str) -> String {
     let hash = Sha256::digest(without_numbers(error));
     hash[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Replaces each word that contains a digit by `#`.
 fn without_numbers(error: &str) -> String {
     let mut common = String::with_capacity(error.len());
     let mut rest = error;

@@ -1,27 +1,41 @@
-//! The headers of a record, in the one form they have everywhere: in memory, in the column of a table, in the SQL function `inbox_headers`.
+//! The headers of a record, in the encoding that is used in memory, in the database and by the SQL function
+//! `inbox_headers`.
 //!
-//! For each header the length of its name (u32), the name, the length of its value (i32, -1 for none), the value. So a record's headers
-//! are one piece of memory, however many they are, and storing them takes nothing apart.
+//! For each header: the length of its name (u32), the name, the length of its value (i32, -1 for null), the value. So
+//! all headers of a record are one allocation, and storing them needs no conversion.
 
 use std::fmt;
 
 use bytes::Bytes;
 
-/// The headers of a record: order, duplicates and raw bytes as they came.
+use super::{BAGGAGE, TRACEPARENT, TRACESTATE, TraceContext};
+
+/// The headers of a record. Order, duplicates and raw bytes are kept.
+///
+/// ```
+/// use wharf::Record;
+///
+/// let record = Record::new("orders").with_header("ce_type", "order.placed").with_header("tenant", "acme");
+/// let headers = record.headers();
+/// assert_eq!(headers.get("tenant"), Some(b"acme".as_slice()));
+/// for (name, value) in headers.iter() {
+///     println!("{}: {:?}", name.escape_ascii(), value);
+/// }
+/// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers(Vec<u8>);
 
-/// What the two lengths of a header take.
+/// The size of the two lengths of a header.
 const LENGTHS_BYTES: usize = 8;
 
 impl Headers {
-    /// The value of the first header with this name; `None` also when that header has no value.
+    /// Returns the value of the first header with this name. `None` if there is no such header, or its value is null.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         let (_, value) = self.iter().find(|(header, _)| *header == name.as_bytes())?;
         value
     }
 
-    /// All headers in order, names and values as bytes.
+    /// Iterates over all headers in order. Names and values are bytes; a null value is `None`.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         let mut rest = self.0.as_slice();
         std::iter::from_fn(move || {
@@ -31,16 +45,17 @@ impl Headers {
         })
     }
 
-    /// How many headers there are.
+    /// The number of headers.
     pub fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// True when there are none.
+    /// Whether there are no headers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// The size of the encoded headers, for memory limits.
     pub(crate) fn size_bytes(&self) -> usize {
         self.0.len()
     }
@@ -56,12 +71,22 @@ impl Headers {
         self.0.extend(value_bytes);
     }
 
-    /// As they are stored; `None` when there are none.
+    /// Adds the headers of a trace at the end.
+    pub(crate) fn push_trace(&mut self, trace: &TraceContext) {
+        self.push(TRACEPARENT.as_bytes(), Some(trace.traceparent().as_bytes()));
+        for (name, value) in [(TRACESTATE, trace.state()), (BAGGAGE, trace.baggage())] {
+            if let Some(value) = value {
+                self.push(name.as_bytes(), Some(value.as_bytes()));
+            }
+        }
+    }
+
+    /// The stored form; `None` without headers.
     pub(crate) fn encoded(&self) -> Option<&[u8]> {
         (!self.is_empty()).then_some(self.0.as_slice())
     }
 
-    /// Headers as they were stored. `None` when the bytes are not of that form.
+    /// Decodes the stored form. `None` when the bytes are invalid.
     pub(crate) fn decode(encoded: Vec<u8>) -> Option<Self> {
         let mut rest = encoded.as_slice();
         while !rest.is_empty() {
@@ -71,9 +96,10 @@ impl Headers {
     }
 }
 
+/// A name and a value, which may be null.
 type Header<'a> = (&'a [u8], Option<&'a [u8]>);
 
-/// The first header, and what is behind it.
+/// Splits off the first header. `None` at the end, or when the bytes are invalid.
 fn split_header(encoded: &[u8]) -> Option<(Header<'_>, &[u8])> {
     let (length, rest) = encoded.split_first_chunk()?;
     let (name, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
@@ -89,7 +115,7 @@ fn split_header(encoded: &[u8]) -> Option<(Header<'_>, &[u8])> {
 
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // As bytes are shown: text where it is text.
+        // `Bytes` has a `Debug` output that shows text as text.
         let shown = |bytes: &[u8]| Bytes::copy_from_slice(bytes);
         f.debug_list().entries(self.iter().map(|(name, value)| (shown(name), value.map(shown)))).finish()
     }

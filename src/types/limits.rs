@@ -1,110 +1,124 @@
-//! Every bound of the engine, with its default and the reason for it.
+//! The limits of the engine that a service can change, with their defaults and the reasons for them.
 //!
-//! Nothing in Wharf waits, queues or batches without one of these. `build()` refuses values that cannot work.
+//! They bound the queues, batches, retries and waits of accepting and processing. Fixed timeouts, such as those for
+//! answers of Kafka, are constants in the files that use them. `build()` refuses invalid values.
 
 use std::time::Duration;
 
 use super::{Error, Result, setters};
 
-/// No duration is longer: clocks can be added to it without overflow.
+/// The longest duration of any option. Timestamps can be shifted by it without overflow.
 pub(crate) const DURATION_MAX: Duration = Duration::from_secs(365 * 86_400);
-/// No queue is longer: by then it is a leak.
+/// The longest queue that can be configured. A longer one would only hide that work makes no progress.
 const QUEUE_ROWS_MAX: usize = 1_000_000;
 
-/// The bounds an inbox works within. Each has a default and a setter:
+/// The limits of an inbox. Each has a default that suits most services, and a setter.
+/// [`InboxBuilder::limits`](crate::InboxBuilder::limits) takes them.
 ///
 /// ```
 /// use std::time::Duration;
 /// use wharf::Limits;
-/// let limits = Limits::default().lease(Duration::from_secs(10)).crash_limit(5);
+///
+/// let limits = Limits::default()
+///     .lease(Duration::from_secs(10)) // recover from a crash sooner
+///     .accept_queue_bytes(16 << 20)   // use less memory
+///     .backlog_rows_max(1_000_000);   // stop reading from Kafka when handlers fall behind
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// How long a claim holds without renewal: what a dead process left is run again after this. It is renewed three
-    /// times within the period, so a slow handler keeps it. Default: 30 s. Shorter recovers sooner and tolerates shorter
-    /// database outages before running handlers are stopped.
+    /// How long a claim is valid without renewal: deliveries of a crashed process run again after this time. A claim is
+    /// renewed three times within it, so a slow handler keeps its claim. Default: 30 s. With a shorter lease, work
+    /// resumes sooner after a crash, but running handlers are stopped sooner when the database is unavailable.
     pub lease: Duration,
-    /// How often an idle processor looks for due work that nobody told it of (retries, other processes' messages).
-    /// Default: 1 s, jittered. Under load it plays no part.
+    /// How often an idle process looks for due deliveries: retries, and messages that other processes accepted.
+    /// Default: 1 s, with jitter. Under load it does not matter, because work wakes the process.
     pub poll: Duration,
-    /// Process deaths in a row a delivery may be part of before it is poisoned as `crashed`. When one more would poison it, it is
-    /// run alone, so that none is poisoned for another's doing. Default: 3. With 1, everything a dying process was running is.
+    /// How many process crashes in a row poison a delivery that was running, as `crashed`. Before the last one the
+    /// delivery runs alone, so that no other delivery is poisoned because of it. Default: 3. With 1, every delivery
+    /// that was running when a process crashed is poisoned.
     pub crash_limit: u32,
-    /// Runs in a row that the store itself may make fail (a lost session, a serialization conflict) before the delivery is poisoned as
-    /// `store trouble`. They consume no retry. The pauses between them grow from one second to five minutes, and from half of the limit on
-    /// the delivery runs alone. While other deliveries fail as well and nothing succeeds, nothing is counted: then the database is in
-    /// trouble, not the delivery. Default: 8, which takes two minutes.
-    pub trouble_limit: u32,
-    /// How long a delivery may wait for a handler key that no live processor knows before it is poisoned. Default: 1 h, so
-    /// that a rolling deploy or a rollback poisons nothing; 0 poisons as soon as it is noticed.
+    /// How many runs in a row may fail because of the database (a lost session, a serialization conflict) before the
+    /// delivery is poisoned as `store error`. They consume no retry. The pauses between them grow from one second to
+    /// five minutes, and after half of the limit the delivery runs alone. While other deliveries fail too and none
+    /// succeeds, nothing is counted, because then the database is the cause. Default: 8, which takes two minutes.
+    pub store_error_limit: u32,
+    /// How long deliveries of a handler that no live process has wait before they are poisoned as `unknown key`.
+    /// Default: 1 h, so that a rolling deploy or a rollback poisons nothing. With 0 they are poisoned as soon as a
+    /// process notices it.
     pub unknown_key_grace: Duration,
-    /// Messages in one accept statement. Default: 1,000. More buys nothing and holds memory.
+    /// The maximum number of messages in one accept statement. Default: 1,000. More does not increase throughput and
+    /// uses more memory.
     pub accept_batch_rows: usize,
-    /// Bytes in one accept statement; a single larger record goes alone. Default: 4 MiB.
+    /// The maximum size of one accept statement in bytes. A larger record is sent alone. Default: 4 MiB.
     pub accept_batch_bytes: usize,
-    /// Batches of records from Kafka that are being written at a time, each on a connection of its own. Partitions share them; of a partition
-    /// with more than a batch waiting, the next batches are sent before the first one is answered, so that a distant database costs it no
-    /// round trips. From 3 on, one is kept for partitions of which nothing is being written. Default: 4. More pays off with more processors
-    /// for the database than that, and takes as many connections of its pool; 1 writes one batch after the other.
+    /// How many batches of records from Kafka are written at a time, each on its own connection. All partitions share
+    /// them. A partition with more than one batch waiting sends the next batches before the first one is acknowledged,
+    /// so that the round trip to a distant database matters less. From 3 on, one is reserved for partitions without a
+    /// batch in progress. Default: 4. Raise it if the database has more CPUs than that; each needs a connection of the
+    /// pool. With 1, batches are written one after the other.
     pub accept_batches: usize,
-    /// Records waiting to be accepted by [`Inbox::accept`](crate::Inbox::accept) before callers wait; likewise records read from Kafka
-    /// before its partitions are paused. One partition of Kafka has at most half of it. Default: 10,000.
+    /// How many records may wait to be accepted before [`Inbox::accept`](crate::Inbox::accept) waits and Kafka
+    /// partitions are paused. One partition may use half of it. Default: 10,000.
     pub accept_queue_rows: usize,
-    /// Bytes of records waiting to be accepted before callers wait, or Kafka's partitions are paused; a single larger record waits alone. One
-    /// partition of Kafka has at most half of it. Default: 64 MiB.
+    /// How many bytes of records may wait to be accepted before callers wait and Kafka partitions are paused. A larger
+    /// record waits alone. One partition may use half of it. Default: 64 MiB. Lower it to use less memory.
     pub accept_queue_bytes: usize,
-    /// How long [`Inbox::accept`](crate::Inbox::accept) goes on trying while the database is away before it returns a
-    /// transient error. Default: 30 s.
+    /// How long [`Inbox::accept`](crate::Inbox::accept) retries while the database is unavailable, before it returns a
+    /// transient error. Default: 30 s. Lower it if the caller has a shorter timeout.
     pub accept_patience: Duration,
-    /// The largest payload that becomes a message; larger ones are quarantined whole. Default: 32 MiB.
+    /// The largest payload of a message. Larger records are quarantined. Default: 32 MiB.
     pub payload_bytes_max: usize,
-    /// The largest sum of header names and values that becomes a message. Default: 4 MiB.
+    /// The largest sum of header names and values of a message. Larger records are quarantined. Default: 4 MiB.
     pub headers_bytes_max: usize,
-    /// Records of one topic that may be quarantined in a row before nothing more is taken in from Kafka, so that a wrong identity policy does
-    /// not move a whole topic into the quarantine. It goes on when a person has replayed or discarded so many of the topic's quarantined
-    /// records that fewer are left, or when the process is started again. Default: 1,000; `None` never stops.
+    /// How many records of a topic may be quarantined in a row before intake from Kafka stops, so that a wrong identity
+    /// policy does not quarantine a whole topic. Intake resumes when a person has replayed or discarded enough of the
+    /// topic's quarantined records that fewer are left, or when the process is restarted. Default: 1,000; `None` never
+    /// stops.
     pub quarantine_run_max: Option<usize>,
-    /// Deliveries of one handler claimed in one statement, however many could start. Default: 500. The next claim follows at once.
+    /// How many deliveries of a handler one statement claims at most. Default: 500. The next claim follows at once.
     pub claim_batch_rows: usize,
-    /// How much work of a handler is claimed before it has a slot, as the time in which the handler works it off, so that a fast handler does
-    /// not wait for its claims. It waits in memory; its claims are kept, and it is given back when it cannot start soon. Nothing is
-    /// claimed ahead for a handler that takes longer, or of which nothing is known yet. Default: 250 ms; 0 claims nothing ahead. Nor is anything claimed
-    /// ahead with a `crash_limit` below 3: a crash is counted for what waits, too.
+    /// How much work of a handler is claimed before a slot is free, measured as the time in which the handler processes
+    /// it, so that a fast handler does not wait for claims. It waits in memory, its claims are renewed, and it is
+    /// released if it cannot start soon. Nothing is claimed ahead for handlers that take longer than this, that have
+    /// not run yet, or with a `crash_limit` below 3 (a crash also counts for deliveries that only wait). Default: 250
+    /// ms. With 0 nothing is claimed ahead, and after a crash fewer deliveries wait for the lease.
     pub claim_ahead: Duration,
-    /// Deliveries of one handler that may wait for a slot. Default: 2,000.
+    /// How many deliveries of a handler may wait for a slot. Default: 2,000.
     pub claim_ahead_rows: usize,
-    /// Bytes of messages of one handler that may wait for a slot, by the mean size of its messages. Default: 16 MiB.
+    /// How many bytes of messages of a handler may wait for a slot. Default: 16 MiB. Claims are sized by the mean size
+    /// of its messages, and large payloads are loaded only as long as they fit. Lower it to use less memory.
     pub claim_ahead_bytes: usize,
-    /// Outcomes written in one statement. Default: 500.
+    /// How many outcomes one statement writes at most. Default: 500.
     pub settle_batch_rows: usize,
-    /// Outcomes waiting to be written before no more work is claimed. Default: 10,000.
+    /// How many outcomes may wait to be written before no more work is claimed. Default: 10,000.
     pub settle_queue_rows: usize,
-    /// Characters of a handler's error that are kept, in `last_error` and for each failed attempt. Default: 2,000.
+    /// How many characters of a handler's error are kept, in `last_error` and for each failed attempt. Default: 2,000.
     pub error_chars_max: usize,
-    /// Failed attempts that are kept of one delivery in `inbox_attempt`: the first, and those among the newest. Default: 20.
+    /// How many failed attempts of a delivery are kept in `inbox_attempt`: the first one and the newest ones. Default:
+    /// 20.
     pub attempt_rows_max: usize,
-    /// The longest pause between two tries while the database is away. Default: 5 s, jittered.
+    /// The longest pause between two tries while the database is unavailable. Default: 5 s, with jitter.
     pub backoff_max: Duration,
-    /// Open deliveries of the inbox's handlers from which on no more records are read from Kafka, until there are fewer. Looked at every
-    /// second. Default: none.
+    /// Nothing is read from Kafka while the inbox's handlers have this many open deliveries or more. Checked every
+    /// second. Default: none. Set it if the backlog should stay in Kafka and not in the database.
     pub backlog_rows_max: Option<usize>,
-    /// Age of the oldest open delivery beyond which no more records are read from Kafka, until it is done. Looked at every second.
-    /// Default: none.
+    /// Nothing is read from Kafka while the oldest open delivery is older than this. Checked every second. Default:
+    /// none.
     pub backlog_age_max: Option<Duration>,
-    /// How long handlers may run without any of them returning before [`Running::health`](crate::Running::health) reports that nothing moves.
-    /// Default: 5 min. Set it above the longest run that is normal for the service.
+    /// How long handlers may run without any of them returning before [`Running::health`](crate::Running::health)
+    /// reports it. Default: 5 min. Set it to more than the longest normal run.
     pub no_progress_after: Duration,
-    /// How long a delivery that has to run alone waits for the others of its process to end, and they for it, before they
-    /// run side by side after all. Default: 30 s.
-    pub solo_wait_max: Duration,
+    /// How long a delivery that has to run alone waits for the other runs of its process to end, and how long they wait
+    /// for it. After that they run concurrently. Default: 30 s.
+    pub suspect_wait_max: Duration,
 }
 
 setters!(Limits {
     lease: Duration,
     poll: Duration,
     crash_limit: u32,
-    trouble_limit: u32,
+    store_error_limit: u32,
     unknown_key_grace: Duration,
     accept_batch_rows: usize,
     accept_batch_bytes: usize,
@@ -124,7 +138,7 @@ setters!(Limits {
     attempt_rows_max: usize,
     backoff_max: Duration,
     no_progress_after: Duration,
-    solo_wait_max: Duration,
+    suspect_wait_max: Duration,
 } optional {
     quarantine_run_max: usize,
     backlog_rows_max: usize,
@@ -137,7 +151,7 @@ impl Default for Limits {
             lease: Duration::from_secs(30),
             poll: Duration::from_secs(1),
             crash_limit: 3,
-            trouble_limit: 8,
+            store_error_limit: 8,
             unknown_key_grace: Duration::from_secs(60 * 60),
             accept_batch_rows: 1_000,
             accept_batch_bytes: 4 << 20,
@@ -160,13 +174,14 @@ impl Default for Limits {
             backlog_rows_max: None,
             backlog_age_max: None,
             no_progress_after: Duration::from_secs(5 * 60),
-            solo_wait_max: Duration::from_secs(30),
+            suspect_wait_max: Duration::from_secs(30),
         }
     }
 }
 
 impl Limits {
-    /// Sets one bound by its name from text, for configuration files and command lines. Durations are humantime: `30s`, `1h`.
+    /// Sets a limit by its name from text, for configuration files and command lines. Durations are written like `30s`
+    /// or `1h 30m`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -177,13 +192,13 @@ impl Limits {
     /// ```
     ///
     /// # Errors
-    /// When there is no such bound or the text is not a value for it.
+    /// When there is no such limit, or the text is not a valid value for it.
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
         match name {
             "lease" => self.lease = duration(name, text)?,
             "poll" => self.poll = duration(name, text)?,
             "crash_limit" => self.crash_limit = number(name, text)?,
-            "trouble_limit" => self.trouble_limit = number(name, text)?,
+            "store_error_limit" => self.store_error_limit = number(name, text)?,
             "unknown_key_grace" => self.unknown_key_grace = duration(name, text)?,
             "accept_batch_rows" => self.accept_batch_rows = number(name, text)?,
             "accept_batch_bytes" => self.accept_batch_bytes = number(name, text)?,
@@ -206,29 +221,29 @@ impl Limits {
             "backlog_rows_max" => self.backlog_rows_max = Some(number(name, text)?),
             "backlog_age_max" => self.backlog_age_max = Some(duration(name, text)?),
             "no_progress_after" => self.no_progress_after = duration(name, text)?,
-            "solo_wait_max" => self.solo_wait_max = duration(name, text)?,
-            _ => return Err(Error::configuration(format!("there is no limit named {name:?}"))),
+            "suspect_wait_max" => self.suspect_wait_max = duration(name, text)?,
+            _ => return Err(Error::configuration(format!("unknown limit {name:?}"))),
         }
         Ok(())
     }
 
-    /// Crashes from which on a delivery has to run alone: one below the limit.
-    pub(crate) fn solo_from(&self) -> i32 {
+    /// The number of crashes from which on a delivery has to run alone: one below `crash_limit`, but at least 1.
+    pub(crate) fn suspect_from_crashes(&self) -> i32 {
         i32::try_from(self.crash_limit).unwrap_or(i32::MAX).saturating_sub(1).max(1)
     }
 
-    /// Crashes from which on a delivery does not wait for a slot: it starts at once or is given back. So the next crash, which makes a
-    /// suspect of it, is counted for no more than were running.
+    /// The number of crashes from which on a delivery does not wait for a slot: it starts at once or is released. So
+    /// the next crash, which makes it a suspect, counts only for deliveries that were running.
     pub(crate) fn starts_at_once_from(&self) -> i32 {
-        self.solo_from() - 1
+        self.suspect_from_crashes() - 1
     }
 
-    /// Troubles from which on a delivery has to run alone: half of the limit.
-    pub(crate) fn solo_from_troubles(&self) -> i32 {
-        i32::try_from(self.trouble_limit / 2).unwrap_or(i32::MAX).max(1)
+    /// The number of database failures from which on a delivery has to run alone: half of the limit.
+    pub(crate) fn suspect_from_store_errors(&self) -> i32 {
+        i32::try_from(self.store_error_limit / 2).unwrap_or(i32::MAX).max(1)
     }
 
-    /// Every reason why these limits cannot work.
+    /// Returns every invalid limit.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut refuse = |is_wrong: bool, problem: &str| {
@@ -236,41 +251,44 @@ impl Limits {
                 problems.push(problem.to_owned());
             }
         };
-        refuse(self.lease < Duration::from_millis(100), "lease is at least 100ms");
+        refuse(self.lease < Duration::from_millis(100), "lease must be at least 100ms");
         refuse(
             self.lease > Duration::from_secs(86_400),
-            "lease is at most 1day: it is how long a dead process's work waits",
+            "lease must be at most 1day: deliveries of a crashed process wait that long",
         );
-        refuse(self.poll < Duration::from_millis(1), "poll is at least 1ms");
-        refuse(self.crash_limit == 0, "crash_limit is at least 1");
-        refuse(self.trouble_limit == 0, "trouble_limit is at least 1");
-        refuse(!(1..=10_000).contains(&self.accept_batch_rows), "accept_batch_rows is 1 to 10000");
-        refuse(self.accept_batch_bytes == 0, "accept_batch_bytes is at least 1");
-        refuse(!(1..=64).contains(&self.accept_batches), "accept_batches is 1 to 64");
-        refuse(self.accept_queue_rows == 0, "accept_queue_rows is at least 1");
-        refuse(self.accept_queue_bytes == 0, "accept_queue_bytes is at least 1");
-        refuse(self.accept_queue_bytes > 1 << 40, "accept_queue_bytes is at most 1 TiB");
-        // 256 MiB keeps a statement far below what the protocol and a bytea can carry (1 GiB), doubled by encoding.
-        refuse(self.payload_bytes_max > 256 << 20, "payload_bytes_max is at most 268435456");
-        refuse(self.headers_bytes_max > 256 << 20, "headers_bytes_max is at most 268435456");
-        refuse(!(1..=10_000).contains(&self.claim_batch_rows), "claim_batch_rows is 1 to 10000");
-        refuse(!(1..=500).contains(&self.settle_batch_rows), "settle_batch_rows is 1 to 500");
-        refuse(self.claim_ahead > Duration::from_secs(10), "claim_ahead is at most 10s: others could do what waits");
-        refuse(self.claim_ahead_rows > 100_000, "claim_ahead_rows is at most 100000");
-        refuse(self.claim_ahead_bytes > 1 << 40, "claim_ahead_bytes is at most 1 TiB");
-        refuse(self.settle_queue_rows == 0, "settle_queue_rows is at least 1");
-        refuse(!(2..=1_000).contains(&self.attempt_rows_max), "attempt_rows_max is 2 to 1000");
-        refuse(self.backoff_max.is_zero(), "backoff_max is not zero");
-        refuse(self.backlog_rows_max == Some(0), "backlog_rows_max is at least 1");
-        refuse(self.quarantine_run_max == Some(0), "quarantine_run_max is at least 1");
-        refuse(self.accept_queue_rows > QUEUE_ROWS_MAX, "accept_queue_rows is at most 1000000");
-        refuse(self.settle_queue_rows > QUEUE_ROWS_MAX, "settle_queue_rows is at most 1000000");
+        refuse(self.poll < Duration::from_millis(1), "poll must be at least 1ms");
+        refuse(self.crash_limit == 0, "crash_limit must be at least 1");
+        refuse(self.store_error_limit == 0, "store_error_limit must be at least 1");
+        refuse(!(1..=10_000).contains(&self.accept_batch_rows), "accept_batch_rows must be 1 to 10000");
+        refuse(self.accept_batch_bytes == 0, "accept_batch_bytes must be at least 1");
+        refuse(!(1..=64).contains(&self.accept_batches), "accept_batches must be 1 to 64");
+        refuse(self.accept_queue_rows == 0, "accept_queue_rows must be at least 1");
+        refuse(self.accept_queue_bytes == 0, "accept_queue_bytes must be at least 1");
+        refuse(self.accept_queue_bytes > 1 << 40, "accept_queue_bytes must be at most 1 TiB");
+        // A bytea and a protocol message can have 1 GiB, and the encoding may double the size. 256 MiB leaves room.
+        refuse(self.payload_bytes_max > 256 << 20, "payload_bytes_max must be at most 268435456");
+        refuse(self.headers_bytes_max > 256 << 20, "headers_bytes_max must be at most 268435456");
+        refuse(!(1..=10_000).contains(&self.claim_batch_rows), "claim_batch_rows must be 1 to 10000");
+        refuse(!(1..=500).contains(&self.settle_batch_rows), "settle_batch_rows must be 1 to 500");
+        refuse(
+            self.claim_ahead > Duration::from_secs(10),
+            "claim_ahead must be at most 10s: other processes cannot run the waiting deliveries",
+        );
+        refuse(self.claim_ahead_rows > 100_000, "claim_ahead_rows must be at most 100000");
+        refuse(self.claim_ahead_bytes > 1 << 40, "claim_ahead_bytes must be at most 1 TiB");
+        refuse(self.settle_queue_rows == 0, "settle_queue_rows must be at least 1");
+        refuse(!(2..=1_000).contains(&self.attempt_rows_max), "attempt_rows_max must be 2 to 1000");
+        refuse(self.backoff_max.is_zero(), "backoff_max must not be zero");
+        refuse(self.backlog_rows_max == Some(0), "backlog_rows_max must be at least 1");
+        refuse(self.quarantine_run_max == Some(0), "quarantine_run_max must be at least 1");
+        refuse(self.accept_queue_rows > QUEUE_ROWS_MAX, "accept_queue_rows must be at most 1000000");
+        refuse(self.settle_queue_rows > QUEUE_ROWS_MAX, "settle_queue_rows must be at most 1000000");
         let durations = [
-            (self.poll, "poll is at most 365days"),
-            (self.unknown_key_grace, "unknown_key_grace is at most 365days"),
-            (self.accept_patience, "accept_patience is at most 365days"),
-            (self.backoff_max, "backoff_max is at most 365days"),
-            (self.solo_wait_max, "solo_wait_max is at most 365days"),
+            (self.poll, "poll must be at most 365days"),
+            (self.unknown_key_grace, "unknown_key_grace must be at most 365days"),
+            (self.accept_patience, "accept_patience must be at most 365days"),
+            (self.backoff_max, "backoff_max must be at most 365days"),
+            (self.suspect_wait_max, "suspect_wait_max must be at most 365days"),
         ];
         for (duration, problem) in durations {
             refuse(duration > DURATION_MAX, problem);
@@ -281,7 +299,7 @@ impl Limits {
 
 fn duration(name: &str, text: &str) -> Result<Duration> {
     humantime::parse_duration(text).map_err(|error| {
-        Error::configuration(format!("cannot set {name} to {text:?}, a duration is written like 30s or 1h 30m"))
+        Error::configuration(format!("cannot set {name} to {text:?}, expected a duration like 30s or 1h 30m"))
             .with_source(error)
     })
 }

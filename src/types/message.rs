@@ -1,6 +1,6 @@
-//! Messages: accepted records as a handler sees them, with the payload typed or raw.
+//! Messages: accepted records as a handler gets them, with a typed or a raw payload.
 //!
-//! A message is shared by all its handlers, so nothing in it can be changed; each handler gets its own decoded payload.
+//! All handlers of a message share it, so it is immutable. Each handler gets its own decoded payload.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,26 +9,56 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::{Claim, Error, Headers, Position, Record, Result};
+use super::{Claim, Encoded, Error, Headers, Position, Record, Result, Undecoded};
 
-/// What a handler is given: the message, and its payload as `P`.
+/// A message for a handler, with its payload decoded as `P`.
 ///
-/// `P` is any type that serde can read from JSON, [`Raw`] for the bytes as they came, or [`CloudEvent`](crate::CloudEvent).
+/// `P` is any type that serde can deserialize from JSON, [`Raw`] for the unchanged bytes,
+/// [`CloudEvent`](crate::CloudEvent), or the type that the handler's decoder produces
+/// ([`Registration::decoded_by`](crate::Registration::decoded_by)).
+///
+/// ```
+/// use wharf::{Failure, Message};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Order { number: u32, email: String }
+///
+/// async fn send_receipt(order: Message<Order>) -> Result<(), Failure> {
+///     let Order { number, email } = &order.payload;
+///     // `order.id()` is the same in every attempt: the idempotency key for the mail service.
+///     println!("receipt {number} to {email}, key {}, attempt {}", order.id(), order.attempt());
+///     Ok(())
+/// }
+/// ```
+///
+/// A unit test makes a message from a record:
+///
+/// ```
+/// use wharf::{Message, Record};
+///
+/// let record = Record::new("orders").with_id("order-17").with_key("customer-4").json(&17);
+/// let order: Message<u32> = Message::from_record(record)?;
+/// assert_eq!((order.payload, order.id(), order.source(), order.topic()), (17, "order-17", "orders", "orders"));
+/// assert_eq!((order.key(), order.attempt()), (Some(b"customer-4".as_slice()), 1));
+/// assert_eq!((order.position(), order.recorded_at()), (None, None)); // it does not come from Kafka
+/// # Ok::<(), wharf::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Message<P> {
-    /// The payload, decoded for this handler.
+    /// The decoded payload.
     pub payload: P,
+    /// The claim of this run, for handlers that settle their delivery themselves.
     claim: Claim,
     stored: Arc<StoredMessage>,
 }
 
-/// The message row, read once and shared by the handlers it is delivered to.
+/// A row of the message table, read once and shared by the handlers of the message.
 #[derive(Debug)]
 pub(crate) struct StoredMessage {
-    /// Shared: events about a delivery outlive its payload.
+    /// Shared, because events about a delivery may be emitted after the message was dropped.
     pub(crate) id: Arc<str>,
-    /// Shared, as is the topic: they are the same for most messages, and often each other's.
+    /// Shared like the topic: most messages of a topic have the same source, which often equals the topic.
     pub(crate) source: Arc<str>,
     pub(crate) topic: Arc<str>,
     pub(crate) position: Option<Position>,
@@ -36,12 +66,12 @@ pub(crate) struct StoredMessage {
     pub(crate) headers: Headers,
     pub(crate) payload: Option<Bytes>,
     pub(crate) recorded_at: Option<SystemTime>,
-    /// The payload is not the record's: a person has corrected it for this handler.
+    /// Whether a person has corrected the payload for this handler.
     pub(crate) is_corrected: bool,
 }
 
 impl StoredMessage {
-    /// About how much memory it takes.
+    /// Its approximate size in memory.
     pub(crate) fn size_bytes(&self) -> usize {
         let bytes = |part: &Option<Bytes>| part.as_ref().map_or(0, Bytes::len);
         self.id.len() + bytes(&self.key) + self.headers.size_bytes() + bytes(&self.payload)
@@ -49,14 +79,14 @@ impl StoredMessage {
 }
 
 impl From<&StoredMessage> for Record {
-    /// The record a message was, for the quarantine.
+    /// Restores the record, for the quarantine and for functions that read a key from a record.
     fn from(stored: &StoredMessage) -> Self {
         Self {
             topic: Arc::clone(&stored.topic),
             id: Some(Bytes::copy_from_slice(stored.id.as_bytes())),
             source: Some(Bytes::copy_from_slice(stored.source.as_bytes())),
             position: stored.position,
-            // Its id is given: nothing depends on the cluster any more.
+            // The id is explicit, so the cluster is not needed for an identity.
             cluster: None,
             key: stored.key.clone(),
             headers: stored.headers.clone(),
@@ -69,17 +99,19 @@ impl From<&StoredMessage> for Record {
 }
 
 impl<P: Payload> Message<P> {
-    pub(crate) fn decode(stored: Arc<StoredMessage>, claim: Claim) -> Result<Self, DecodeError> {
-        Ok(Self { payload: P::decode(&stored.headers, stored.payload.as_ref())?, claim, stored })
+    /// Decodes the payload without a decoder of the handler.
+    pub(crate) fn decode(stored: Arc<StoredMessage>, claim: Claim) -> Result<Self, Undecoded> {
+        Ok(Self { payload: P::decode(&Encoded::from(&*stored))?, claim, stored })
     }
 
-    /// The message that a record would be, on its first attempt: for unit tests that call a handler directly.
+    /// Makes a message from a record, as on its first attempt: for unit tests that call a handler directly.
     ///
-    /// Id and source are those of the record, else those in the headers `ce_id` and `ce_source`; else the id is empty and the source is
-    /// the topic. The identity policy of a topic plays no part here.
+    /// Id and source are those of the record, or those in the headers `ce_id` and `ce_source`; otherwise the id is
+    /// empty and the source is the topic. The identity policy of the topic is not applied.
     ///
     /// ```
     /// use wharf::{Failure, Message, Record};
+    ///
     /// async fn send_receipt(order: Message<u32>) -> Result<(), Failure> {
     ///     if order.payload == 0 { Err(Failure::poison("there is no order 0")) } else { Ok(()) }
     /// }
@@ -90,8 +122,30 @@ impl<P: Payload> Message<P> {
     /// ```
     ///
     /// # Errors
-    /// When the payload of the record is not a `P`.
+    /// When the payload of the record cannot be decoded as `P`.
     pub fn from_record(record: Record) -> Result<Self> {
+        let payload = P::decode(&Encoded::of(&record)).map_err(|undecoded| {
+            Error::configuration("cannot read the payload of the record").with_source(undecoded.to_string())
+        })?;
+        Ok(Self::with_payload(record, payload))
+    }
+}
+
+impl<P> Message<P> {
+    /// Makes a message with a decoded payload.
+    pub(crate) fn decoded(payload: P, stored: Arc<StoredMessage>, claim: Claim) -> Self {
+        Self { payload, claim, stored }
+    }
+
+    /// Like [`Message::from_record`], with a decoded payload: for unit tests of handlers that have a decoder.
+    ///
+    /// ```
+    /// use wharf::{Message, Record};
+    ///
+    /// let message = Message::with_payload(Record::new("orders").with_id("order-17"), 17);
+    /// assert_eq!((message.id(), message.payload), ("order-17", 17));
+    /// ```
+    pub fn with_payload(record: Record, payload: P) -> Self {
         let text = |given: &Option<Bytes>, header: &str| {
             let given = given.as_deref().or_else(|| record.headers.get(header))?;
             Some(Arc::from(String::from_utf8_lossy(given)))
@@ -107,92 +161,208 @@ impl<P: Payload> Message<P> {
             recorded_at: record.recorded_at,
             is_corrected: false,
         };
-        let undecodable = |error| Error::configuration("cannot read the payload of the record").with_source(error);
-        Self::decode(Arc::new(stored), Claim::NONE).map_err(undecodable)
+        Self::decoded(payload, Arc::new(stored), Claim::NONE)
     }
-}
 
-impl<P> Message<P> {
-    /// The identity within its source.
+    /// The id of the message, unique within its source. It is the same in every attempt: use it as the idempotency key.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// # async fn charge(_idempotency_key: &str) -> std::io::Result<()> { Ok(()) }
+    /// async fn charge_card(order: Message<Raw>) -> Result<(), Failure> {
+    ///     charge(order.id()).await?;
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn id(&self) -> &str {
         &self.stored.id
     }
 
-    /// Who gave the id: the topic, unless the record or its CloudEvents identity named another source.
+    /// The source of the id: the topic, unless the record or its CloudEvents identity names another source.
+    ///
+    /// ```
+    /// # use wharf::{Message, Record};
+    /// let order = Message::with_payload(Record::new("orders").with_id("17").with_source("/shop/eu"), ());
+    /// assert_eq!((order.source(), order.id()), ("/shop/eu", "17")); // unique together
+    /// ```
     pub fn source(&self) -> &str {
         &self.stored.source
     }
 
-    /// The topic the record was accepted from.
+    /// The topic of the record, for a handler that subscribes to several.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// async fn book(message: Message<Raw>) -> Result<(), Failure> {
+    ///     let sign = if message.topic() == "returns" { -1 } else { 1 };
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn topic(&self) -> &str {
         &self.stored.topic
     }
 
-    /// Partition and offset, for records that came from Kafka.
+    /// The partition and offset, for records from Kafka.
+    ///
+    /// ```
+    /// # use wharf::{Message, Record};
+    /// let order = Message::with_payload(Record::new("orders").with_position(3, 1_742), ());
+    /// assert_eq!(order.position().map(|position| position.offset), Some(1_742));
+    /// ```
     pub fn position(&self) -> Option<Position> {
         self.stored.position
     }
 
-    /// The record's key.
+    /// The record's key. [`Keyed`](crate::formats::Keyed) decodes it.
+    ///
+    /// ```
+    /// # use wharf::{Message, Record};
+    /// let order = Message::with_payload(Record::new("orders").with_key("customer-4"), ());
+    /// assert_eq!(order.key(), Some(b"customer-4".as_slice()));
+    /// ```
     pub fn key(&self) -> Option<&[u8]> {
         self.stored.key.as_deref()
     }
 
     /// The record's headers.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+    ///     let tenant = order.headers().get("tenant").ok_or_else(|| Failure::poison("no tenant"))?;
+    ///     println!("a receipt for {}", String::from_utf8_lossy(tenant));
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn headers(&self) -> &Headers {
         &self.stored.headers
     }
 
-    /// When the producer or the broker stamped the record.
+    /// The timestamp of the record, set by the producer or the broker.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// async fn send_reminder(order: Message<Raw>) -> Result<(), Failure> {
+    ///     let age = order.recorded_at().and_then(|at| at.elapsed().ok());
+    ///     if age.is_some_and(|age| age.as_secs() > 86_400) { Err(Failure::discard("too late")) } else { Ok(()) }
+    /// }
+    /// ```
     pub fn recorded_at(&self) -> Option<SystemTime> {
         self.stored.recorded_at
     }
 
-    /// Whether the payload was corrected by a person, for this handler: then it is not the one that the record had. See
+    /// Whether a person has corrected the payload for this handler, so that it differs from the record's. See
     /// [`Operator::replay_corrected`](crate::operate::Operator::replay_corrected).
+    ///
+    /// ```
+    /// # use wharf::{Message, Record};
+    /// assert!(!Message::with_payload(Record::new("orders"), ()).is_corrected());
+    /// ```
     pub fn is_corrected(&self) -> bool {
         self.stored.is_corrected
     }
 
-    /// The same message on another attempt, for unit tests.
+    /// Sets the attempt number, for unit tests.
+    ///
+    /// ```
+    /// # use wharf::{Message, Raw, Record};
+    /// let message: Message<Raw> = Message::from_record(Record::new("orders"))?.with_attempt(3);
+    /// assert_eq!(message.attempt(), 3);
+    /// # Ok::<(), wharf::Error>(())
+    /// ```
     #[must_use]
     pub fn with_attempt(mut self, attempt: u32) -> Self {
         self.claim.attempt = attempt;
         self
     }
 
-    /// How often this delivery has been started, this time counted: 1 on the first run.
+    /// The number of this attempt: 1 on the first run.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// async fn send_receipt(order: Message<Raw>) -> Result<(), Failure> {
+    ///     let server = if order.attempt() > 3 { "backup.example.org" } else { "mail.example.org" };
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn attempt(&self) -> u32 {
         self.claim.attempt
     }
 
-    /// The claim of this run, for a handler that settles its delivery itself with a PostgreSQL client of its own: pass it to
-    /// `SELECT inbox_settle($1)` as the last statement before COMMIT. See [`Registration::settles_itself`](crate::Registration::settles_itself).
+    /// The claim of this run, for a handler that settles its delivery itself with its own PostgreSQL client: pass it to
+    /// `SELECT inbox_settle($1)` as the last statement before COMMIT.
+    /// [`Registration::settles_itself`](crate::Registration::settles_itself) has an example.
     ///
-    /// It is a text that means nothing outside of that function. A later attempt has another one. The claim of a message that was made with
-    /// [`Message::from_record`] is never current.
+    /// The text has no meaning outside of that function. Each attempt has a different claim. The claim of a message
+    /// from [`Message::from_record`] is never current.
+    ///
+    /// ```
+    /// # use wharf::{Failure, Message, Raw};
+    /// async fn reserve(pool: sqlx::PgPool, order: Message<Raw>) -> Result<(), Failure> {
+    ///     let mut tx = pool.begin().await?;
+    ///     sqlx::query("UPDATE stock SET reserved = reserved + 1").execute(&mut *tx).await?;
+    ///     sqlx::query("SELECT inbox_settle($1)").bind(order.claim()).execute(&mut *tx).await?;
+    ///     tx.commit().await?;
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn claim(&self) -> String {
         self.claim.to_string()
     }
 }
 
-/// A payload as it came: any bytes, or none at all (a tombstone).
+/// The unchanged payload: any bytes, or `None` for a record without a payload (a tombstone).
+///
+/// ```
+/// use wharf::{Failure, Message, Raw};
+///
+/// async fn store_image(image: Message<Raw>) -> Result<(), Failure> {
+///     match &image.payload.0 {
+///         None => println!("{} was deleted", image.id()),
+///         Some(bytes) => println!("{} has {} bytes", image.id(), bytes.len()),
+///     }
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Raw(pub Option<Bytes>);
+pub struct Raw(
+    /// The bytes. `None` for a tombstone, which is not the same as an empty payload.
+    pub Option<Bytes>,
+);
 
 impl Deref for Raw {
     type Target = [u8];
 
-    /// The bytes; empty for a tombstone too. Look at the field to tell the two apart.
+    /// Returns the bytes; empty for a tombstone. The field distinguishes a tombstone from an empty payload.
     fn deref(&self) -> &[u8] {
         self.0.as_deref().unwrap_or_default()
     }
 }
 
-/// What a handler can take as payload: [`Raw`], [`CloudEvent`](crate::CloudEvent), or anything serde can read from JSON.
+/// A type that a handler can take as payload: [`Raw`], [`CloudEvent`](crate::CloudEvent), or any type that serde can
+/// deserialize from JSON.
 ///
-/// A message without payload is read as JSON `null`, so `Option<T>` sees tombstones as `None`. Implement it for a type of your own that
-/// is not read from JSON, such as a protobuf message.
+/// A message without a payload is decoded as JSON `null`, so `Option<T>` is `None` for a tombstone. Implement the trait
+/// for your own type with another format. A handler with a decoder
+/// ([`Registration::decoded_by`](crate::Registration::decoded_by)) does not use it.
+///
+/// ```
+/// use wharf::formats::{Encoded, Undecoded};
+/// use wharf::{Failure, Message, Payload};
+///
+/// struct Price { cents: u64 }
+///
+/// impl Payload for Price {
+///     fn decode(encoded: &Encoded<'_>) -> Result<Self, Undecoded> {
+///         Ok(Self { cents: std::str::from_utf8(encoded.bytes())?.parse()? })
+///     }
+/// }
+///
+/// async fn push_price(price: Message<Price>) -> Result<(), Failure> {
+///     println!("{} cents", price.payload.cents);
+///     Ok(())
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the payload of a message",
     label = "a handler takes `Message<{Self}>`, and nothing says how to read `{Self}`",
@@ -200,25 +370,22 @@ impl Deref for Raw {
             or implement `wharf::Payload`"
 )]
 pub trait Payload: Sized + Send + 'static {
-    /// Reads the payload.
+    /// Decodes the payload.
     ///
     /// # Errors
-    /// When the bytes are not what the type says; the delivery is then poisoned as undecodable. The error's text is kept with the
-    /// delivery and logged, so it should not quote the payload.
-    fn decode(headers: &Headers, payload: Option<&Bytes>) -> Result<Self, Box<dyn std::error::Error + Send + Sync>>;
+    /// When the bytes cannot be decoded; the delivery is then poisoned as `undecodable`. The text of the error is
+    /// stored and logged, so it should not contain the payload.
+    fn decode(encoded: &Encoded<'_>) -> Result<Self, Undecoded>;
 }
 
-/// Why a payload could not be read.
-pub(crate) type DecodeError = Box<dyn std::error::Error + Send + Sync>;
-
 impl Payload for Raw {
-    fn decode(_: &Headers, payload: Option<&Bytes>) -> Result<Self, DecodeError> {
-        Ok(Self(payload.cloned()))
+    fn decode(encoded: &Encoded<'_>) -> Result<Self, Undecoded> {
+        Ok(Self(encoded.payload().cloned()))
     }
 }
 
 impl<T: DeserializeOwned + Send + 'static> Payload for T {
-    fn decode(_: &Headers, payload: Option<&Bytes>) -> Result<Self, DecodeError> {
-        Ok(serde_json::from_slice(payload.map_or(b"null", |bytes| bytes))?)
+    fn decode(encoded: &Encoded<'_>) -> Result<Self, Undecoded> {
+        Ok(serde_json::from_slice(encoded.payload().map_or(b"null", |bytes| bytes))?)
     }
 }

@@ -1,6 +1,7 @@
-//! The message that a handler is working on: what it publishes meanwhile is known to come from it.
+//! The message that the current handler processes, so that records that it publishes name their origin.
 //!
-//! Set while the handler's future is polled, and only then. A task that the handler spawns has none.
+//! It is set only while the handler's future is polled, in a thread-local variable. A task that the handler spawns has
+//! no origin.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -14,16 +15,17 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<StoredMessage>>> = const { RefCell::new(None) };
 }
 
-/// The message that the running handler was given.
+/// The message of the handler that is being polled.
 pub(crate) fn current() -> Option<Arc<StoredMessage>> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
-/// Works on a message: [`current`] is that message while `work` is polled.
+/// Wraps a future: while `work` is polled, [`current`] returns `message`.
 pub(crate) fn within<F: Future + Unpin>(message: Arc<StoredMessage>, work: F) -> Within<F> {
     Within { message, work }
 }
 
+/// A future that sets the origin for each of its polls.
 pub(crate) struct Within<F> {
     message: Arc<StoredMessage>,
     work: F,
@@ -38,7 +40,7 @@ impl<F: Future + Unpin> Future for Within<F> {
     }
 }
 
-/// Puts back what was there, also when the work panics.
+/// Restores the previous value, also when the work panics.
 struct Before(Option<Arc<StoredMessage>>);
 
 impl Drop for Before {
@@ -47,6 +49,7 @@ impl Drop for Before {
     }
 }
 
+/// Sets the origin and returns the previous one. Does nothing on a thread that is ending.
 fn set(message: Option<Arc<StoredMessage>>) -> Option<Arc<StoredMessage>> {
     CURRENT.try_with(|current| current.replace(message)).ok().flatten()
 }

@@ -1,4 +1,4 @@
-//! The outbox as people see it: filters, states and rows.
+//! The outbox as operators see it: filters, states and rows.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,23 +8,23 @@ use serde_json::Value;
 use super::filter::{json, says_nothing};
 use super::{Record, Result, setters, stamp};
 
-/// Where a record of the outbox stands.
+/// The state of a record in the outbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum OutboxState {
-    /// It is to be sent.
+    /// It has not been sent yet.
     Waiting,
     /// The broker has acknowledged it.
     Sent,
-    /// Kafka refuses it for good.
+    /// Kafka has rejected it permanently.
     Poisoned,
-    /// A person has given it up.
+    /// A person has discarded it.
     Discarded,
 }
 
 impl OutboxState {
-    /// As in the view `inbox_outgoing`.
+    /// Returns the name of the state, as in the view `inbox_outgoing`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -35,27 +35,34 @@ impl OutboxState {
     }
 }
 
-/// Which records of the outbox are meant: those that fit everything it says. Without an id or a state, those that are poisoned.
+/// Which records of the outbox to list or change: those that match every field that is set. Without an id and a state,
+/// only poisoned records match.
+///
+/// ```
+/// use wharf::operate::OutboxFilter;
+///
+/// let unknown_topic = OutboxFilter::default().topic("stock.reserved").reason("unknown topic");
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutboxFilter {
-    /// This one, whatever its state.
+    /// The id of the record, in any state.
     pub id: Option<i64>,
-    /// In this state.
+    /// The state of the record.
     pub state: Option<OutboxState>,
-    /// Of this topic.
+    /// The topic of the record.
     pub topic: Option<String>,
-    /// With this id (`ce_id`).
+    /// The CloudEvents id of the record (`ce_id`).
     pub message_id: Option<String>,
-    /// Poisoned or discarded for this reason.
+    /// Why the record was poisoned or discarded.
     pub reason: Option<String>,
-    /// With this text in the last error, in upper or lower case.
+    /// A text that the last error contains. Case is ignored.
     pub error: Option<String>,
-    /// Stored longer ago than this.
+    /// The minimum time since the record was published.
     pub older_than: Option<Duration>,
-    /// Stored no longer ago than this.
+    /// The maximum time since the record was published.
     pub newer_than: Option<Duration>,
-    /// Says in so many words that everything is meant. An act with a filter that says nothing is refused.
+    /// Confirms that the action applies to everything. Without it, actions refuse an empty filter.
     pub all: bool,
 }
 
@@ -71,11 +78,12 @@ setters!(OutboxFilter {} optional {
 });
 
 impl OutboxFilter {
-    /// Every poisoned record.
+    /// Matches every poisoned record.
     pub fn all() -> Self {
         Self { all: true, ..Self::default() }
     }
 
+    /// The JSON for the audit and for the SQL functions of PostgreSQL.
     pub(crate) fn to_json(&self) -> String {
         let state = self.state.map(|state| state.as_str().to_owned());
         let texts = [
@@ -92,6 +100,7 @@ impl OutboxFilter {
         filter.to_string()
     }
 
+    /// Refuses a filter that matches everything by mistake.
     pub(crate) fn refuse_empty(&self) -> Result<()> {
         if *self == Self::default() { Err(says_nothing()) } else { Ok(()) }
     }
@@ -101,19 +110,19 @@ impl OutboxFilter {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OutboxSummary {
-    /// Its number: records of one key are sent in this order.
+    /// The id of the record. Records of one key are sent in the order of their ids.
     pub id: i64,
-    /// Where it is sent.
+    /// The topic that it is sent to.
     pub topic: String,
-    /// Where it stands.
+    /// The state of the record.
     pub state: OutboxState,
-    /// Its id (`ce_id`).
+    /// Its CloudEvents id (`ce_id`).
     pub message_id: String,
-    /// Who published it (`ce_source`).
+    /// Its CloudEvents source (`ce_source`).
     pub source: String,
     /// Why it was poisoned or discarded.
     pub reason: Option<String>,
-    /// What Kafka said.
+    /// The error of Kafka.
     pub last_error: Option<String>,
     /// When it was published.
     #[serde(with = "stamp")]
@@ -121,37 +130,37 @@ pub struct OutboxSummary {
     /// When it was acknowledged, poisoned or discarded.
     #[serde(with = "stamp::option")]
     pub finished_at: Option<SystemTime>,
-    /// How often a person had it sent again.
+    /// How often a person replayed it.
     pub replays: i32,
-    /// Where the broker put it.
+    /// Its partition in Kafka, once it was sent.
     pub kafka_partition: Option<i32>,
-    /// See `kafka_partition`.
+    /// Its offset in Kafka, once it was sent.
     pub kafka_offset: Option<i64>,
-    /// Bytes of its payload.
+    /// The size of its payload.
     pub payload_bytes: Option<u64>,
 }
 
-/// A record of the outbox, whole.
+/// A record of the outbox with its payload.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OutboxDetails {
-    /// Where it stands.
+    /// The record without its payload.
     pub summary: OutboxSummary,
-    /// The record as it is sent, byte for byte.
+    /// The record, byte for byte.
     pub record: Record,
 }
 
-/// What a store knows of its outbox, for `doctor`.
+/// Facts about the outbox. See [`Facts::outbox`](crate::operate::Facts::outbox).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OutboxFacts {
-    /// Records that are to be sent, counted up to 10,000.
+    /// How many records have not been sent yet. Counting stops at 10,000.
     pub waiting: u64,
     /// How long ago the oldest of them was published.
     pub oldest_secs: Option<f64>,
-    /// Records that Kafka refused, counted up to 10,000.
+    /// How many records are poisoned. Counting stops at 10,000.
     pub poisoned: u64,
-    /// Processes that send, and are alive.
+    /// The live processes that send records.
     pub relays: Vec<RelayFacts>,
 }
 
@@ -161,10 +170,10 @@ pub struct OutboxFacts {
 pub struct RelayFacts {
     /// Host and process id.
     pub name: String,
-    /// How many of the sixteen slots it holds.
+    /// How many of the sixteen slots it has leased.
     pub slots: u64,
-    /// What keeps it from sending.
-    pub trouble: Option<String>,
-    /// For how long.
-    pub trouble_secs: Option<f64>,
+    /// The problem that prevents it from sending, if any.
+    pub problem: Option<String>,
+    /// How long `problem` has lasted.
+    pub problem_secs: Option<f64>,
 }

@@ -1,65 +1,67 @@
-//! What became of an attempt, and why the machine gives up.
+//! The outcome of an attempt, and why a delivery is poisoned.
 //!
-//! Plain values: `process/decide.rs` makes them, `store/` writes them.
+//! Plain values: `process/decide.rs` makes them, and `store/` writes them.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Why a delivery was discarded that was older than its handler wants.
+/// The reason of a delivery that was discarded because it was older than `expires_after`.
 pub(crate) const EXPIRED: &str = "expired";
 
-/// What an attempt leads to.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
-    /// Failed, charged, due again.
+    /// Failed and due again; it consumes a retry.
     Retry {
         after: Duration,
         error: String,
         by: FailedBy,
     },
-    /// Later, nothing charged.
+    /// Due again; it consumes no retry.
     Snoozed {
         after: Duration,
     },
-    /// The store failed under the handler: due again later, no retry is consumed. `troubles` is how often in a row.
-    Troubled {
+    /// The database failed during the run: due again, and it consumes no retry. `store_errors` counts such runs in a
+    /// row.
+    StoreFailed {
         after: Duration,
-        troubles: i32,
+        store_errors: i32,
         error: String,
     },
-    /// What the handler depends on is away: due again later, no retry is consumed. `outages` is how often in a row that was held against the
-    /// delivery; `None`: as before.
+    /// A dependency of the handler is unavailable: due again. `outages` counts such runs of the delivery in a row;
+    /// `None` leaves the count unchanged. `charged` is true when it consumes a retry.
     Unavailable {
         after: Duration,
         outages: Option<i32>,
         error: String,
         by: FailedBy,
+        charged: bool,
     },
-    /// Finished on purpose without having been handled.
+    /// The handler decided that the message needs no work.
     Discarded {
         reason: String,
     },
-    /// It was older than its handler wants, and did not run.
+    /// It was older than `expires_after` and did not run.
     Expired,
-    /// Given up. `charged` when the last attempt counts as a failure.
+    /// Kept for a person. `charged` is true when the last attempt counts as a failure.
     Poisoned {
         reason: PoisonReason,
         error: Option<String>,
         charged: bool,
     },
-    /// Given back unharmed: due at once, nothing charged. Shutdown and our own trouble end here.
+    /// Due at once, without consuming a retry: after a shutdown, a pause or an error of the engine.
     Released,
 }
 
 impl Outcome {
-    /// For counts and people.
+    /// The name in metrics and events.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Done => "done",
             Self::Retry { .. } => "retried",
             Self::Snoozed { .. } => "snoozed",
-            Self::Troubled { .. } => "troubled",
+            Self::StoreFailed { .. } => "store failed",
             Self::Unavailable { .. } => "unavailable",
             Self::Discarded { .. } => "discarded",
             Self::Expired => EXPIRED,
@@ -69,12 +71,16 @@ impl Outcome {
     }
 }
 
-/// How an attempt failed that counts against the retry limit; the text stands in `inbox_attempt.why`.
+/// How an attempt failed. The text is stored in `inbox_attempt.why`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FailedBy {
+    /// It returned an error.
     Error,
+    /// It did not end within its timeout.
     Timeout,
+    /// It panicked.
     Panic,
+    /// A dependency of the handler, or of its decoder, was unavailable.
     Unavailable,
 }
 
@@ -89,17 +95,24 @@ impl FailedBy {
     }
 }
 
-/// Why a delivery was poisoned; the text stands in `inbox_poisoned.reason`.
+/// Why a delivery was poisoned. The text is in `inbox_poisoned.reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PoisonReason {
-    /// The last attempt failed by this.
+    /// It has no retries left. The last attempt failed in this way.
     RetriesExhausted(FailedBy),
+    /// Its process has crashed too often while it ran.
     Crashed,
+    /// The handler has returned a permanent failure.
     Permanent,
+    /// Its payload cannot be decoded.
     Undecodable,
+    /// No live process has known its handler for too long.
     UnknownKey,
+    /// The database does not have its message.
     MessageMissing,
-    StoreTrouble,
+    /// Too many of its runs in a row have failed because of the database.
+    StoreError,
+    /// A dependency of the handler stayed unavailable for it while other deliveries succeeded.
     Unavailable,
 }
 
@@ -112,7 +125,7 @@ impl PoisonReason {
             Self::Undecodable => "undecodable",
             Self::UnknownKey => "unknown key",
             Self::MessageMissing => "message missing",
-            Self::StoreTrouble => "store trouble",
+            Self::StoreError => "store error",
             Self::Unavailable => "unavailable",
         }
     }

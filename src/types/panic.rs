@@ -1,9 +1,9 @@
-//! What a panic said, for errors and events.
+//! The message of a panic, for errors and events.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The text of a panic. Drops the panic safely: its value may panic again when it is dropped.
+/// Returns the message of a panic. Drops the payload inside `catch_unwind`, because its destructor may panic again.
 pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> String {
     let text = match panic.downcast_ref::<&str>() {
         Some(text) => (*text).to_owned(),

@@ -1,4 +1,4 @@
-//! The name of this process, for people.
+//! The name of this process for operators.
 
 /// Host and process id, as in `inbox_processor` and `inbox_ingest`.
 pub(crate) fn process_name() -> String {

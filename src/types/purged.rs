@@ -1,33 +1,35 @@
-//! What a purge has done, and what it would do.
+//! The result of a purge, and of a dry run.
 
 use std::fmt;
 
-/// What a purge has done.
+/// What a purge has removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purged {
-    /// Deliveries that are gone.
+    /// How many deliveries were removed.
     pub deliveries: u64,
-    /// Messages that are gone.
+    /// How many messages were removed.
     pub messages: u64,
-    /// Of these, messages whose identity is kept.
+    /// How many of the removed messages have their identity kept.
     pub identities_kept: u64,
-    /// Identities that were over their time and are gone.
+    /// How many expired identities were removed.
     pub identities_forgotten: u64,
-    /// Quarantined records that were over their time and are gone.
+    /// How many expired quarantined records were removed.
     pub quarantined: u64,
+    /// Identities that are written while their messages wait to be removed: see [`Purged::waiting`].
     pub(crate) identities_written: u64,
     pub(crate) is_locked_out: bool,
 }
 
 impl Purged {
-    /// While identities are kept on PostgreSQL: messages whose identity was written so far. They go two minutes later, when no accept that may have
-    /// missed it can be under way. Zero once they go.
+    /// On PostgreSQL with kept identities: how many identities were written so far. Their messages are removed two
+    /// minutes later, when no accept that may have missed the identities can still be running. Zero once the removal
+    /// begins.
     pub fn waiting(&self) -> u64 {
         self.identities_written
     }
 
-    /// Whether it ended because another process is purging.
+    /// Whether the purge ended because another process is purging.
     pub fn is_locked_out(&self) -> bool {
         self.is_locked_out
     }
@@ -53,14 +55,14 @@ impl fmt::Display for Purged {
     }
 }
 
-/// What a purge would do now.
+/// What a purge would remove now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purgeable {
-    /// Deliveries that would go.
+    /// How many deliveries would be removed.
     pub deliveries: u64,
-    /// Messages that would go.
+    /// How many messages would be removed.
     pub messages: u64,
-    /// Identities that would be forgotten.
+    /// How many expired identities would be removed.
     pub identities: u64,
 }

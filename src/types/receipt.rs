@@ -1,25 +1,39 @@
-//! What a caller is told about a record that it handed in.
+//! The result of accepting a record.
 
-/// What became of a record.
+/// The result of accepting a record. [`Inbox::accept`](crate::Inbox::accept) returns it.
+///
+/// ```
+/// use wharf::Receipt;
+///
+/// /// The status code of an HTTP endpoint that accepts records.
+/// fn status(receipt: &Receipt) -> u16 {
+///     match receipt {
+///         Receipt::Accepted { .. } => 202,
+///         Receipt::Duplicate { .. } => 200, // it was accepted before: the client repeated the request
+///         Receipt::Unwanted => 404,
+///         _ => 500,
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Receipt {
-    /// Stored, with one delivery for each handler that wants it.
+    /// The record was stored, with one delivery for each handler that wants it.
     Accepted {
-        /// How many handlers it is delivered to.
+        /// The number of deliveries, one for each handler.
         deliveries: usize,
     },
-    /// It was stored before. Nothing was changed except for handlers that did not have it yet.
+    /// The record was stored before. Nothing changed, except that handlers that did not have a delivery got one.
     Duplicate {
-        /// Deliveries that were missing and have been added.
+        /// The number of deliveries that were missing and were added.
         added: usize,
     },
-    /// It could not become a message and is kept whole in `inbox_quarantine`. Only
-    /// [`Inbox::accept_or_quarantine`](crate::Inbox::accept_or_quarantine) answers this; elsewhere it is an error.
+    /// The record could not become a message and is kept unchanged in `inbox_quarantine`. Only
+    /// [`Inbox::accept_or_quarantine`](crate::Inbox::accept_or_quarantine) returns this; elsewhere it is an error.
     Quarantined {
-        /// Why, in a few words.
+        /// The reason, in a few words.
         reason: &'static str,
     },
-    /// No handler wants records of this topic and type. Not stored.
+    /// No handler wants records of this topic and CloudEvents type. The record was not stored.
     Unwanted,
 }

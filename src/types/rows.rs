@@ -1,4 +1,5 @@
-//! What is found: rows as people see them. All of it can be written as JSON; payloads are shown only where they are asked for.
+//! Rows of handlers, processes, deliveries and quarantined records, as people see them. Summaries serialize to JSON and
+//! hold no payload.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -10,92 +11,101 @@ use super::Record;
 use super::filter::State;
 use super::stamp;
 
-/// A handler and what is still to be done for it. Counts of deliveries stop at [`HandlerStatus::COUNT_MAX`], so that looking costs the same
-/// however many there are.
+/// A handler and its backlog. Counts of deliveries stop at [`HandlerStatus::COUNT_MAX`], so that the cost of a query
+/// does not grow with the backlog.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HandlerStatus {
-    /// Its current key.
+    /// The handler's current key.
     pub handler_key: String,
-    /// Keys it had, or may still have in an older build.
+    /// Former keys, which older builds may still use.
     pub former_keys: Vec<String>,
-    /// Deliveries that are due and wait for a free slot.
+    /// How many deliveries are due and wait for a free slot.
     pub due: u64,
-    /// Deliveries that are due later: retries, snoozed ones.
+    /// How many deliveries are due later: retries, snoozed and delayed ones.
     pub later: u64,
-    /// Deliveries that wait for another of their key: see [`Registration::ordered_by`](crate::Registration::ordered_by).
+    /// How many deliveries wait for an earlier one of their order key: see
+    /// [`Registration::ordered_by`](crate::Registration::ordered_by).
     #[serde(default)]
     pub held: u64,
-    /// Deliveries that a process has claimed.
+    /// How many deliveries a process has claimed.
     pub running: u64,
-    /// Deliveries that were given up.
+    /// How many deliveries are poisoned.
     pub poisoned: u64,
-    /// How long the oldest has been due.
+    /// How long the oldest due delivery has been due.
     pub oldest_due_secs: Option<f64>,
-    /// When the next of those that are due later is due.
+    /// When the next of the later deliveries is due.
     #[serde(with = "stamp::option")]
     pub next_due_at: Option<SystemTime>,
-    /// Since when nobody claims its deliveries, by a person's word.
+    /// Since when a person has paused the handler.
     #[serde(with = "stamp::option")]
     pub paused_at: Option<SystemTime>,
-    /// Since when its breaker is open: see [`Registration::breaker`](crate::Registration::breaker).
+    /// Since when the breaker is open: see [`Registration::breaker`](crate::Registration::breaker).
     #[serde(default, with = "stamp::option")]
     pub breaker_opened_at: Option<SystemTime>,
-    /// What opened it.
+    /// The error that opened the breaker.
     #[serde(default)]
     pub breaker_error: Option<String>,
-    /// How many of its deliveries start in a second at the most, over all processes: see [`Registration::rate`](crate::Registration::rate).
+    /// The maximum number of starts per second, over all processes: see
+    /// [`Registration::rate`](crate::Registration::rate).
     #[serde(default)]
     pub rate_per_sec: Option<f64>,
-    /// How many of them at once.
+    /// How many deliveries may start at once within that rate.
     #[serde(default)]
     pub rate_burst: Option<u32>,
-    /// Whether a person has set that.
+    /// Whether a person has overridden the registered rate.
     #[serde(default)]
     pub is_rate_set: bool,
-    /// Since when deliveries wait and no live process knows the handler.
+    /// Since when deliveries wait although no live process knows the handler.
     #[serde(with = "stamp::option")]
     pub unknown_since: Option<SystemTime>,
-    /// Live processes that run it.
+    /// How many live processes run the handler.
     pub processors: u64,
-    /// Whether finished deliveries of it are still stored: then a redelivery of their messages is a duplicate, for as long as the handler keeps its
-    /// key or names it as a former one.
+    /// Whether finished deliveries of the handler are still stored. A redelivery of their messages is then a duplicate,
+    /// as long as the handler keeps its key or names it as a former one.
     pub keeps_finished: bool,
-    /// Whether deliveries of one key run one at a time.
+    /// Whether deliveries with the same order key run one at a time.
     #[serde(default)]
     pub is_ordered: bool,
-    /// Deliveries done in a second, over the last seconds, as the live processes report.
+    /// Deliveries done per second over the last seconds, as reported by the live processes.
     #[serde(default)]
     pub done_per_sec: f64,
-    /// Attempts failed in a second, likewise.
+    /// Failed attempts per second, likewise.
     #[serde(default)]
     pub failed_per_sec: f64,
+    /// The effective lag: the longest time from a record's timestamp until its delivery was done, over the last
+    /// seconds, as reported by the live processes. None if no delivery of a record with a timestamp was done.
+    #[serde(default)]
+    pub effective_lag_secs: Option<f64>,
 }
 
 impl HandlerStatus {
-    /// Where counting ends: this value means this many or more.
+    /// Counting stops here: this value means this many or more.
     pub const COUNT_MAX: u64 = 10_000;
 }
 
-/// A key of an ordered handler on which deliveries wait, and the delivery that they wait for.
+/// An order key on which deliveries wait, and the delivery that blocks it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldKey {
     /// The handler's current key.
     pub handler_key: String,
-    /// The message of the delivery that the others wait for.
+    /// The message of the blocking delivery.
     pub message_id: Option<String>,
     /// See `message_id`.
     pub source: Option<String>,
     /// See `message_id`.
     pub topic: Option<String>,
-    /// What that delivery is in: `poisoned` holds the key until a person acts.
+    /// The key of the message's record: text, or `\x` and hexadecimal digits. It is the order key of handlers that are
+    /// ordered by the record key.
+    pub record_key: Option<String>,
+    /// The state of the blocking delivery. A poisoned one blocks the key until a person acts.
     pub state: Option<State>,
     /// Why it was poisoned.
     pub reason: Option<String>,
     /// Its last error.
     pub last_error: Option<String>,
-    /// How many wait behind it; counting stops at 1,000.
+    /// How many deliveries wait behind it. Counting stops at 1,000.
     pub behind: u64,
     /// Since when it has been poisoned; otherwise, when its message was accepted.
     #[serde(with = "stamp::option")]
@@ -103,9 +113,9 @@ pub struct HeldKey {
     /// When it is or was due.
     #[serde(with = "stamp::option")]
     pub due_at: Option<SystemTime>,
-    /// The key's hash, as in `inbox_delivery`.
+    /// The hash of the order key, as in `inbox_delivery`.
     pub order_hash: i64,
-    /// The row of the delivery, for SQL.
+    /// The row of the blocking delivery, for SQL.
     pub message_seq: Option<i64>,
     /// See `message_seq`.
     pub handler_id: Option<i16>,
@@ -115,46 +125,58 @@ pub struct HeldKey {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProcessorStatus {
-    /// Its number.
+    /// The id of the process.
     pub id: i32,
     /// Host and process id.
     pub name: String,
-    /// The version of Wharf it was built with.
+    /// The version of Wharf that it was built with.
     pub version: String,
-    /// Current keys of the handlers it runs.
+    /// The current keys of the handlers that it runs.
     pub handler_keys: Vec<String>,
     /// When it was started.
     #[serde(with = "stamp")]
     pub started_at: SystemTime,
-    /// Its last sign of life.
+    /// Its last heartbeat.
     #[serde(with = "stamp")]
     pub seen_at: SystemTime,
     /// Whether it counts as alive now.
     pub is_alive: bool,
-    /// Deliveries that it holds a claim on.
+    /// How many claims it holds.
     pub running: u64,
-    /// When the last of its claims ends, if it is not renewed.
+    /// When the last of its claims expires, if it is not renewed.
     #[serde(with = "stamp::option")]
     pub locked_until: Option<SystemTime>,
-    /// What it said with its last sign of life.
+    /// Its report with the last heartbeat.
     pub report: Option<ProcessorReport>,
 }
 
-/// What a process says of itself with each sign of life.
+/// The report of a process with each heartbeat.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProcessorReport {
-    /// By handler key, since the sign of life before.
+    /// Rates by handler key, since the previous heartbeat.
     pub rates: BTreeMap<String, Rate>,
-    /// Whether records are read from Kafka; none when it does not consume.
+    /// Whether the process reads records from at least one Kafka source. None when it does not consume.
     pub is_intake_open: Option<bool>,
-    /// Connections to the database that are in use, and how many there may be.
+    /// The names of the sources from which nothing is read now.
+    #[serde(default)]
+    pub closed_sources: Vec<String>,
+    /// How many connections of its pool are in use.
     pub pool_in_use: usize,
-    /// See `pool_in_use`.
+    /// How many connections the pool can have.
     pub pool_size: usize,
-    /// Tasks that wait for a connection.
+    /// How many tasks wait for a connection.
     pub pool_waiting: usize,
-    /// The handler that has been running longest.
+    /// How many claims it holds: waiting for a slot, running, or with an outcome that is not written yet.
+    #[serde(default)]
+    pub in_flight: usize,
+    /// How many of them are claimed ahead and wait in memory for a slot.
+    #[serde(default)]
+    pub claimed_waiting: usize,
+    /// How many of them have an outcome that is not written yet.
+    #[serde(default)]
+    pub unsettled: usize,
+    /// The run that has taken longest so far.
     #[serde(default)]
     pub longest_run: Option<LongestRun>,
 }
@@ -165,33 +187,36 @@ pub struct ProcessorReport {
 pub struct LongestRun {
     /// The handler's key.
     pub handler_key: String,
-    /// The message's id.
+    /// The id of the message.
     pub message_id: Option<String>,
-    /// How long it had been running at this sign of life.
+    /// How long it had been running at the heartbeat.
     pub secs: f64,
-    /// Its timeout; none when the handler has none.
+    /// The handler's timeout, if it has one.
     pub timeout_secs: Option<f64>,
 }
 
-/// How fast a handler goes.
+/// The throughput of a handler.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Rate {
-    /// Deliveries done in a second.
+    /// Deliveries done per second.
     pub done_per_sec: f64,
-    /// Attempts failed in a second.
+    /// Failed attempts per second.
     pub failed_per_sec: f64,
+    /// The longest time from a record's timestamp until its delivery was done. None if there was none.
+    #[serde(default)]
+    pub effective_lag_secs: Option<f64>,
 }
 
 /// A delivery, without its payload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeliverySummary {
-    /// The message's id; none when the message is gone.
+    /// The id of the message. None when the message was deleted.
     pub message_id: Option<String>,
-    /// Who gave the id.
+    /// The source within which the id is unique.
     pub source: Option<String>,
-    /// Where the message came from.
+    /// The Kafka topic, partition and offset of the message.
     pub topic: Option<String>,
     /// See `topic`.
     pub kafka_partition: Option<i32>,
@@ -199,31 +224,31 @@ pub struct DeliverySummary {
     pub kafka_offset: Option<i64>,
     /// The handler's current key.
     pub handler_key: Option<String>,
-    /// What it is in.
+    /// The state of the delivery.
     pub state: State,
     /// Why it was poisoned or discarded.
     pub reason: Option<String>,
     /// The last error of its handler.
     pub last_error: Option<String>,
-    /// Of the last error: the same for errors that differ only in numbers and ids.
+    /// The fingerprint of the last error, which is equal for errors that differ only in numbers and ids.
     pub fingerprint: Option<String>,
-    /// Starts. Grows over replays too.
+    /// How often it was started. A replay does not reset it.
     pub attempts: i32,
-    /// Failures since it was accepted or replayed.
+    /// How often it failed since it was accepted or replayed.
     pub errors: i32,
-    /// Process deaths in a row.
+    /// How many times in a row its process crashed.
     pub crashes: i32,
-    /// How often a person gave it a fresh set of retries.
+    /// How often a person replayed it.
     pub replays: i32,
     /// Whether a person has corrected its payload: see [`DeliveryDetails::correction`].
     pub is_corrected: bool,
-    /// When it is or was due; none while it waits for another of its key.
+    /// When it is or was due. None while it waits for an earlier delivery of its order key.
     #[serde(with = "stamp::option")]
     pub due_at: Option<SystemTime>,
-    /// When the claim on it ends.
+    /// When the claim on it expires.
     #[serde(with = "stamp::option")]
     pub locked_until: Option<SystemTime>,
-    /// The process that has or had the claim.
+    /// The process that holds or last held the claim.
     pub locked_by: Option<String>,
     /// When it was done, discarded or poisoned.
     #[serde(with = "stamp::option")]
@@ -240,78 +265,78 @@ pub struct DeliverySummary {
     pub handler_id: i16,
 }
 
-/// A delivery with its message, its failed attempts and what it had come to before.
+/// A delivery with its message, its failed attempts and its history.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DeliveryDetails {
     /// The delivery.
     pub delivery: DeliverySummary,
-    /// The record it was; none when the message is gone.
+    /// The original record. None when the message was deleted.
     pub record: Option<Record>,
-    /// What it had come to each time a person replayed or discarded it, the oldest first.
+    /// The delivery as it was each time a person replayed or discarded it, the oldest first.
     pub history: Vec<HistoryEntry>,
-    /// Attempts that failed, the oldest first: the first and those among the newest, at most
-    /// [`Limits::attempt_rows_max`](crate::Limits::attempt_rows_max). A replay leaves them. Numbers that are missing are attempts that
-    /// were done, snoozed, released, overwritten by newer ones, or that ended with their process.
+    /// Failed attempts, the oldest first: the first failure and the newest ones, at most
+    /// [`Limits::attempt_rows_max`](crate::Limits::attempt_rows_max). A replay keeps them. Attempts with other numbers
+    /// were done, snoozed, released, overwritten by newer ones, or ended by a crash of their process.
     pub failures: Vec<FailedAttempt>,
-    /// The payload that its handler is given instead of the record's.
+    /// The payload that the handler gets instead of the record's, if a person has corrected it.
     pub correction: Option<Correction>,
 }
 
-/// A payload that a person has corrected, for one handler. The record stays as it came.
+/// A payload that a person has corrected, for one handler. The record keeps its original payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Correction {
-    /// When; who and why stand in the history.
+    /// When it was corrected. The history shows who did it and why.
     pub corrected_at: Option<SystemTime>,
     /// The corrected payload.
     pub payload: Bytes,
 }
 
-/// An attempt that failed.
+/// A failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FailedAttempt {
-    /// Its number.
+    /// The number of the attempt.
     pub attempt: i32,
     /// When it was settled.
     #[serde(with = "stamp")]
     pub failed_at: SystemTime,
-    /// How it failed: `failed`, `timed out`, `panicked`, `store trouble`; or why it made the delivery poisoned: `permanent`, `undecodable`,
-    /// `crashed`, `message missing`.
+    /// How it failed: `failed`, `timed out`, `panicked`, `unavailable`, `store error`; or why it poisoned the
+    /// delivery: `permanent`, `undecodable`, `crashed`, `message missing`.
     pub why: String,
-    /// The error, as it was kept after the redactor.
+    /// The error, as the redactor left it.
     pub error: Option<String>,
 }
 
-/// What a delivery had come to when a person acted on it.
+/// A delivery as it was when a person acted on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HistoryEntry {
-    /// What was done.
+    /// The action of the person.
     pub action: Option<String>,
-    /// When.
+    /// When the person acted.
     #[serde(with = "stamp::option")]
     pub acted_at: Option<SystemTime>,
-    /// The database's user who logged in. None on SQLite, which has no users.
+    /// The database user of the session. None on SQLite, which has no users.
     pub database_user: Option<String>,
-    /// The person, as the tool said.
+    /// The person, as the tool stated it.
     pub actor: Option<String>,
-    /// Why that person acted.
+    /// The reason that the person gave.
     pub because: Option<String>,
-    /// What the delivery was in.
+    /// The state of the delivery at that time.
     pub state: State,
     /// Why it had been poisoned or discarded.
     pub reason: Option<String>,
-    /// Its last error then.
+    /// Its last error at that time.
     pub last_error: Option<String>,
-    /// Its attempts until then.
+    /// The number of attempts at that time.
     pub attempts: i32,
-    /// Its failures until then.
+    /// The number of failures at that time.
     pub errors: i32,
 }
 
-/// Poisoned deliveries of a handler that have the same reason and the same fingerprint.
+/// Poisoned deliveries of one handler with the same reason and the same fingerprint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ErrorSummary {
@@ -319,9 +344,9 @@ pub struct ErrorSummary {
     pub handler_key: Option<String>,
     /// Why they were poisoned.
     pub reason: Option<String>,
-    /// Of their errors: the same for errors that differ only in numbers and ids.
+    /// The fingerprint of their errors, which is equal for errors that differ only in numbers and ids.
     pub fingerprint: Option<String>,
-    /// How many they are.
+    /// How many there are.
     pub poisoned: u64,
     /// When the first was poisoned.
     #[serde(with = "stamp::option")]
@@ -337,9 +362,9 @@ pub struct ErrorSummary {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct QuarantineSummary {
-    /// Its number.
+    /// The id of the quarantined record.
     pub id: i64,
-    /// Where it came from.
+    /// The Kafka topic, partition and offset of the record.
     pub topic: String,
     /// See `topic`.
     pub kafka_partition: Option<i32>,
@@ -347,25 +372,25 @@ pub struct QuarantineSummary {
     pub kafka_offset: Option<i64>,
     /// Why it could not be accepted.
     pub reason: String,
-    /// More on that.
+    /// Details of the reason.
     pub detail: Option<String>,
     /// When it was quarantined.
     #[serde(with = "stamp")]
     pub quarantined_at: SystemTime,
-    /// When its replay was asked for, as long as nobody has tried.
+    /// When its replay was requested. None once a process has tried it.
     #[serde(with = "stamp::option")]
     pub replay_asked_at: Option<SystemTime>,
-    /// How often it was tried again and could not be accepted.
+    /// How often a replay was tried and failed.
     pub replays: i32,
-    /// Bytes of its payload.
+    /// The size of its payload.
     pub payload_bytes: Option<u64>,
 }
 
-/// A quarantined record, whole.
+/// A quarantined record with its payload.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct QuarantineDetails {
-    /// Why and when.
+    /// The record without its payload, and why it is in quarantine.
     pub summary: QuarantineSummary,
     /// The record, byte for byte.
     pub record: Record,

@@ -1,7 +1,8 @@
 //! The one place where text from outside is made safe to store and to log.
 //!
-//! Whatever comes in, what comes out has no NUL (PostgreSQL text cannot hold one), no other control character and no more
-//! than the given number of characters. It never fails: recording a failure must not fail because of the failure's text.
+//! The result has no NUL (PostgreSQL text cannot hold one), no other control character except newline and tab, and at
+//! most the given number of characters and an ellipsis. It never fails: recording a failure must not fail because of
+//! the failure's text.
 
 /// Makes text from a handler or a record fit for a text column and a log line.
 pub(crate) fn text(text: &str, chars_max: usize) -> String {
@@ -13,7 +14,7 @@ pub(crate) fn text(text: &str, chars_max: usize) -> String {
         }
         match character {
             '\n' | '\t' => clean.push(character),
-            // Bidirectional overrides can make a line read as something else than it is.
+            // Bidirectional overrides can make a line display as a different text.
             '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => clean.push('\u{fffd}'),
             _ if character.is_control() => clean.push('\u{fffd}'),
             _ => clean.push(character),

@@ -1,7 +1,7 @@
-//! Setters for structs that may grow: outside the crate a `#[non_exhaustive]` struct cannot be written as a literal, so each of its
-//! fields has a method of the same name that sets it.
+//! Setters for `#[non_exhaustive]` structs: other crates cannot write them as a literal, so each field has a method of
+//! the same name that sets it.
 
-/// Writes a setter for each field; those after `optional` become `Some`.
+/// Defines a setter for each field. The setters after `optional` wrap the value in `Some`.
 macro_rules! setters {
     ($type:ident { $($field:ident: $value:ty),* $(,)? } $(optional { $($option:ident: $inner:ty),* $(,)? })?) => {
         impl $type {

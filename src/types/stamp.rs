@@ -1,18 +1,18 @@
-//! Moments as the stores give them (microseconds since 1970) and as people read them (RFC 3339). Written as the latter, read from both.
+//! Timestamps for serde: written as RFC 3339, read from RFC 3339 or from the stores' form (microseconds since 1970).
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 
-pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_micros(*time))
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
     Moment::deserialize(deserializer)?.read()
 }
 
-/// A moment in either form.
+/// A timestamp in either form.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Moment {
@@ -31,28 +31,23 @@ impl Moment {
     }
 }
 
-/// Nothing that a store stamps is before 1970.
+/// A time before 1970 becomes 1970. Stores do not write one.
 fn from_micros(micros: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }
 
-/// The same for a moment that may be none.
-pub(super) mod option {
+/// The same for an optional timestamp.
+pub(crate) mod option {
     use super::{Deserialize, Deserializer, Moment, Serializer, SystemTime};
 
-    pub(in crate::types) fn serialize<S: Serializer>(
-        time: &Option<SystemTime>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
         match time {
             Some(time) => super::serialize(time, serializer),
             None => serializer.serialize_none(),
         }
     }
 
-    pub(in crate::types) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<SystemTime>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
         Option::<Moment>::deserialize(deserializer)?.map(Moment::read).transpose()
     }
 }
@@ -71,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_values_are_read_back() {
         let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456);
         for maybe in [None, Some(at)] {
             let row = Row { at, maybe };

@@ -1,5 +1,5 @@
-//! Processes that are killed while they have a batch: nothing is lost, what is transactional has one effect each, and a message that kills
-//! every process that is called with it is found out without harm to the others.
+//! Processes that are killed while they run a batch: nothing is lost, transactional handlers have one effect per
+//! message, and a message that kills every process that runs it is poisoned without harm to the others.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::worker::{Worker, accept, order};
 
 const MESSAGES: usize = 10;
 
-/// A worker whose batches are full with all messages, and are not called before.
+/// A worker whose batches hold all messages, and run only when they are full.
 async fn with_full_batches(scene: &Scene, messages: usize) -> Worker {
     let hour = Duration::from_secs(3_600);
     Worker { batch: messages, batch_wait: hour, ..Worker::on(scene).await }
@@ -20,7 +20,7 @@ fn number(count: usize) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_whose_process_is_killed_before_the_call_is_called_by_another_and_once() {
+async fn a_batch_whose_process_is_killed_before_the_call_is_called_once_by_another() {
     let scene = Scene::new().await;
     let first = with_full_batches(&scene, MESSAGES + 1).await;
     accept(&scene, &["stock"], records(MESSAGES)).await;
@@ -50,7 +50,7 @@ async fn killed_in_the_middle(is_transactional: bool) -> Scene {
 
     scene.settled().await;
     assert_eq!(scene.count_done_uncharged().await, number(MESSAGES + 1));
-    // What was part of the crash is called alone, so nothing waits for a batch of all of them.
+    // Deliveries that were part of the crash run alone, so nothing waits for a full batch.
     assert_eq!(scene.count("run").await, number(2 * (MESSAGES + 1)));
     scene
 }
@@ -68,9 +68,9 @@ async fn a_transactional_batch_whose_process_is_killed_in_the_middle_has_one_eff
     assert_eq!(effects(&scene).await, expected);
 }
 
-// The first crash hits whole batches. After it, deliveries are called one by one, so the second makes few suspects.
+// The first crash hits whole batches. After it, deliveries run one by one, so the second crash makes few suspects.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killer_in_a_batch_takes_no_innocent_with_it() {
+async fn a_message_that_kills_its_process_poisons_no_other_message_of_its_batch() {
     let scene = Scene::new().await;
     let mut orders = records(300);
     orders.insert(100, order("killer", "abort"));

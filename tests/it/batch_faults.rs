@@ -1,5 +1,6 @@
-//! Batches on PostgreSQL when the server, the connection or a claim fails under them: a COMMIT without an answer, a process killed within it or
-//! before its outcomes are written, a session that ends, a claim that somebody else has. One effect each, nothing charged.
+//! Batches on PostgreSQL when the server, the connection or a claim fails while they run: a COMMIT without a reply, a
+//! process killed during COMMIT or before its outcomes are written, a session that ends, a claim that another process
+//! has. Each message has one effect, and no retry is consumed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use support::proxy::{Fault, Proxy};
 const MESSAGES: usize = 20;
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// In the statement that settles deliveries as done, and in no other.
+/// A text that only the statement that settles deliveries as done contains.
 const SETTLE_DONE: &str = "SET finished_at = now(), status = 2";
 
 async fn scene() -> Scene {
@@ -26,7 +27,7 @@ async fn scene() -> Scene {
     scene
 }
 
-/// Every message is done, was charged nothing, and has one effect.
+/// Every message is done, consumed no retry, and has one effect.
 async fn assert_one_effect_each(scene: &Scene) {
     scene.settled().await;
     assert_eq!(scene.count_done_uncharged().await, i64::try_from(MESSAGES).unwrap());
@@ -34,7 +35,7 @@ async fn assert_one_effect_each(scene: &Scene) {
     assert_eq!(effects(scene).await, expected);
 }
 
-/// What the handler of a test works with.
+/// The state of a test's handler.
 #[derive(Clone)]
 struct State {
     runs: Runs,
@@ -48,7 +49,7 @@ impl State {
         Self { runs: Runs::new(), gate: watch::Sender::new(true), begun: Arc::default() }
     }
 
-    /// An inbox whose batches are full with all messages.
+    /// An inbox whose batches hold all messages.
     fn inbox(&self, inbox: InboxBuilder<Postgres>) -> Inbox<Postgres> {
         let handler = tx_batch_handler(key("stock"), with_state(self.clone(), write)).batch(MESSAGES, HOUR);
         let limits = quick().backoff_max(Duration::from_millis(200));
@@ -67,7 +68,7 @@ async fn write(state: State, messages: Vec<Message<Raw>>, conn: &mut Connection)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_whose_answer_is_lost_is_recognised_and_one_that_never_arrived_is_made_again() {
+async fn a_commit_without_a_reply_is_recognized_and_a_lost_one_is_repeated() {
     for fault in [Fault::LoseReply, Fault::LoseRequest, Fault::Hang] {
         let scene = scene().await;
         let proxy = Proxy::start_for(&scene.database.url()).await;
@@ -92,14 +93,14 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_one_that_never_arrived_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_claim_of_one_undoes_the_call_and_it_is_made_again_without_it() {
+async fn a_lost_claim_of_one_message_rolls_back_the_call_and_it_is_repeated_without_it() {
     let scene = scene().await;
     let state = State { gate: watch::Sender::new(false), ..State::open() };
     let inbox = state.inbox(scene.inbox());
     inbox.accept_all(records(MESSAGES)).await.unwrap();
     let running = inbox.start().await.unwrap();
     state.begun.notified().await;
-    // Another process has claimed one of them, as after a lease that ran out, and has done it.
+    // Another process has claimed one of them, as after an expired lease, and has completed it.
     let stolen = "UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL, locked_by = NULL, finished_at = now(), status = 2
                   WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'm000007')";
     scene.database.execute(stolen).await;
@@ -115,7 +116,7 @@ async fn a_lost_claim_of_one_undoes_the_call_and_it_is_made_again_without_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_is_lost_undoes_the_call_and_nothing_is_charged() {
+async fn a_lost_session_rolls_back_the_call_and_consumes_no_retry() {
     let scene = scene().await;
     let state = State { gate: watch::Sender::new(false), ..State::open() };
     let inbox = state.inbox(scene.inbox());
@@ -132,7 +133,7 @@ async fn a_session_that_is_lost_undoes_the_call_and_nothing_is_charged() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-/// Kills a worker when the fault strikes, and lets another one do the rest without it.
+/// Kills a worker when the fault is applied, and lets another worker do the rest.
 async fn killed_at(is_transactional: bool, statement: &str, fault: Fault) -> Scene {
     let scene = Scene::new().await;
     let direct = Worker { is_transactional, batch: MESSAGES, batch_wait: HOUR, ..Worker::on(&scene).await };
@@ -151,7 +152,7 @@ async fn killed_at(is_transactional: bool, statement: &str, fault: Fault) -> Sce
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_killed_after_the_handler_and_before_the_settlement_leaves_nothing_undone() {
+async fn a_process_killed_between_handler_and_settlement_leaves_no_message_unhandled() {
     let scene = killed_at(false, SETTLE_DONE, Fault::Hang).await;
     assert_eq!(scene.count("run").await, i64::try_from(2 * MESSAGES).unwrap(), "at least once: each ran again");
 }

@@ -1,12 +1,12 @@
-//! The SQL functions of an inbox act on that inbox, whatever schemas the caller has, and write the audit in the caller's name. PostgreSQL only: SQLite has
-//! neither schemas nor users.
+//! The SQL functions of an inbox act on that inbox, whatever the caller's search_path is, and record the caller in the
+//! audit. PostgreSQL only: SQLite has neither schemas nor users.
 
 use wharf::{Inbox, Postgres, Store};
 
 use crate::scene::{Runs, Scene, quick, record};
 use support::postgres::connect;
 
-/// Registers the handler `stock` in the inbox of a schema, and makes that inbox if there is none.
+/// Registers the handler `stock` in the inbox of a schema, and creates that inbox if it does not exist.
 async fn inbox_in(scene: &Scene, schema: &str) {
     let separator = if scene.database.url().contains('?') { '&' } else { '?' };
     let url = format!("{}{separator}options=-c%20search_path%3D{schema}", scene.database.url());
@@ -16,7 +16,7 @@ async fn inbox_in(scene: &Scene, schema: &str) {
     inbox.unwrap().accept(record("a")).await.unwrap();
 }
 
-/// A user with an inbox in a schema of her own name, who may act on the one in `public`.
+/// A user with an inbox in a schema with her own name, who may act on the inbox in `public`.
 async fn with_alice(scene: &Scene) -> String {
     let alice = format!("{}_alice", scene.database.name());
     scene.database.execute(&format!("CREATE ROLE {alice}; CREATE SCHEMA {alice}")).await;
@@ -31,11 +31,11 @@ async fn with_alice(scene: &Scene) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_action_reaches_the_inbox_of_its_schema_and_the_audit_names_who_logged_in() {
+async fn an_action_reaches_the_inbox_of_its_schema_and_the_audit_names_the_session_user() {
     let scene = Scene::new().await;
     let alice = with_alice(&scene).await;
     let session = connect(&scene.database.url()).await;
-    // Her search_path is the default: "$user", public. A temporary table stands before both.
+    // Her search_path is the default: "$user", public. A temporary table comes before both.
     let before = format!("SET SESSION AUTHORIZATION {alice}; CREATE TEMPORARY TABLE inbox_handler_key (key text)");
     session.batch_execute(&before).await.unwrap();
 
@@ -53,7 +53,7 @@ async fn an_action_reaches_the_inbox_of_its_schema_and_the_audit_names_who_logge
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_function_is_bound_to_its_schema_and_no_action_is_granted_to_everybody() {
+async fn every_function_is_bound_to_its_schema_and_no_action_is_granted_to_public() {
     let scene = Scene::new().await;
     let of_inbox = "FROM pg_proc WHERE proname LIKE 'inbox\\_%' AND pronamespace = 'public'::regnamespace";
     let unbound = format!(

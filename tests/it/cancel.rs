@@ -1,5 +1,5 @@
-//! Futures that are dropped, tasks that are aborted, handlers that are stopped or cannot be: no transaction is left open, nothing is
-//! left running on the server, nothing is lost and nothing is charged.
+//! Futures that are dropped, tasks that are aborted, handlers that are stopped or cannot be stopped: no transaction is
+//! left open, no statement is left running on the server, no delivery is lost and no retry is consumed.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Cramped {
     async fn new() -> Cramped {
         let scene = Scene::new().await;
         effect::prepare(&scene).await;
-        let options = PostgresOptions::default().pool_size(2);
+        let options = PostgresOptions::default().pool_size(2).handler_connections(1);
         let store = Store::connect_with(&scene.database.url(), options).await.unwrap();
         let plain = Runs::new();
         let inbox = Inbox::builder(store)
@@ -33,7 +33,7 @@ impl Cramped {
         Cramped { scene, inbox, plain }
     }
 
-    /// Everything that was accepted is done, once where that is promised, and no transaction is left open.
+    /// Every accepted message is done, once where this is guaranteed, and no transaction is left open.
     async fn assert_well(self) {
         let _running = self.inbox.start().await.unwrap();
         self.scene.settled().await;
@@ -58,7 +58,7 @@ async fn assert_nothing_open(scene: &Scene) {
         .await;
 }
 
-/// Polls the future for a random moment, then drops it.
+/// Polls the future for a random time, then drops it.
 async fn cut_short<T>(future: impl Future<Output = T>) -> Option<T> {
     let moment = Duration::from_micros(rand::random_range(0..8_000));
     tokio::time::timeout(moment, future).await.ok()
@@ -66,7 +66,7 @@ async fn cut_short<T>(future: impl Future<Output = T>) -> Option<T> {
 
 // A future dropped at any await point must not return a connection with an open transaction to the pool.
 #[tokio::test(flavor = "multi_thread")]
-async fn accepts_that_are_cut_short_leave_nothing_open() {
+async fn dropped_accepts_leave_no_transaction_open() {
     let cramped = Cramped::new().await;
     let running = cramped.inbox.start().await.unwrap();
     for record in records(300) {
@@ -77,7 +77,7 @@ async fn accepts_that_are_cut_short_leave_nothing_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rounds_that_are_cut_short_leave_nothing_open() {
+async fn dropped_rounds_leave_no_transaction_open() {
     let cramped = Cramped::new().await;
     cramped.inbox.accept_all(records(100)).await.unwrap();
     for round in 0..100 {
@@ -90,7 +90,7 @@ async fn rounds_that_are_cut_short_leave_nothing_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_that_are_aborted_leave_nothing_open() {
+async fn aborted_tasks_leave_no_transaction_open() {
     let cramped = Cramped::new().await;
     for records in records(200).chunks(10) {
         let (inbox, records) = (cramped.inbox.clone(), records.to_vec());
@@ -105,7 +105,7 @@ async fn tasks_that_are_aborted_leave_nothing_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_that_is_dropped_while_it_runs_leaves_nothing_open() {
+async fn an_inbox_that_is_dropped_while_it_runs_leaves_no_transaction_open() {
     let cramped = Cramped::new().await;
     cramped.inbox.accept_all(records(100)).await.unwrap();
     for _ in 0..30 {
@@ -117,7 +117,7 @@ async fn an_inbox_that_is_dropped_while_it_runs_leaves_nothing_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_that_is_cut_short_leaves_nothing_open() {
+async fn a_dropped_shutdown_leaves_no_transaction_open() {
     let cramped = Cramped::new().await;
     cramped.inbox.accept_all(records(100)).await.unwrap();
     for _ in 0..30 {
@@ -127,9 +127,9 @@ async fn a_shutdown_that_is_cut_short_leaves_nothing_open() {
     cramped.assert_well().await;
 }
 
-// A serverless function that runs out of time is not a crash of its messages.
+// A serverless function that times out does not count as a crash of its messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
+async fn a_dropped_round_releases_its_claims_and_consumes_no_retry() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let noting = runs.clone();
@@ -137,7 +137,7 @@ async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
         noting.note(&message);
         async move { if message.attempt() <= 5 { std::future::pending().await } else { Ok::<(), Failure>(()) } }
     });
-    // Nothing comes back by the end of such a lease.
+    // The lease is so long that no claim expires during the test.
     let limits = quick().lease(Duration::from_secs(600));
     let inbox = scene.inbox().limits(limits).subscribe("orders", hanging).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -155,7 +155,7 @@ async fn a_round_that_is_dropped_gives_its_claims_back_and_charges_nothing() {
     assert_eq!(scene.database.query_texts(counters).await, ["done 0 0"]);
 }
 
-// A statement nobody waits for any more must not keep its locks, or its connection busy, on the server.
+// A statement that has no caller any more must not keep its locks or its connection on the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_whose_handler_timed_out_is_ended_on_the_server() {
     async fn sleeping(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -171,7 +171,7 @@ async fn a_statement_whose_handler_timed_out_is_ended_on_the_server() {
 
     scene.settled().await;
     assert_eq!(scene.states().await, ["a stock poisoned"]);
-    assert_nobody_sleeps(&scene).await;
+    assert_no_statement_sleeps(&scene).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,11 +186,11 @@ async fn a_statement_whose_handler_was_stopped_is_ended_on_the_server() {
     let inbox = scene.inbox().subscribe("orders", tx_handler(key("stock"), sleeping)).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();
-    until_somebody_sleeps(&scene).await;
+    until_a_statement_sleeps(&scene).await;
 
     running.shutdown(Duration::ZERO).await.unwrap();
 
-    assert_nobody_sleeps(&scene).await;
+    assert_no_statement_sleeps(&scene).await;
     assert_eq!(inbox.drain().await.unwrap(), 1);
 }
 
@@ -207,19 +207,19 @@ fn a_statement_whose_runtime_has_ended_is_ended_on_the_server() {
         inbox.accept(record("a")).await.unwrap();
         inbox.start().await.unwrap()
     });
-    outside.block_on(until_somebody_sleeps(&scene));
+    outside.block_on(until_a_statement_sleeps(&scene));
 
     drop(inside);
 
-    outside.block_on(assert_nobody_sleeps(&scene));
+    outside.block_on(assert_no_statement_sleeps(&scene));
 }
 
-async fn until_somebody_sleeps(scene: &Scene) {
+async fn until_a_statement_sleeps(scene: &Scene) {
     scene.until(&format!("SELECT (count(*) > 0)::int::bigint {}", sleepers(scene))).await;
 }
 
-/// Long before the statement timeout, which would end it as well.
-async fn assert_nobody_sleeps(scene: &Scene) {
+/// Long before the statement timeout, which would also end it.
+async fn assert_no_statement_sleeps(scene: &Scene) {
     let nobody = format!("SELECT (count(*) = 0)::int::bigint {}", sleepers(scene));
     let ended = tokio::time::timeout(Duration::from_secs(20), scene.until(&nobody)).await;
     ended.expect("the statement runs on");
@@ -229,7 +229,7 @@ fn sleepers(scene: &Scene) -> String {
     format!("FROM pg_stat_activity WHERE datname = '{}' AND wait_event = 'PgSleep'", scene.database.name())
 }
 
-// A timeout cannot stop blocking code. Here it blocks both threads of the runtime for longer than two leases.
+// A timeout cannot stop blocking code. Here the handler blocks both threads of the runtime for longer than two leases.
 #[test]
 fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
     let outside = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -256,7 +256,7 @@ fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
         inbox.start().await.unwrap()
     });
 
-    // Another processor is ready to take what runs out.
+    // Another processor is ready to reclaim expired claims.
     outside.block_on(async {
         runs.reached(2).await;
         let store = Store::connect(&scene.database.url()).await.unwrap();
@@ -270,7 +270,7 @@ fn a_handler_that_blocks_every_thread_keeps_its_claim_and_is_reported() {
             .await;
     });
 
-    // Each was blocked past its timeout, but did answer: that counts.
+    // Each was blocked past its timeout but did return: its result counts.
     assert_eq!(runs.count(), 4);
     assert_eq!(outside.block_on(scene.count_done_at_first()), 4);
 }

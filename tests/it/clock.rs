@@ -1,4 +1,5 @@
-//! Only the database's clock counts: processes whose clocks are wrong by an hour steal nothing and hold nothing back.
+//! Only the database's clock counts: processes whose clocks are wrong by an hour neither steal claims nor delay
+//! deliveries.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use crate::scene::Scene;
 use crate::worker::{HANDLERS, Worker, accept, order};
 
-/// Debian's libfaketime, wherever it puts it on this architecture.
+/// The path of Debian's libfaketime on this architecture.
 fn libfaketime() -> PathBuf {
     let folders = std::fs::read_dir("/usr/lib").unwrap().filter_map(Result::ok);
     let found = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
@@ -38,7 +39,7 @@ async fn processes_with_wrong_clocks_steal_nothing_and_lose_nothing() {
     let (ahead, behind) = (wrong("+1h").spawn(), wrong("-1h").spawn());
     ahead.await_said("at work").await;
     behind.await_said("at work").await;
-    // For long enough that the holder's claim would have ended without being renewed.
+    // Long enough that the holder's claim would have expired without renewal.
     tokio::time::sleep(right.lease + Duration::from_millis(500)).await;
     scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_delivery WHERE finished_at IS NULL").await;
     std::fs::write(&gate, "open").unwrap();

@@ -1,4 +1,5 @@
-//! A COMMIT whose answer is lost: whether it took effect is asked of the database, never guessed. One effect, nothing charged.
+//! A COMMIT whose reply is lost: the database tells whether it took effect; it is never guessed. There is one effect,
+//! and no retry is consumed.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use support::proxy::{Fault, Proxy};
 
 const ROUNDS: usize = 50;
 
-/// In the statement that settles deliveries as done, and in no other.
+/// A text that only the statement that settles deliveries as done contains.
 const SETTLE_DONE: &str = "SET finished_at = now(), status = 2";
 
 /// An inbox with one transactional handler behind a proxy.
@@ -36,7 +37,7 @@ impl Stage {
         Stage { scene, proxy, inbox, running, runs }
     }
 
-    /// Every message has one effect, is done, and was charged nothing.
+    /// Every message has one effect, is done, and consumed no retry.
     async fn assert_one_effect_each(&self, messages: usize) {
         self.scene.settled().await;
         let mut expected: Vec<String> = self.runs.ids();
@@ -49,7 +50,7 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_took_effect_is_recognised_when_its_answer_is_lost() {
+async fn a_commit_that_took_effect_is_recognized_when_its_reply_is_lost() {
     let stage = Stage::set().await;
     for (round, record) in records(ROUNDS).into_iter().enumerate() {
         let fault = stage.proxy.on_next_commit(Fault::LoseReply);
@@ -63,7 +64,7 @@ async fn a_commit_that_took_effect_is_recognised_when_its_answer_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_never_arrived_is_run_again() {
+async fn a_delivery_whose_commit_never_arrived_runs_again() {
     let stage = Stage::set().await;
     for (round, record) in records(ROUNDS).into_iter().enumerate() {
         let fault = stage.proxy.on_next_commit(Fault::LoseRequest);
@@ -77,7 +78,7 @@ async fn a_commit_that_never_arrived_is_run_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_load_lost_commits_and_lost_answers_leave_one_effect_each() {
+async fn under_load_lost_commits_and_lost_replies_leave_one_effect_each() {
     let stage = Stage::set().await;
     let faults: Vec<_> = (0..ROUNDS)
         .map(|round| stage.proxy.on_next_commit(if round % 2 == 0 { Fault::LoseReply } else { Fault::LoseRequest }))
@@ -93,7 +94,7 @@ async fn under_load_lost_commits_and_lost_answers_leave_one_effect_each() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_question_waits_until_the_database_can_answer() {
+async fn a_commit_in_doubt_is_resolved_when_the_database_is_back() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
         let stage = Stage::set().await;
         let lost_commit = stage.proxy.on_next_commit(fault);
@@ -111,10 +112,10 @@ async fn the_question_waits_until_the_database_can_answer() {
     }
 }
 
-// Each step of the transaction that is not the handler's own has an end.
+// Each step of the transaction that is not the handler's own has a time limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_never_answers_to_begin_settle_or_commit_is_given_up() {
-    for statement in ["BEGIN ISOLATION", "inbox_settle_in_transaction("] {
+async fn a_server_that_never_answers_begin_settle_or_commit_times_out() {
+    for statement in ["BEGIN ISOLATION", "inbox_settle_one_in_transaction("] {
         let scene = Scene::new().await;
         effect::prepare(&scene).await;
         let proxy = Proxy::start_for(&scene.database.url()).await;
@@ -140,9 +141,9 @@ async fn a_server_that_never_answers_to_begin_settle_or_commit_is_given_up() {
     }
 }
 
-// The claim is fenced in the same transaction, so one process in doubt cannot cause a second effect in another.
+// The claim is fenced in the same transaction, so a process in doubt cannot cause a second effect in another.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_doubt_that_outlives_the_lease_leaves_one_effect() {
+async fn a_commit_in_doubt_for_longer_than_the_lease_leaves_one_effect() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
         let stage = Stage::set().await;
         let runs = Runs::new();
@@ -164,9 +165,9 @@ async fn a_doubt_that_outlives_the_lease_leaves_one_effect() {
     }
 }
 
-// The answer to a settlement can be lost as well.
+// The reply to a settlement can be lost as well.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
+async fn a_delivery_whose_settlement_reply_is_lost_does_not_run_again() {
     let scene = Scene::new().await;
     let (proxy, store) = scene.store_behind_a_proxy().await;
     let runs = Runs::new();
@@ -183,9 +184,10 @@ async fn a_settlement_whose_answer_is_lost_is_not_run_again() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// The server answers a statement before it commits it: an acknowledgement must wait for the commit, not only for the answer.
+// The server replies to a statement before it commits it: an acknowledgement must wait for the commit, not only for the
+// reply.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_whose_commit_fails_after_the_answer_is_not_acknowledged() {
+async fn a_record_whose_commit_fails_after_the_statement_reply_is_not_acknowledged() {
     let scene = Scene::new().await;
     let fail_twice_at_commit = "
         CREATE SEQUENCE tries;

@@ -1,4 +1,5 @@
-//! Many processes accept the same records at once, in different orders: nothing is lost, doubled or deadlocked.
+//! Many processes accept the same records at once, in different orders: nothing is lost or stored twice, and nothing
+//! deadlocks.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use wharf::{Inbox, Receipt, Record, Store};
 use crate::scene::{Runs, Scene, State, quick, record, records, within};
 
 const ACCEPTORS: usize = 8;
-/// Of the five hundred records of each acceptor, so many are also everybody else's.
+/// How many of the five hundred records of each acceptor all others also have.
 const SHARED: usize = 350;
 const OWN: usize = 150;
 /// Ids that half of the acceptors have with another payload than the other half.
@@ -28,10 +29,10 @@ fn records_of(acceptor: usize) -> Vec<Record> {
 
 // Two statements that insert the same identities in different orders would deadlock: batches are sorted by identity.
 #[tokio::test(flavor = "multi_thread")]
-async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_never_deadlock() {
+async fn eight_processes_with_overlapping_batches_lose_and_double_nothing_and_never_deadlock() {
     let scene = Scene::new().await;
     let (stock, mail) = (Runs::new(), Runs::new());
-    // Long leases: on a busy machine nobody's claim runs out meanwhile.
+    // Long leases: even on a busy machine no claim expires during the test.
     let limits = quick().lease(Duration::from_secs(60)).accept_batch_rows(100);
     let mut inboxes = Vec::new();
     let mut all_running = Vec::new();
@@ -47,7 +48,7 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
 
     let work = inboxes.iter().enumerate().map(async |(acceptor, inbox)| {
         let mut receipts = Vec::new();
-        // Everything comes twice, in another order.
+        // Every record comes twice, in another order.
         for _ in 0..2 {
             receipts.extend(inbox.accept_or_quarantine(records_of(acceptor)).await.unwrap());
         }
@@ -67,14 +68,14 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
         ids.dedup();
         assert_eq!(ids.len(), messages);
     }
-    // Of each contested id the payload that came first is the message, the other one is quarantined once.
+    // For each contested id, the payload that came first is the message; the other is quarantined once.
     assert_eq!(usize::try_from(scene.count("inbox_quarantine WHERE reason = 'conflict'").await).unwrap(), CONTESTED);
     assert_eq!(usize::try_from(scene.count("inbox_quarantine").await).unwrap(), CONTESTED);
 
     for running in all_running {
         running.shutdown(Duration::from_secs(10)).await.unwrap();
     }
-    // A session writes its statistics down at its end at the latest.
+    // A session writes its statistics at its end at the latest.
     drop(inboxes);
     let Scene { database, store } = scene;
     drop(store);
@@ -91,7 +92,7 @@ async fn eight_acceptors_of_overlapping_batches_lose_nothing_double_nothing_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_while_it_is_redelivered_is_accepted_anew() {
+async fn a_message_that_is_deleted_during_its_redelivery_is_accepted_again() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();

@@ -1,4 +1,5 @@
-//! Ways to a database: TLS as `sslmode` says, PgBouncer in transaction mode, schemas side by side, and no secret in what we say.
+//! Connections to a database: TLS by `sslmode`, PgBouncer in transaction mode, several schemas, and no secret in errors
+//! or logs.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use support::ports::free_port;
 use support::postgres::{Cluster, ClusterOptions, ServerTls};
 use support::tls::Certificates;
 
-/// Only encrypted connections are let in.
+/// The server accepts only encrypted connections.
 const TLS_ONLY: &str = "hostssl all all 127.0.0.1/32 trust\n";
 
 async fn tls_server(tls: &ServerTls) -> Cluster {
@@ -25,14 +26,14 @@ async fn try_connect(server: &Cluster, parameters: &str) -> Result<Store<Postgre
     within(Store::connect(&format!("{}?{parameters}", server.url("postgres")))).await
 }
 
-/// Connects, which must fail, and returns what is said about it.
+/// Connects, which must fail, and returns the error text.
 async fn refusal(server: &Cluster, parameters: &str) -> String {
     let error = try_connect(server, parameters).await.expect_err("this must not be let through");
     format!("{error:#}")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_proves_who_it_is_is_believed() {
+async fn a_server_with_a_valid_certificate_is_accepted() {
     let certificates = Certificates::generate();
     let server = tls_server(&certificates.server).await;
     let root = certificates.authority_path.display();
@@ -105,7 +106,7 @@ async fn a_server_without_tls_is_refused_where_tls_is_required() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unusable_tls_settings_are_named_before_anything_is_dialled() {
+async fn invalid_tls_settings_are_reported_before_connecting() {
     let server = Cluster::start(ClusterOptions::default()).await;
     let said = refusal(&server, "sslmode=perhaps").await;
     assert!(said.contains("sslmode=perhaps"), "{said}");
@@ -114,7 +115,7 @@ async fn unusable_tls_settings_are_named_before_anything_is_dialled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_is_in_no_error_and_in_no_debug_output() {
+async fn passwords_are_in_no_error_and_no_debug_output() {
     const SECRET: &str = "hunter2secret";
     let hba = Some("host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n".to_owned());
     let server = Cluster::start(ClusterOptions { hba, ..ClusterOptions::default() }).await;
@@ -147,7 +148,7 @@ async fn a_password_is_in_no_error_and_in_no_debug_output() {
     }
 }
 
-/// Two inboxes of the same handlers, by way of PgBouncer: one that fails every first attempt, one that writes.
+/// Two inboxes with the same handlers, through PgBouncer: one that fails every first attempt, one that writes.
 fn flow(store: Store<Postgres>, failing: &Runs, writing: &Runs) -> InboxBuilder<Postgres> {
     let at_once = RetryPolicy::exponential().delay_by(|_, _| Some(Duration::from_millis(10)));
     let second_time = |message: &wharf::Message<wharf::Raw>| {
@@ -160,7 +161,7 @@ fn flow(store: Store<Postgres>, failing: &Runs, writing: &Runs) -> InboxBuilder<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_whole_flow_works_through_pgbouncer() {
+async fn accepting_and_processing_work_through_pgbouncer() {
     let database = TestDatabase::create().await;
     let bouncer = PgBouncer::start(&database.url()).await;
     let url = bouncer.url(database.name());
@@ -175,7 +176,7 @@ async fn the_whole_flow_works_through_pgbouncer() {
 
     let accepts = (0..4).map(|task| {
         let inbox = inboxes[task % 2].clone();
-        // Each accepts the same hundred: three of four are duplicates.
+        // Each accepts the same hundred records: three of four are duplicates.
         tokio::spawn(async move { inbox.accept_all(records(100)).await.unwrap() })
     });
     let mut accepted = 0;
@@ -195,7 +196,7 @@ async fn the_whole_flow_works_through_pgbouncer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_process_left_is_found_through_pgbouncer() {
+async fn deliveries_of_a_crashed_process_are_reclaimed_through_pgbouncer() {
     let scene = Scene::new().await;
     let bouncer = PgBouncer::start(&scene.database.url()).await;
     let worker = Worker { url: bouncer.url(scene.database.name()), is_transactional: true, ..Worker::on(&scene).await };
@@ -258,7 +259,7 @@ async fn two_inboxes_in_two_schemas_of_one_database_share_nothing() {
     }
 }
 
-/// Sessions of the database that are not a test's own begin anew, with what is set now.
+/// Ends the other sessions of the database, so that new ones start with the current settings.
 async fn set_default_isolation(scene: &Scene, level: &str) {
     let name = scene.database.name();
     let others = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
@@ -268,9 +269,9 @@ async fn set_default_isolation(scene: &Scene, level: &str) {
     scene.until(&format!("SELECT (count(*) = 0)::int::bigint {others}")).await;
 }
 
-// A pooler passes no start-up settings on: those of the role or the database apply.
+// A pooler forwards no start-up settings: those of the role or the database apply.
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_of_another_isolation_behind_a_pooler_are_refused_and_repaired_without_one() {
+async fn sessions_with_another_isolation_are_refused_behind_a_pooler_and_corrected_without_one() {
     let scene = Scene::new().await;
     let bouncer = PgBouncer::start(&scene.database.url()).await;
     set_default_isolation(&scene, "repeatable read").await;
@@ -287,9 +288,9 @@ async fn sessions_of_another_isolation_behind_a_pooler_are_refused_and_repaired_
     direct.unwrap();
 }
 
-// Under REPEATABLE READ a purge would judge by what it saw when it took its lease.
+// Under REPEATABLE READ a purge would decide by the snapshot of when it took its lease.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_spares_a_message_that_just_got_a_delivery_whatever_the_default_isolation_is() {
+async fn a_purge_keeps_a_message_with_a_new_delivery_under_any_default_isolation() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     inbox.accept(record("a")).await.unwrap();

@@ -1,6 +1,6 @@
-//! Every decision is counted, under names and labels that are a contract; nothing out of a record is a label.
+//! Every decision is counted, under names and labels that are a contract. No label contains data of a record.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use wharf::{Failure, Identity, Message, Raw, Record, Retention, tx_handler};
 
 use crate::scene::{Connection, Runs, Scene, key};
 
-/// A recorder for the whole process: other tests count too, under other labels.
+/// A recorder for the whole process: other tests count too, with other labels.
 #[derive(Clone, Default)]
 struct Recorded(Arc<Mutex<BTreeMap<String, Arc<AtomicU64>>>>);
 
-/// Counts what is recorded.
+/// Counts the recorded values.
 struct Times(Arc<AtomicU64>);
 
 impl HistogramFn for Times {
@@ -24,12 +24,12 @@ impl HistogramFn for Times {
 }
 
 impl Recorded {
-    /// From now on. A thread that has counted something before never will here.
+    /// Starts recording. Threads that counted something before are not recorded.
     fn begin() -> Self {
         static RECORDED: OnceLock<Recorded> = OnceLock::new();
         let install = || {
             let recorded = Self::default();
-            metrics::set_global_recorder(recorded.clone()).unwrap_or_else(|_| panic!("nobody else records"));
+            metrics::set_global_recorder(recorded.clone()).unwrap_or_else(|_| panic!("no other recorder is installed"));
             recorded
         };
         RECORDED.get_or_init(install).clone()
@@ -41,7 +41,7 @@ impl Recorded {
         Arc::clone(self.0.lock().unwrap().entry(name).or_default())
     }
 
-    /// All counts whose name holds this, as lines.
+    /// All counts whose name contains this text, as lines.
     fn with(&self, piece: &str) -> Vec<String> {
         let all = self.0.lock().unwrap();
         let found = all.iter().filter(|(name, _)| name.contains(piece));
@@ -72,7 +72,7 @@ fn to(topic: &'static str, id: &'static str) -> Record {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_becomes_of_each_record_is_counted_by_topic() {
+async fn the_result_of_each_record_is_counted_by_topic() {
     let recorded = Recorded::begin();
     let scene = Scene::new().await;
     let inbox = scene
@@ -100,19 +100,19 @@ async fn what_becomes_of_each_record_is_counted_by_topic() {
     assert_eq!(
         recorded.with("topic=counts."),
         [
-            "wharf_missing_identities_total topic=counts.b, stand_in=position: 1",
-            "wharf_missing_identities_total topic=counts.c, stand_in=undeduplicated: 1",
+            "wharf_missing_identities_total topic=counts.b, replacement=position: 1",
+            "wharf_missing_identities_total topic=counts.c, replacement=undeduplicated: 1",
             "wharf_quarantined_total topic=counts.a, reason=conflict: 1",
             "wharf_quarantined_total topic=counts.a, reason=missing identity: 1",
-            "wharf_records_total topic=counts.a, became=accepted: 2",
-            "wharf_records_total topic=counts.a, became=duplicate: 1",
-            "wharf_records_total topic=counts.a, became=quarantined: 2",
-            "wharf_records_total topic=counts.a, became=unwanted: 1",
-            "wharf_records_total topic=counts.b, became=accepted: 1",
-            "wharf_records_total topic=counts.c, became=accepted: 1",
+            "wharf_records_total topic=counts.a, result=accepted: 2",
+            "wharf_records_total topic=counts.a, result=duplicate: 1",
+            "wharf_records_total topic=counts.a, result=quarantined: 2",
+            "wharf_records_total topic=counts.a, result=unwanted: 1",
+            "wharf_records_total topic=counts.b, result=accepted: 1",
+            "wharf_records_total topic=counts.c, result=accepted: 1",
         ]
     );
-    assert_eq!(recorded.with("topic=(other), became=unwanted").len(), 1);
+    assert_eq!(recorded.with("topic=(other), result=unwanted").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +156,7 @@ async fn a_transactional_handler_is_counted_like_any_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_count_holds_anything_out_of_a_record() {
+async fn no_label_contains_data_of_a_record() {
     let recorded = Recorded::begin();
     let scene = Scene::new().await;
     let failing = Runs::new().answering("counts.canary", |_| Err(Failure::poison("canary-error")));
@@ -174,21 +174,4 @@ async fn no_count_holds_anything_out_of_a_record() {
 
     let found = recorded.with("canary");
     assert!(!found.is_empty() && found.iter().all(|name| name.contains("handler=counts.canary")), "{found:?}");
-}
-
-#[test]
-fn the_names_in_the_documents_are_those_in_the_code() {
-    let names = |text: &str| -> BTreeSet<String> {
-        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        words.filter(|word| word.starts_with("wharf_")).map(str::to_owned).collect()
-    };
-    let documented = names(include_str!("../../docs/operations.md"));
-    let code = [
-        include_str!("../../src/telemetry/events.rs"),
-        include_str!("../../src/telemetry/events/kafka.rs"),
-        include_str!("../../src/telemetry/events/outbox.rs"),
-        include_str!("../../src/telemetry/counts.rs"),
-    ]
-    .concat();
-    assert_eq!(documented, names(&code));
 }

@@ -1,7 +1,7 @@
-//! What a process leaves behind when it dies is done by the next one: no delivery is lost, and one that kills its process is found
-//! out without harm to the others.
+//! The work of a crashed process is done by the next one: no delivery is lost, and a message that kills its process is
+//! poisoned without harm to the others.
 //!
-//! The processes are real, and so are the deaths: SIGKILL from outside, abort, exit and a stack overflow from inside.
+//! The processes and the crashes are real: SIGKILL from outside; abort, exit and a stack overflow from inside.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const CRASHED: &str =
     "SELECT concat_ws('|', message_id, handler_key, reason, crashes, errors) FROM inbox_poisoned ORDER BY 1";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_whose_process_is_killed_is_run_again_by_another() {
+async fn a_delivery_whose_process_is_killed_runs_again_in_another() {
     let scene = Scene::new().await;
     let worker = Worker::on(&scene).await;
     accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
@@ -41,19 +41,19 @@ async fn a_killed_transactional_handler_leaves_one_effect() {
     assert_eq!(scene.database.query_texts("SELECT message_id FROM effect").await, ["a"]);
 }
 
-// The attempt is counted before the handler runs. Otherwise a message that kills its process would do so for ever.
+// The attempt is counted before the handler runs. Otherwise a message that kills its process would do so forever.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_aborts_the_process_is_poisoned_after_three_deaths() {
+async fn a_message_that_aborts_the_process_is_poisoned_after_three_crashes() {
     killer_is_poisoned("abort").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_exits_the_process_is_poisoned_after_three_deaths() {
+async fn a_message_that_exits_the_process_is_poisoned_after_three_crashes() {
     killer_is_poisoned("exit").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_overflows_the_stack_is_poisoned_after_three_deaths() {
+async fn a_message_that_overflows_the_stack_is_poisoned_after_three_crashes() {
     killer_is_poisoned("overflow").await;
 }
 
@@ -71,7 +71,7 @@ async fn killer_is_poisoned(way: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_is_forgiven_once_the_delivery_has_an_outcome() {
+async fn the_crash_count_is_reset_once_the_delivery_has_an_outcome() {
     let scene = Scene::new().await;
     let worker = Worker::on(&scene).await;
     worker.killed_while_it_runs(&scene, "a").await;
@@ -84,9 +84,9 @@ async fn a_crash_is_forgiven_once_the_delivery_has_an_outcome() {
     assert_eq!(scene.database.query_texts(counters).await, ["done again 0 0"]);
 }
 
-// A crash is not held against the deliveries that ran beside the one that caused it: suspects run again alone.
+// A crash is not counted against the deliveries that ran beside the one that caused it: suspects run again alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
+async fn a_message_that_kills_its_process_poisons_none_of_a_thousand_others() {
     let scene = Scene::new().await;
     let mut orders = records(1_000);
     orders.insert(300, order("killer", "abort"));
@@ -94,16 +94,17 @@ async fn a_killer_among_a_thousand_takes_no_innocent_with_it() {
 
     let deaths = Worker::on(&scene).await.supervise(&scene).await;
 
-    assert!(deaths <= 5, "{deaths} deaths");
+    assert!(deaths <= 5, "{deaths} crashes");
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|stock|crashed|3|0"]);
     assert_eq!(scene.count_in(State::Done).await, 1_000);
-    // Hundreds were claimed and waited at each death. They did not run, and no more had to run alone than did.
+    // Hundreds were claimed and waited at each crash. They did not run, and only those that ran at a crash had to run
+    // alone.
     let extra = scene.database.query_one_i64("SELECT count(*) FROM run").await - 1_000;
-    assert!(extra <= 100 * i64::try_from(deaths).unwrap(), "{extra} runs too many after {deaths} deaths");
+    assert!(extra <= 100 * i64::try_from(deaths).unwrap(), "{extra} runs too many after {deaths} crashes");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_killers_of_two_handlers_are_both_found_out() {
+async fn two_messages_that_kill_their_process_are_both_poisoned() {
     let scene = Scene::new().await;
     let mut orders = records(100);
     orders.push(order("killer", "abort"));
@@ -111,19 +112,20 @@ async fn two_killers_of_two_handlers_are_both_found_out() {
 
     let deaths = Worker::on(&scene).await.supervise(&scene).await;
 
-    // Each has three of its own; the first death of one may be the other's as well.
-    assert!(deaths <= 6, "{deaths} deaths");
+    // Each has three crashes of its own; the first crash of one may also count for the other.
+    assert!(deaths <= 6, "{deaths} crashes");
     assert_eq!(scene.database.query_texts(CRASHED).await, ["killer|mail|crashed|3|0", "killer|stock|crashed|3|0"]);
 }
 
-// At least once: what runs at a kill runs again, or has returned and is not written; what only waits does not.
+// At least once: a delivery that runs at a kill, or whose outcome is not yet written, runs again; a waiting one does
+// not.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
+async fn after_many_kills_everything_is_done_and_little_is_done_twice() {
     const MESSAGES: i64 = 2_000;
     const CONCURRENCY: usize = 16;
     const KILLS: u32 = 15;
     let scene = Scene::new().await;
-    // Nobody's fault: the kills are not to be held against the deliveries they meet.
+    // The kills have another cause, so they must not poison any delivery.
     let worker = Worker {
         concurrency: CONCURRENCY,
         lease: Duration::from_secs(2),
@@ -152,7 +154,7 @@ async fn in_a_storm_of_kills_everything_is_done_and_little_is_done_twice() {
     assert!(runs - deliveries <= extra_max, "{} runs too many after {kills} kills", runs - deliveries);
 }
 
-/// Kills the worker after a random number of runs; false when it was through before that.
+/// Kills the worker after a random number of runs; returns false if it finished before that.
 async fn kill_at_random(scene: &Scene, child: Child) -> bool {
     let runs = scene.database.query_one_i64("SELECT count(*) FROM run").await + rand::random_range(1..300);
     let is_open = "SELECT count(*) FROM inbox_delivery WHERE finished_at IS NULL";

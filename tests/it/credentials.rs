@@ -1,5 +1,7 @@
-//! PostgreSQL as people have it: client certificates, passwords that change while the pool is open, and several hosts of which one can be written to.
+//! PostgreSQL credentials and hosts: client certificates, passwords that change while the pool is open, and several
+//! hosts of which one accepts writes.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,10 +11,11 @@ use wharf::{Error, Inbox, Postgres, Store};
 
 use crate::effect;
 use crate::scene::{Runs, quick, record, within};
+use support::database::TestDatabase;
 use support::postgres::{Cluster, ClusterOptions, connect};
 use support::tls::Certificates;
 
-/// The superuser of the tests comes in as always; everybody else needs a password.
+/// The superuser of the tests connects without a password; all other users need one.
 const PASSWORDS: &str = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n";
 
 async fn server_with_passwords() -> Cluster {
@@ -23,7 +26,7 @@ async fn server_with_passwords() -> Cluster {
     server
 }
 
-/// Changes the password and ends every session that was opened with the one before.
+/// Changes the password and ends every session that was opened with the previous one.
 async fn rotate(server: &Cluster, password: &str) {
     server.execute(&format!("ALTER ROLE shop PASSWORD '{password}'")).await;
     server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'").await;
@@ -38,7 +41,7 @@ async fn count(server: &Cluster, rows: &str) -> i64 {
     client.query_one(&format!("SELECT count(*) FROM {rows}"), &[]).await.unwrap().get(0)
 }
 
-/// Waits until as many deliveries are done as this.
+/// Waits until this many deliveries are done.
 async fn until_done(server: &Cluster, done: i64) {
     let client = connect(&server.url("postgres")).await;
     let sql = "SELECT count(*) FROM shop.inbox_delivery WHERE status = 2";
@@ -54,7 +57,7 @@ async fn panics() -> Result<String, Error> {
     panic!("no password today")
 }
 
-/// A way to rotate: how the store learns the password, and how it is told another.
+/// A kind of rotation: how the store gets the password, and how it is changed.
 struct Way {
     url: String,
     options: PostgresOptions,
@@ -92,7 +95,7 @@ fn ways(server: &Cluster, folder: &Path) -> [Way; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_that_changes_under_load_is_asked_for_again_and_nothing_is_lost() {
+async fn a_password_that_changes_under_load_is_fetched_again_and_nothing_is_lost() {
     let (server, folder) = (server_with_passwords().await, tempfile::tempdir().unwrap());
     let mut expected = 0;
     for (number, way) in ways(&server, folder.path()).into_iter().enumerate() {
@@ -127,7 +130,7 @@ async fn a_password_that_changes_under_load_is_asked_for_again_and_nothing_is_lo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_that_cannot_be_had_is_the_reason_and_is_not_shown() {
+async fn a_password_that_cannot_be_fetched_is_the_reported_reason_and_is_not_shown() {
     let (server, folder) = (server_with_passwords().await, tempfile::tempdir().unwrap());
     let refusal = async |url: &str, options: PostgresOptions| {
         let error: Error = within(Store::<Postgres>::connect_with(url, options)).await.unwrap_err();
@@ -149,7 +152,7 @@ async fn a_password_that_cannot_be_had_is_the_reason_and_is_not_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_a_client_certificate_is_shown_the_one_of_the_url() {
+async fn the_client_certificate_of_the_url_is_presented_to_the_server() {
     let (certificates, folder) = (Certificates::generate(), tempfile::tempdir().unwrap());
     let authority = certificates.authority_path.display().to_string();
     let options = ClusterOptions {
@@ -187,7 +190,8 @@ async fn a_server_that_asks_for_a_client_certificate_is_shown_the_one_of_the_url
         assert!(!error.is_transient(), "{unusable}: {error:#}");
     }
 
-    // A certificate that is renewed counts for the next connection: with one that is refused, none can be opened any more.
+    // A renewed certificate applies to the next connection: with one that the server refuses, no connection can be
+    // opened.
     let store = with(format!("&sslcert={certificate}&sslkey={key}")).await.unwrap();
     write("client.pem", &certificates.foreign_client.certificate_pem);
     write("client.key", &certificates.foreign_client.key_pem);
@@ -201,7 +205,7 @@ async fn a_server_that_asks_for_a_client_certificate_is_shown_the_one_of_the_url
     within(store.operate().doctor()).await.unwrap();
 }
 
-// What was acknowledged is on the standby, because commits wait for it.
+// Every acknowledged commit is on the standby, because commits wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_several_hosts_the_promoted_standby_is_found_and_every_effect_is_there_once() {
     let primary = Cluster::start(ClusterOptions::default()).await;
@@ -209,7 +213,7 @@ async fn with_several_hosts_the_promoted_standby_is_found_and_every_effect_is_th
     primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await;
     primary.reload().await;
     primary.execute("CREATE TABLE effect (message_id text)").await;
-    // The standby comes first: it is passed over while it cannot be written to.
+    // The standby comes first: it is skipped while it is read-only.
     let hosts = format!("127.0.0.1:{},127.0.0.1:{}", standby.port(), primary.port());
     let url = format!("postgres://postgres@{hosts}/postgres?target_session_attrs=read-write");
     let options = PostgresOptions::default().connect_timeout(Duration::from_secs(5));
@@ -229,7 +233,7 @@ async fn with_several_hosts_the_promoted_standby_is_found_and_every_effect_is_th
     runs.reached(40).await;
 
     primary.kill().await;
-    standby.execute("SELECT pg_promote()").await;
+    standby.promote().await;
     standby.execute("ALTER SYSTEM RESET synchronous_standby_names").await;
     standby.reload().await;
 
@@ -252,4 +256,21 @@ async fn with_several_hosts_the_promoted_standby_is_found_and_every_effect_is_th
     let effects = client.query_one("SELECT count(*), count(DISTINCT message_id) FROM effect", &[]).await.unwrap();
     assert_eq!((effects.get::<_, i64>(0), effects.get::<_, i64>(1)), (200, 200));
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_host_that_accepts_and_never_answers_leaves_time_for_the_next() {
+    let database = TestDatabase::create().await;
+    // Connections are accepted by the system, and nobody reads from them.
+    let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hung = format!("127.0.0.1:{}", hanging.local_addr().unwrap().port());
+    let url = database.url();
+    let (user, rest) = url.split_once('@').unwrap();
+    let options = PostgresOptions::default().connect_timeout(Duration::from_secs(4));
+    let store = Store::<Postgres>::connect_with(&format!("{user}@{hung},{rest}"), options.clone()).await.unwrap();
+    store.migrate().await.unwrap();
+
+    let error = Store::<Postgres>::connect_with(&format!("{user}@{hung},127.0.0.1:1/none"), options).await.unwrap_err();
+    let text = format!("{error:#}");
+    assert!(text.contains(&format!("{hung}: the server does not answer")) && text.contains("127.0.0.1:1: "), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The databases a scene can be on, and what each says in its own way.
+//! The databases that a scene can use, and the SQL that differs between them.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::scene::{status, store_url};
 use support::database::TestDatabase;
 use support::sqlite::{SqliteFile, connect, execute};
 
-/// A database of one test. Its SQL is PostgreSQL's; a few acts that each database says in its own way have a method.
+/// The database of one test. Its SQL is PostgreSQL's; operations that differ between databases have a method.
 pub trait Database: Sized {
     type Backend: Backend;
     type RunLog: RunLog;
 
-    /// An empty one.
+    /// Creates an empty database.
     fn create() -> impl Future<Output = Self>;
 
-    /// A store of its own on this database, as another process would have.
+    /// A separate store on this database, as in another process.
     fn open(&self) -> impl Future<Output = Store<Self::Backend>>;
 
     /// The only value of the only row, an integer.
@@ -28,67 +28,68 @@ pub trait Database: Sized {
     /// The first column of every row, as text.
     fn query_texts(&self, sql: &str) -> impl Future<Output = Vec<String>>;
 
-    /// Replays as an operator would, in SQL. Returns how many deliveries that were.
+    /// Replays as an operator does, in SQL. Returns the number of deliveries.
     fn replay(&self, message_id: &str, handler_key: &str, source: Option<&str>) -> impl Future<Output = i64>;
 
-    /// Releases a run, in SQL; returns how many that were.
+    /// Releases a run, in SQL; returns the number of runs.
     fn release(&self, message_id: &str, handler_key: &str, attempt: Option<i32>) -> impl Future<Output = i64>;
 
-    /// Does something to a handler as an operator would, in SQL: `open_breaker`, say, with more arguments. Returns how many it changed.
+    /// Acts on a handler as an operator does, in SQL: for example `open_breaker`, with more arguments. Returns the
+    /// number of changes.
     fn act_on_handler(&self, act: &str, handler_key: &str, more: &[(&str, &str)]) -> impl Future<Output = i64>;
 
-    /// Resets or skips a position as an operator would, in SQL: group, topic, partition and offset as SQL values.
+    /// Resets or skips a position as an operator does, in SQL: group, topic, partition and offset as SQL values.
     fn move_ledger(&self, act: &str, values: &str) -> impl Future<Output = ()>;
 
-    /// Milliseconds until each delivery is due, by the database's clock alone.
+    /// Milliseconds until each delivery is due, by the database's clock.
     fn due_in_ms(&self) -> impl Future<Output = Vec<i64>>;
 
-    /// Where a child process finds it.
+    /// The URL or path for a child process.
     fn url(&self) -> String;
 
-    /// A store of a child process.
+    /// Opens a store in a child process.
     fn open_at(url: &str) -> impl Future<Output = Store<Self::Backend>>;
 
-    /// Makes the table `run`.
+    /// Creates the table `run`.
     fn prepare_run_log(&self) -> impl Future<Output = ()>;
 
-    /// A connection of its own to write to the table `run` with, whatever transaction is open elsewhere.
+    /// A separate connection that writes to the table `run`, whatever transaction is open elsewhere.
     fn run_log(url: &str) -> impl Future<Output = Self::RunLog>;
 
     /// The next message gets this seq.
     fn restart_sequence(&self, at: i64) -> impl Future<Output = ()>;
 
-    /// The headers of a message as people see them: `name=value`, `name` alone without a value.
+    /// The headers of a message as shown to operators: `name=value`, or `name` alone without a value.
     fn headers_of(&self, message_id: &str) -> impl Future<Output = Vec<String>>;
 
-    /// Messages whose id begins with `bad` violate a constraint: diesel knows it for the data's fault.
+    /// Messages whose id begins with `bad` violate a constraint, which diesel reports as an error of the data.
     fn refuse_bad_by_constraint(&self) -> impl Future<Output = ()>;
 
-    /// Messages whose id begins with `bad` meet an error that diesel has no name for.
+    /// Messages whose id begins with `bad` cause an error of a kind that diesel does not know.
     fn refuse_bad_by_trigger(&self) -> impl Future<Output = ()>;
 
-    /// The table `effect` refers to what is not there, which is found out at COMMIT.
+    /// The table `effect` violates a foreign key, which is checked at COMMIT.
     fn refuse_effects_at_commit(&self) -> impl Future<Output = ()>;
 
-    /// The delivery of the message `bad` cannot be settled as done: the store refuses it.
+    /// The delivery of the message `bad` cannot be settled as done: the store rejects it.
     fn refuse_done_of_bad(&self) -> impl Future<Output = ()>;
 
-    /// The database user of an action in SQL; empty where there are no users.
+    /// The database user of an action in SQL; empty if the database has no users.
     fn database_user(&self) -> &'static str;
 
     /// Deleting a delivery that is neither done nor discarded, or a quarantined record, is an error.
-    fn refuse_deleting_what_is_not_finished(&self) -> impl Future<Output = ()>;
+    fn refuse_deleting_unfinished_rows(&self) -> impl Future<Output = ()>;
 
-    /// Identities are said to have been written this many seconds earlier: nobody has to wait until they have settled.
+    /// Moves the write time of identities back by this many seconds, so that no test waits until they are settled.
     fn age_identities(&self, secs: u32) -> impl Future<Output = ()>;
 
     /// The hashes of kept identities, as hex.
     fn identity_hashes(&self) -> impl Future<Output = Vec<String>>;
 }
 
-/// Where runs are noted before they are begun.
+/// Where runs are recorded before they begin.
 pub trait RunLog: Send + Sync + 'static {
-    /// Notes a run, given as a row of SQL values.
+    /// Records a run, given as a row of SQL values.
     fn note(&self, row: &str) -> impl Future<Output = ()> + Send;
 }
 
@@ -222,7 +223,7 @@ impl Database for TestDatabase {
         "postgres"
     }
 
-    async fn refuse_deleting_what_is_not_finished(&self) {
+    async fn refuse_deleting_unfinished_rows(&self) {
         self.execute(&format!(
             "CREATE FUNCTION tripwire() RETURNS trigger LANGUAGE plpgsql AS $$
              BEGIN RAISE EXCEPTION 'this was to stay'; END $$;
@@ -261,7 +262,7 @@ impl Database for SqliteFile {
         Store::<Sqlite>::open(url).await.unwrap()
     }
 
-    /// In a file of its own: a transactional handler has the writer of the other.
+    /// In a separate file: a transactional handler holds the writer of the other.
     async fn prepare_run_log(&self) {
         let log = run_log_beside(&self.url());
         execute(&mut connect(&log), &format!("PRAGMA journal_mode = WAL; {RUN_TABLE}"));
@@ -270,7 +271,7 @@ impl Database for SqliteFile {
 
     async fn run_log(url: &str) -> Mutex<diesel::SqliteConnection> {
         let mut log = connect(&run_log_beside(url));
-        // What is written survives the process, and only processes die here.
+        // Only processes crash in these tests, so written data survives without fsync.
         execute(&mut log, "PRAGMA synchronous = OFF");
         Mutex::new(log)
     }
@@ -372,7 +373,7 @@ impl Database for SqliteFile {
         ""
     }
 
-    async fn refuse_deleting_what_is_not_finished(&self) {
+    async fn refuse_deleting_unfinished_rows(&self) {
         let raise = "BEGIN SELECT RAISE(ABORT, 'this was to stay'); END";
         let is_finished = format!("OLD.status IN ({}, {})", status::DONE, status::DISCARDED);
         let delivery = format!("BEFORE DELETE ON inbox_delivery WHEN NOT {is_finished}");

@@ -1,5 +1,9 @@
-//! What the documents show works: every SQL of theirs is run through psql, every command is understood, every link leads somewhere. Rust in the README is compiled as a
-//! documentation test, its commands are run by `quickstart.rs`.
+//! The examples of the documents work: every SQL statement runs in psql, every command parses, every link leads to a
+//! file. `documents/readme.rs` compiles the Rust code of the README, `quickstart.rs` runs its commands, and
+//! `documents/options.rs` checks that every option is described.
+
+mod options;
+mod readme;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +20,10 @@ fn documents() -> Vec<(PathBuf, String)> {
         .iter()
         .map(|name| root.join(name))
         .collect();
-    let in_docs = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    paths.extend(in_docs.filter(|path| path.is_file()));
+    for folder in ["docs", "docs/guide"] {
+        let in_folder = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        paths.extend(in_folder.filter(|path| path.is_file()));
+    }
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
@@ -47,7 +53,7 @@ async fn every_statement_in_the_documents_runs_in_psql() {
             assert!(ran.status.success(), "{}:\n{sql}\n{}", path.display(), String::from_utf8_lossy(&ran.stderr));
         }
         if path.ends_with("README.md") {
-            // Its replay was this very delivery.
+            // The statement before has replayed this delivery.
             assert_eq!(scene.count("inbox_audit WHERE action = 'replay' AND affected = 1").await, 1);
         }
     }
@@ -60,7 +66,7 @@ fn every_wharf_command_in_the_documents_is_understood() {
     for (path, document) in documents() {
         for line in blocks(&document, "sh").into_iter().flat_map(str::lines).filter(|line| line.starts_with("wharf ")) {
             count += 1;
-            // The shell takes the line apart; help is what comes of a line without a mistake.
+            // The shell splits the line; with `--help` a correct line prints the help.
             let script = format!("wharf() {{ \"$WHARF\" \"$@\" --help; }}; {line}");
             let ran =
                 Command::new("bash").args(["-c", &script]).env("WHARF", env!("CARGO_BIN_EXE_wharf")).output().unwrap();
@@ -71,18 +77,35 @@ fn every_wharf_command_in_the_documents_is_understood() {
 }
 
 #[test]
-fn every_link_to_a_file_leads_somewhere() {
+fn every_link_leads_to_a_file_and_to_a_heading_of_it() {
     for (path, document) in documents() {
         let folder = path.parent().unwrap();
-        for link in document.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let is_file = !link.contains("://") && !link.starts_with('#');
-            assert!(!is_file || folder.join(link).exists(), "{}: {link}", path.display());
+        let inline = document.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let definitions =
+            document.lines().filter(|line| line.starts_with('[')).filter_map(|line| line.split_once("]: "));
+        for link in inline.chain(definitions.map(|(_, link)| link)) {
+            // Rustdoc checks links to items.
+            if link.contains("://") || link.starts_with("crate::") {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { folder.join(file) };
+            assert!(target.exists(), "{}: {link}", path.display());
+            let has_heading = || fs::read_to_string(&target).unwrap().lines().any(|line| anchor(line) == heading);
+            assert!(heading.is_empty() || has_heading(), "{}: {link}", path.display());
         }
     }
 }
 
+/// What a heading is linked by.
+fn anchor(line: &str) -> String {
+    let heading = line.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+}
+
 #[test]
-fn what_the_changelog_and_the_readme_say_of_rust_is_what_cargo_holds_to() {
+fn the_changelog_and_the_readme_state_the_rust_version_of_cargo() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let line = manifest.lines().find(|line| line.starts_with("rust-version")).unwrap();
@@ -90,4 +113,23 @@ fn what_the_changelog_and_the_readme_say_of_rust_is_what_cargo_holds_to() {
     for name in ["README.md", "CONTRIBUTING.md"] {
         assert!(fs::read_to_string(root.join(name)).unwrap().contains(version), "{name} does not say {version}");
     }
+}
+
+#[test]
+fn the_readme_shows_code_that_is_compiled() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let compiled = regions(include_str!("documents/readme.rs"));
+    assert_eq!(blocks(&readme, "rust"), compiled);
+}
+
+/// The lines between the marks, without the indentation of their first line.
+fn regions(source: &str) -> Vec<String> {
+    let mut regions = Vec::new();
+    let mut lines = source.lines();
+    while lines.any(|line| line.trim() == "// begin: README") {
+        let region: Vec<&str> = lines.by_ref().take_while(|line| line.trim() != "// end: README").collect();
+        let indent = region.first().map_or(0, |line| line.len() - line.trim_start().len());
+        regions.push(region.iter().map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect());
+    }
+    regions
 }

@@ -1,4 +1,5 @@
-//! Transactional handlers of the tests: each run writes a row to the table `effect`, and the test counts what became of them.
+//! Transactional handlers of the tests: each run writes a row to the table `effect`, and the test counts the committed
+//! rows.
 
 use std::time::Duration;
 
@@ -9,12 +10,12 @@ use wharf::{Failure, Message, Raw, Registration, TxHandler, tx_handler};
 pub use super::scene::Connection;
 use super::scene::{Db, Runs, Scene, key};
 
-/// Makes the table.
+/// Creates the table.
 pub async fn prepare(scene: &Scene) {
     scene.database.execute("CREATE TABLE IF NOT EXISTS effect (message_id text)").await;
 }
 
-/// The messages whose effects are there, sorted; a message with two stands twice.
+/// The messages with effects, sorted; a message with two effects is listed twice.
 pub async fn effects(scene: &Scene) -> Vec<String> {
     scene.database.query_texts("SELECT message_id FROM effect ORDER BY 1").await
 }
@@ -33,7 +34,7 @@ pub async fn execute(conn: &mut Connection, sql: &str) -> Result<(), diesel::res
     Ok(())
 }
 
-/// A transactional handler that notes its run, writes the effect, and ends as `then` does.
+/// A transactional handler that records its run, writes the effect, and returns the result of `then`.
 pub fn writing<F>(runs: &Runs, name: &'static str, then: F) -> Registration<Db>
 where
     F: Fn(Message<Raw>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync + 'static,
@@ -57,7 +58,7 @@ where
     }
 }
 
-/// As [`writing`], then works for this long.
+/// Like [`writing`], then works for this long.
 pub fn writing_for(runs: &Runs, name: &'static str, duration: Duration) -> Registration<Db> {
     writing(runs, name, move |_| {
         Box::pin(async move {
@@ -67,7 +68,7 @@ pub fn writing_for(runs: &Runs, name: &'static str, duration: Duration) -> Regis
     })
 }
 
-/// As [`writing`], with nothing after it.
+/// Like [`writing`], with nothing after it.
 pub fn writing_only(runs: &Runs, name: &'static str) -> Registration<Db> {
     writing(runs, name, |_| Box::pin(async { Ok(()) }))
 }

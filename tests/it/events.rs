@@ -1,4 +1,4 @@
-//! Every decision of the engine is one event that says what it is about, and none says what it must not.
+//! Every decision of the engine is one event that names its subject, and no event contains data that it must not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::scene::{Runs, Scene, key, quick, within};
 use support::events::{Event, Events};
 use support::postgres::{Cluster, connect};
 
-/// What the engine says of a delivery, apart from how it started.
+/// The events about a delivery, apart from its start.
 const DECISIONS: [&str; 7] = ["done", "retried", "snoozed", "discarded", "poisoned", "released", "claim lost"];
 
 fn to(topic: &str, id: &str) -> Record {
     Record::new(topic).with_id(id.to_owned()).with_payload("anything")
 }
 
-/// `what attempt` of each decision on a message for a handler, in order.
+/// `event attempt` of each decision on a message for a handler, in order.
 fn decisions(events: &Events, handler: &str, id: &str) -> Vec<String> {
     let about = |e: &Event| e.has("handler", handler) && e.has("message_id", id) && DECISIONS.contains(&&*e.message);
     let found = events.matching(about);
@@ -25,7 +25,7 @@ fn decisions(events: &Events, handler: &str, id: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_record_leaves_one_event_that_says_what_became_of_it() {
+async fn each_record_emits_one_event_with_its_result() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("events.accept", Runs::new().handler("events.accept")).build().unwrap();
@@ -46,7 +46,7 @@ async fn each_record_leaves_one_event_that_says_what_became_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_outcome_is_one_event_that_names_message_handler_and_attempt() {
+async fn each_outcome_is_one_event_with_message_handler_and_attempt() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().obeying("events.outcome")).build().unwrap();
@@ -76,7 +76,7 @@ async fn each_outcome_is_one_event_that_names_message_handler_and_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_given_back_at_shutdown_is_released_by_name() {
+async fn a_delivery_released_at_shutdown_has_an_event() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let runs = Runs::new();
@@ -90,14 +90,14 @@ async fn what_is_given_back_at_shutdown_is_released_by_name() {
     inbox.accept(to("orders", "held")).await.unwrap();
     runs.reached(1).await;
     running.shutdown(Duration::ZERO).await.unwrap();
-    // A claim that was under way may have taken it once more, and given it back as well.
+    // A claim in progress may have claimed it once more, and released it as well.
     let decided = decisions(&events, "events.released", "held");
     assert!(decided[0] == "released 1" && decided.iter().all(|what| what.starts_with("released ")), "{decided:?}");
 }
 
-// What was decided is not what came of it: an attempt that lost its claim is not done.
+// A decision can differ from the stored outcome: an attempt that lost its claim is not done.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_claim_is_the_one_event_of_its_attempt() {
+async fn a_lost_claim_is_the_only_event_of_its_attempt() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let thief = Arc::new(scene.database.client().await);
@@ -122,7 +122,7 @@ async fn a_lost_claim_is_the_one_event_of_its_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reclaimed_delivery_and_its_crash_are_named() {
+async fn a_reclaimed_delivery_and_its_crash_have_events() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("events.reclaimed")).build().unwrap();
@@ -136,7 +136,7 @@ async fn a_reclaimed_delivery_and_its_crash_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_key_is_reported_from_the_start_and_with_what_was_poisoned() {
+async fn an_unknown_key_is_reported_at_the_start_and_with_the_poisoned_deliveries() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let gone = scene.inbox().subscribe("orders", Runs::new().handler("events.unknown")).build().unwrap();
@@ -156,7 +156,7 @@ async fn an_unknown_key_is_reported_from_the_start_and_with_what_was_poisoned() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_made_to_deceive_a_terminal_is_escaped() {
+async fn an_id_with_terminal_control_sequences_is_escaped() {
     let events = Events::capture();
     let scene = Scene::new().await;
     let hostile = "x\u{1b}[2J\nfake line\r\u{202e}txt.exe\u{2066}\u{200b}\u{7f}";
@@ -177,7 +177,7 @@ async fn an_id_made_to_deceive_a_terminal_is_escaped() {
 }
 
 #[derive(Debug, Deserialize)]
-#[allow(dead_code, reason = "only ever fails to be read")]
+#[allow(dead_code, reason = "decoding it always fails")]
 struct Card {
     number: u32,
 }
@@ -225,7 +225,7 @@ async fn no_event_and_no_error_shows_a_payload_a_key_a_header_or_a_password() {
         let refused = Store::connect(&unusable).await.unwrap_err();
         said.push(format!("{refused} {refused:?}"));
     }
-    // The database is away: what was to be given back cannot be.
+    // The database is unavailable, so the claims cannot be released.
     drop(running.shutdown(Duration::ZERO).await);
     said.extend(events.matching(|_| true).iter().map(|event| format!("{event:?}")));
     let leaks: Vec<&String> = said.iter().filter(|text| text.contains("canary-")).collect();

@@ -1,4 +1,4 @@
-//! `running.health()` says what keeps an inbox from its work, without asking the database or Kafka.
+//! `running.health()` reports what keeps an inbox from working, without a query to the database or Kafka.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::scene::{Runs, Scene, quick, record, within};
 use support::child::example;
 use support::http;
 
-/// Waits until the health is as wanted.
+/// Waits until the health matches.
 async fn until(monitor: &Monitor, is_wanted: impl Fn(&Health) -> bool) -> Health {
     within(async {
         loop {
@@ -28,7 +28,7 @@ async fn until(monitor: &Monitor, is_wanted: impl Fn(&Health) -> bool) -> Health
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_without_its_database_is_not_ready_until_the_database_is_back() {
+async fn an_inbox_is_not_ready_while_its_database_is_unavailable() {
     let server = OwnServer::start().await;
     let runs = Runs::new();
     let inbox = server.inbox().subscribe("orders", runs.handler("health")).build().unwrap();
@@ -39,7 +39,7 @@ async fn an_inbox_without_its_database_is_not_ready_until_the_database_is_back()
     server.cluster.stop_immediate().await;
     let away = until(&monitor, |health| !health.is_ready).await;
     assert!(away.is_live, "{away}");
-    assert!(matches!(away.reasons[..], [HealthReason::DatabaseAway { secs: 5.., .. }]), "{away}");
+    assert!(matches!(away.reasons[..], [HealthReason::DatabaseUnavailable { secs: 5.., .. }]), "{away}");
 
     server.cluster.start_again().await;
     until(&monitor, |health| health.is_ready && !health.is_degraded()).await;
@@ -52,7 +52,7 @@ async fn an_inbox_without_its_database_is_not_ready_until_the_database_is_back()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn handlers_that_do_not_return_are_no_progress_and_the_longest_is_named() {
+async fn stuck_handlers_are_reported_as_no_progress_with_the_longest_run() {
     let scene = Scene::new().await;
     let (runs, gate) = (Runs::new(), Arc::new(Semaphore::new(0)));
     let limits = quick().no_progress_after(Duration::from_millis(50));
@@ -74,7 +74,7 @@ async fn handlers_that_do_not_return_are_no_progress_and_the_longest_is_named() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_example_answers_both_probes() {
+async fn the_example_answers_both_probes_and_shows_its_metrics() {
     let mut served = Command::new(example("health"))
         .env("HEALTH_LISTEN", "127.0.0.1:0")
         .stdout(Stdio::piped())
@@ -86,6 +86,11 @@ async fn the_example_answers_both_probes() {
     for path in ["/livez", "/readyz"] {
         let answer = http::request(&address, "GET", path, &[], "").await;
         assert_eq!((answer.status, answer.body.as_str()), (200, "healthy"), "{path}");
+    }
+    // The metrics that need neither Kafka nor a delivery.
+    let shown = http::request(&address, "GET", "/metrics", &[], "").await;
+    for name in ["wharf_outcomes_total", "wharf_handler_slots", "wharf_pool_connections"] {
+        assert!(shown.status == 200 && shown.body.contains(&format!("# TYPE {name} ")), "{name} in\n{}", shown.body);
     }
     served.kill().unwrap();
     served.wait().unwrap();

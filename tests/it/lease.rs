@@ -1,4 +1,5 @@
-//! A claim is a lock with an end: kept while its handler runs, given up before it is another's, worth nothing afterwards.
+//! A claim is a lease: it is renewed while its handler runs, given up before another process may take it, and void
+//! afterwards.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use support::proxy::Fault;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 
-// A slow handler that is alive must not be taken for a dead one and run a second time.
+// A slow handler in a live process must not count as crashed and run a second time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_takes_three_leases_runs_once() {
     let scene = Scene::new().await;
@@ -39,6 +40,37 @@ async fn a_handler_that_takes_three_leases_runs_once() {
     assert_eq!(runs.count(), 30);
     let once = "SELECT count(*) FROM inbox_delivery WHERE attempts = 1 AND errors = 0 AND crashes = 0";
     assert_eq!(scene.database.query_one_i64(once).await, 30);
+}
+
+// A process without heartbeats counts as crashed. The server takes its time for each step, and notes the last heartbeat that it has seen.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_expires_a_long_backlog_sends_its_heartbeats_meanwhile() {
+    let scene = Scene::new().await;
+    let stock = Runs::new().handler("stock").expires_after(Duration::from_secs(3_600));
+    let limits = quick().lease(Duration::from_millis(600));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", stock).build().unwrap();
+    inbox.accept_all([]).await.unwrap();
+    // Nothing is claimed, so everything is left to expire.
+    scene.store.operate().open_breaker("stock").await.unwrap();
+    let slow = "CREATE TABLE beats (seen_at timestamptz);
+        CREATE FUNCTION slow_step() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO beats SELECT max(seen_at) FROM inbox_processor;
+            PERFORM pg_sleep(0.1);
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER slow_step AFTER UPDATE ON inbox_delivery FOR EACH ROW
+        WHEN (NEW.reason = 'expired' AND NEW.message_seq % 1000 = 0) EXECUTE FUNCTION slow_step();
+        INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
+        SELECT n, h.id, now() - interval '2 hours' FROM generate_series(1, 12000) n, inbox_handler h";
+    scene.database.execute(slow).await;
+
+    let running = inbox.start().await.unwrap();
+
+    scene.until("SELECT (count(*) = 12)::int::bigint FROM beats").await;
+    let beats = scene.database.query_one_i64("SELECT count(DISTINCT seen_at) FROM beats").await;
+    assert!(beats > 1, "twelve steps, and no heartbeat between them");
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -79,7 +111,7 @@ async fn a_handler_whose_claim_cannot_be_renewed_is_stopped_before_another_start
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_charged() {
+async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_consumes_no_retry() {
     let scene = Scene::new().await;
     let (proxy, store) = scene.store_behind_a_proxy().await;
     let (runs, gate, stopped) = (Runs::new(), watch::Sender::new(false), Story::default());
@@ -109,9 +141,9 @@ async fn a_handler_that_was_stopped_for_its_lease_runs_again_and_nothing_is_char
     assert_eq!(scene.database.query_texts(COUNTERS).await, ["done errors 0 crashes 0"]);
 }
 
-// One connection that hangs must not cost the claims that are renewed through it.
+// A hanging connection must not lose the claims that are renewed through it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewal_that_hangs_is_tried_again_on_a_fresh_connection_before_the_lease_ends() {
+async fn a_hanging_renewal_is_retried_on_a_new_connection_before_the_lease_expires() {
     let scene = Scene::new().await;
     let (proxy, store) = scene.store_behind_a_proxy().await;
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
@@ -133,30 +165,30 @@ async fn a_renewal_that_hangs_is_tried_again_on_a_fresh_connection_before_the_le
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// A worker that was stopped past its lease must not overwrite what the new owner of the delivery did.
+// A worker that was frozen past its lease must not overwrite the result of the new owner of the delivery.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_worker_changes_nothing_and_says_so() {
+async fn a_stale_worker_changes_nothing_and_reports_the_lost_claim() {
     let scene = Scene::new().await;
     let worker = Worker::on(&scene).await;
-    let (before, after) = finish_behind_the_back_of_a_frozen(worker, &scene).await;
+    let (before, after) = finish_while_another_is_frozen(worker, &scene).await;
     assert_eq!(before, after);
     assert_eq!(scene.states().await, ["a stock done"]);
 }
 
-// Nor may it commit what its handler wrote.
+// It must not commit the writes of its handler either.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_transactional_worker_leaves_no_second_effect() {
     let scene = Scene::new().await;
     let worker = Worker { is_transactional: true, ..Worker::on(&scene).await };
-    let (before, after) = finish_behind_the_back_of_a_frozen(worker, &scene).await;
+    let (before, after) = finish_while_another_is_frozen(worker, &scene).await;
     assert_eq!(before, after);
     assert_eq!(scene.states().await, ["a stock done"]);
     assert_eq!(scene.database.query_texts("SELECT message_id FROM effect").await, ["a"]);
 }
 
-/// Freezes a worker at the end of its handler, has another one finish the delivery, and thaws the first. Returns the delivery as it
-/// was before the thaw and after the first has lost its claim.
-async fn finish_behind_the_back_of_a_frozen(worker: Worker, scene: &Scene) -> (Vec<String>, Vec<String>) {
+/// Freezes a worker at the end of its handler, lets another one finish the delivery, and continues the first. Returns
+/// the delivery as it was before that, and after the first has lost its claim.
+async fn finish_while_another_is_frozen(worker: Worker, scene: &Scene) -> (Vec<String>, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let gate = folder.path().join("gate");
     let worker = Worker { gate: gate.display().to_string(), ..worker };
@@ -174,9 +206,9 @@ async fn finish_behind_the_back_of_a_frozen(worker: Worker, scene: &Scene) -> (V
     (before, scene.database.query_texts(delivery).await)
 }
 
-// After an outage of the database nobody could renew: that alone is no reason to run everything again.
+// During a database outage no process could renew: this alone is no reason to run everything again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run_again() {
+async fn deliveries_finished_during_an_outage_of_two_leases_do_not_run_again() {
     let server = OwnServer::start().await;
     let limits = quick();
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
@@ -190,7 +222,7 @@ async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run
 
     server.cluster.stop_immediate().await;
     gate.send_replace(true);
-    // The outage itself: every lock ends in it.
+    // The outage itself: every lease expires in it.
     tokio::time::sleep(limits.lease * 2).await;
     server.cluster.start_again().await;
 
@@ -199,7 +231,7 @@ async fn what_was_finished_while_the_database_was_away_for_two_leases_is_not_run
     server.assert_done_and_not_charged(30, &["stock"]).await;
 }
 
-/// What happened, in order.
+/// The events, in order.
 #[derive(Clone)]
 struct Story {
     events: Arc<Mutex<Vec<&'static str>>>,
@@ -218,7 +250,7 @@ impl Story {
         self.count.send_modify(|count| *count += 1);
     }
 
-    /// Told when the value is dropped, whyever.
+    /// Records an event when the returned value is dropped for any reason.
     fn tell_at_end(&self, event: &'static str) -> impl Drop + Send + use<> {
         struct AtEnd(Story, &'static str);
         impl Drop for AtEnd {
@@ -236,4 +268,24 @@ impl Story {
     async fn reached(&self, count: usize) {
         within(self.count.subscribe().wait_for(|current| *current >= count)).await.unwrap();
     }
+}
+
+// A process registers its handlers under a lock, before it has any claim. Frozen at that point, it holds the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_frozen_during_registration_does_not_prevent_others_from_starting() {
+    let scene = Scene::new().await;
+    let worker = Worker::on(&scene).await;
+    let client = scene.database.client().await;
+    client.batch_execute("BEGIN; LOCK TABLE inbox_handler_key IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let frozen = worker.spawn();
+    let sessions = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf'";
+    scene.until(&format!("SELECT count(*) {sessions} AND wait_event = 'relation'")).await;
+    frozen.stop();
+    client.batch_execute("ROLLBACK").await.unwrap();
+    scene.until(&format!("SELECT count(*) {sessions} AND state = 'idle in transaction'")).await;
+
+    let runs = Runs::new();
+    let other = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
+    other.accept(record("a")).await.unwrap();
+    assert_eq!(other.drain().await.unwrap(), 1);
 }

@@ -1,5 +1,5 @@
-//! The answer to an accept statement is lost, or the statement itself: it is sent again, the record is stored once, every handler
-//! runs once, and nothing waits until a claim has run out.
+//! The reply to an accept statement is lost, or the statement itself: it is sent again, the record is stored once,
+//! every handler runs once, and nothing waits for an expired claim.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ struct Stage {
 }
 
 impl Stage {
-    /// An inbox that reaches the database through a proxy, with slots for some deliveries of a batch but not for all. Whoever waits
-    /// for a claim to run out waits for longer than a test.
+    /// An inbox that reaches the database through a proxy, with slots for some deliveries of a batch but not for all.
+    /// The lease is longer than a test, so a delivery that waits for an expired claim fails the test.
     async fn set() -> Self {
         let scene = Scene::new().await;
         let (proxy, store) = scene.store_behind_a_proxy().await;
@@ -33,7 +33,7 @@ impl Stage {
         Self { scene, proxy, stock, mail, inbox }
     }
 
-    /// Each handler has run each of so many messages once, nobody counts a crash.
+    /// Each handler has run each message once, and no crash is counted.
     async fn assert_handled_once(&self, messages: usize) {
         self.scene.settled().await;
         assert_eq!((self.stock.count(), self.mail.count()), (messages, messages));
@@ -67,7 +67,7 @@ async fn an_accept_whose_reply_or_request_is_lost_is_stored_once_and_handled_at_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replies_lost_again_and_again_under_load_change_nothing() {
+async fn repeatedly_lost_replies_under_load_change_nothing() {
     let stage = Stage::set().await;
     let running = stage.inbox.start().await.unwrap();
     for round in 0..15 {
@@ -106,9 +106,9 @@ async fn a_commit_lost_with_quarantined_records_in_the_batch_keeps_each_once() {
     }
 }
 
-// The first statement has committed what was handed over; the second is lost.
+// The first statement has committed the deliveries that were handed over; the second is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_step_for_known_records_lost_on_the_way_harms_neither_old_nor_new() {
+async fn a_lost_second_statement_for_known_records_affects_neither_old_nor_new_records() {
     for (fault, statement) in [
         (Fault::LoseReply, "FOR NO KEY UPDATE) f"),
         (Fault::LoseRequest, "FOR NO KEY UPDATE) f"),
@@ -131,7 +131,7 @@ async fn the_step_for_known_records_lost_on_the_way_harms_neither_old_nor_new() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_that_only_accepts_rides_out_lost_replies_too() {
+async fn an_inbox_that_only_accepts_recovers_from_lost_replies() {
     let stage = Stage::set().await;
     stage.inbox.accept(record("first")).await.unwrap();
     for (number, fault) in [Fault::LoseReply, Fault::LoseRequest].into_iter().enumerate() {
@@ -145,7 +145,7 @@ async fn an_inbox_that_only_accepts_rides_out_lost_replies_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failure_whose_settlement_is_sent_again_is_kept_once_and_charged_once() {
+async fn a_failure_whose_settlement_is_sent_again_is_stored_once_and_consumes_one_retry() {
     for fault in [Fault::LoseReply, Fault::LoseRequest] {
         let scene = Scene::new().await;
         let (proxy, store) = scene.store_behind_a_proxy().await;
@@ -156,7 +156,7 @@ async fn a_failure_whose_settlement_is_sent_again_is_kept_once_and_charged_once(
         inbox.accept(record("a")).await.unwrap();
         lost.fired().await;
         scene.until("SELECT count(*) FROM inbox_status WHERE state = 'pending' AND errors = 1 AND attempts = 1").await;
-        // Whatever is to be sent again has been sent when this has ended.
+        // Everything that must be sent again has been sent when this returns.
         running.shutdown(Duration::from_secs(5)).await.unwrap();
         assert_eq!(scene.count("inbox_status WHERE state = 'pending' AND errors = 1 AND attempts = 1").await, 1);
         assert_eq!(scene.count("inbox_attempt WHERE attempt = 1 AND why = 'failed'").await, 1);

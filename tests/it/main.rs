@@ -1,7 +1,7 @@
-//! Every claim Wharf makes, as a test that tries to break it, on a real PostgreSQL and with real processes. One binary, so that it
-//! links once.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "to fail is how a test reports")]
-#![allow(unreachable_pub, reason = "nothing of a test binary is reachable from outside")]
+//! A test for every guarantee of Wharf, which tries to break it, with a real PostgreSQL and real processes. It is one
+//! binary, so that it is linked once.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+#![allow(unreachable_pub, reason = "a test binary exports nothing")]
 
 mod any_client;
 mod batch_crash;
@@ -19,22 +19,25 @@ mod counts;
 mod crash;
 mod credentials;
 mod dashboard;
-mod database_trouble;
+mod database_failures;
 mod databases;
 mod dependencies;
 mod doctor;
 mod documents;
 mod effect;
 mod events;
+mod formats;
 mod health;
 mod incident;
 mod kafka;
-mod kafka_trouble;
+mod kafka_failures;
 mod lease;
 mod lost_replies;
+mod metrics;
 mod migrations;
 mod operator_race;
 mod order_history;
+mod order_steps;
 mod outage;
 mod outbox;
 mod own_server;
@@ -45,19 +48,28 @@ mod quickstart;
 mod rates;
 mod roles;
 mod scene;
+mod session_settings;
 mod shared_transactions;
 mod shutdown;
 mod test_support;
 mod testing_kit;
 mod testing_kit_postgres;
 mod tidy;
+mod traces;
 mod unknown_keys;
 mod worker;
 
-/// Where child processes begin: does nothing unless a parent asked for a role.
+/// The entry point of child processes: does nothing unless a parent has set a role.
 #[test]
 fn child_entry() {
-    let of_kafka = [kafka::reader::ROLE, kafka_trouble::ingester::ROLE, outbox::link::ROLE, outbox::sender::ROLE];
+    let of_kafka = [
+        kafka::reader::ROLE,
+        kafka_failures::ingester::ROLE,
+        metrics::service::ROLE,
+        outbox::link::ROLE,
+        outbox::sender::ROLE,
+        traces::through_kafka::ROLE,
+    ];
     support::child::run_role(
         &[&[worker::ROLE, conformance::sqlite::worker::ROLE, any_client::ROLE], &of_kafka[..]].concat(),
     );

@@ -1,4 +1,4 @@
-//! The schema: made once however many make it, and never touched by a build that does not know it.
+//! The schema: many processes may create it at once, and a build that does not know it never changes it.
 
 use futures_util::future::join_all;
 use wharf::{Inbox, Postgres, Store};
@@ -28,7 +28,7 @@ async fn many_processes_can_migrate_at_once_and_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn migrating_keeps_what_is_there() {
+async fn migrating_keeps_existing_rows() {
     let scene = Scene::new().await;
     inbox(&scene.store).accept(record("a")).await.unwrap();
 
@@ -57,7 +57,7 @@ async fn a_newer_schema_that_this_build_does_not_know_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newer_schema_that_says_it_is_compatible_is_worked_with() {
+async fn a_newer_schema_that_is_marked_as_compatible_works() {
     let scene = Scene::new().await;
     scene.database.execute("INSERT INTO inbox_migration (version, compatible_with) VALUES (999, 1)").await;
 
@@ -85,7 +85,7 @@ async fn a_missing_schema_is_named_with_its_remedy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_that_was_refused_works_once_the_schema_is_there() {
+async fn a_refused_inbox_works_once_the_schema_exists() {
     let database = TestDatabase::create().await;
     let store = Store::connect(&database.url()).await.unwrap();
     let inbox = inbox(&store);

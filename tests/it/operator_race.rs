@@ -1,4 +1,4 @@
-//! A person who replays by plain SQL while the machine works breaks nothing: each act and each outcome counts once.
+//! An operator who replays with plain SQL during live load breaks nothing: each action and each outcome counts once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use wharf::{Failure, RetryPolicy};
 use crate::scene::{Runs, Scene, State, records};
 
 const MESSAGES: usize = 200;
-/// How often each delivery gives up before it is done.
+/// How often each delivery is poisoned before it is done.
 const LIVES: u32 = 4;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
+async fn replays_in_a_loop_under_live_load_settle_each_attempt_once() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     // Each life ends poisoned at its first failure; the last is done.
@@ -33,12 +33,13 @@ async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
         operators.push(tokio::spawn(async move {
             let mut replayed = 0;
             while !is_over.load(Ordering::SeqCst) {
-                // Everything, whatever state it is in, as a careless person would.
+                // Replays every delivery, whatever state it is in.
                 let replay = "SELECT coalesce(sum(inbox_replay(message_id, 'stock')), 0)::bigint
                               FROM (SELECT message_id FROM inbox_message ORDER BY random() LIMIT 40) m";
                 match client.query_one(replay, &[]).await {
                     Ok(row) => replayed += row.get::<_, i64>(0),
-                    // Two people in two orders: one of them is told so, and nothing of theirs was done.
+                    // A deadlock between two operators: one of them gets the error, and nothing of that action was
+                    // done.
                     Err(error) => assert_eq!(error.code(), Some(&SqlState::T_R_DEADLOCK_DETECTED), "{error:?}"),
                 }
             }
@@ -56,7 +57,7 @@ async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
     }
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
-    // Each life took one run and one replay: nothing ran twice, nothing was settled by an old claim.
+    // Each life took one run and one replay: nothing ran twice, and no old claim settled anything.
     let lives = MESSAGES * LIVES as usize;
     assert_eq!(usize::try_from(replayed).unwrap(), lives);
     assert_eq!(runs.count(), lives + MESSAGES);
@@ -68,10 +69,10 @@ async fn replaying_in_a_loop_against_live_load_settles_each_attempt_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_who_replay_discard_and_pause_by_filters_against_live_load_disturb_no_running_attempt() {
+async fn replays_discards_and_pauses_under_live_load_disturb_no_running_attempt() {
     let scene = Scene::new().await;
     let runs = Runs::new();
-    // Every second attempt fails for good.
+    // Every second attempt fails permanently.
     let moody = runs.answering("stock", |message| match message.attempt() % 2 {
         1 => Err(Failure::poison("not this time")),
         _ => Ok(()),
@@ -110,7 +111,7 @@ async fn people_who_replay_discard_and_pause_by_filters_against_live_load_distur
     }
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
-    // Each replay led to one run, each run to one outcome; what was discarded stayed so.
+    // Each replay led to one run, each run to one outcome; discarded deliveries stayed discarded.
     assert_eq!(scene.count_in(State::Discarded).await, i64::try_from(discarded).unwrap());
     assert_eq!(runs.count() as u64, MESSAGES as u64 + replayed);
     assert_eq!(scene.count("inbox_history").await, i64::try_from(replayed + discarded).unwrap());

@@ -1,8 +1,9 @@
-//! The recorded history of ordered handlers over processes that are killed and frozen: the effects of each key are there once, in accept
+//! The history of ordered handlers while processes are killed and frozen: each effect of a key exists once, in accept
 //! order.
 //!
-//! Effects are rows that a transactional handler commits together with its outcome. What a frozen process does with a claim that is another's
-//! by then is rolled back, so the rows are the history that counts. On PostgreSQL only: on SQLite one transactional handler runs at a time.
+//! Effects are rows that a transactional handler commits together with its outcome. If a frozen process continues with
+//! a claim that another process has by then, its work is rolled back, so the rows are the history that counts.
+//! PostgreSQL only: on SQLite one transactional handler runs at a time.
 
 use wharf::order::OrderKey;
 
@@ -23,7 +24,7 @@ async fn effects_of_a_key_stay_in_order_over_kills_freezes_and_retries() {
         is_transactional: true,
         is_ordered: true,
         concurrency: 4,
-        // Nobody's fault: the kills are not to be held against the deliveries they meet.
+        // The kills have another cause, so they must not poison any delivery.
         crash_limit: 1_000,
         ..Worker::on(&scene).await
     };
@@ -64,18 +65,22 @@ async fn accept_all(inbox: wharf::InboxBuilder<wharf::Postgres>) {
     }
 }
 
-/// All its claims have run out, and the others have gone on for a while. Then it goes on too.
+/// Freezes a worker until all its claims have expired and the others have continued for a while, then continues it.
 async fn freeze_past_its_lease(scene: &Scene, child: &Child) {
     child.stop();
-    // It may have been stopped between its settlement and its COMMIT: then it keeps the row's lock, and its key waits until it goes on.
+    // It may have been frozen between its settlement and its COMMIT: then it keeps the row lock, and its key waits
+    // until it continues.
     let claims = format!(
         "SELECT (count(*) = 0)::int::bigint FROM inbox_delivery d JOIN inbox_processor p ON p.id = d.locked_by
          WHERE p.name LIKE '%/{}' AND d.locked_until > now()",
         child.id()
     );
     scene.until(&claims).await;
-    let so_far = scene.count("effect").await;
-    written(scene, usize::try_from(so_far).unwrap() + 20).await;
+    // Near the end, what is left may be behind keys of the frozen worker, or done already.
+    let so_far = usize::try_from(scene.count("effect").await).unwrap();
+    if so_far + 120 < MESSAGES {
+        written(scene, so_far + 20).await;
+    }
     child.cont();
 }
 

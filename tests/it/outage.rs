@@ -1,4 +1,5 @@
-//! The breaker over real processes: one opens it for all, one of all probes at a time, and a process that dies with the probe holds nobody up.
+//! The circuit breaker over real processes: one opens it for all, one at a time probes, and a process that crashes
+//! while it probes blocks no other.
 
 use std::path::Path;
 
@@ -45,7 +46,7 @@ async fn two_processes_share_an_outage_and_its_probes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_dies_while_it_probes_leaves_the_probe_to_others() {
+async fn a_process_that_crashes_while_it_probes_leaves_the_probe_to_others() {
     let scene = Scene::new().await;
     let worker = Worker { is_breaking: true, ..Worker::on(&scene).await };
     accept(&scene, &["stock"], vec![order("a", "hang once"), order("b", "work")]).await;

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of the test's own, to be stopped, killed and configured, with an inbox schema in it.
+//! A separate PostgreSQL server for a test that stops, kills or configures it, with an inbox schema.
 
 use std::time::Duration;
 
@@ -26,17 +26,17 @@ impl OwnServer {
         Inbox::builder(self.store.clone()).limits(quick())
     }
 
-    /// Another store, as another process has it.
+    /// Another store, as in another process.
     pub async fn another_store(&self) -> Store<Postgres> {
         Store::connect(&self.cluster.url("postgres")).await.unwrap()
     }
 
-    /// Waits until no delivery is pending or running, and there is one.
+    /// Waits until there is a delivery and none is pending or running.
     pub async fn settled(&self) {
         self.until("SELECT (count(*) > 0 AND count(*) = count(finished_at))::int::bigint FROM inbox_delivery").await;
     }
 
-    /// Waits until the query answers 1, over all the trouble the server is put to.
+    /// Waits until the query returns 1, and retries while the server is unavailable.
     pub async fn until(&self, sql: &str) {
         within(async {
             while self.try_one(sql).await.unwrap_or(0) != 1 {
@@ -56,7 +56,7 @@ impl OwnServer {
         Ok(client.query_one(sql, &[]).await?.get(0))
     }
 
-    /// Asserts that all of so many deliveries are done, and that nothing was held against those of these handlers.
+    /// Asserts that all of this many deliveries are done, and that those of these handlers consumed no retry.
     pub async fn assert_done_and_not_charged(&self, deliveries: i64, handlers: &[&str]) {
         assert_eq!(self.one("SELECT count(*) FROM inbox_quarantine").await, 0, "records were quarantined");
         assert_eq!(self.one("SELECT count(*) FROM inbox_delivery").await, deliveries, "deliveries were lost");

@@ -1,4 +1,4 @@
-//! Whatever panics in a user's code is one failed attempt of one delivery; the engine goes on.
+//! Any panic in user code is one failed attempt of one delivery; the engine continues.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use wharf::{Failure, Message, Raw, Registration, RetryPolicy, handler};
 use super::effect;
 use super::scene::{Db, Runs, Scene, key, record};
 
-/// Runs one message through the handler, with retries as given, and then another message through another handler. Returns
-/// `state|reason|errors|crashes|last_error` of the first.
+/// Runs one message through the handler, with the given retries, and then another message through another handler.
+/// Returns `state|reason|errors|crashes|last_error` of the first.
 async fn outcome_of(bad: Registration<Db>) -> String {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
@@ -32,7 +32,7 @@ fn one_retry() -> RetryPolicy {
     RetryPolicy::exponential().max_retries(1).delay_by(|_, _| Some(Duration::ZERO))
 }
 
-/// Panics when it is dropped, unless something panics already.
+/// Panics when it is dropped, unless the thread is already panicking.
 struct PanicsInDrop;
 
 impl Drop for PanicsInDrop {
@@ -61,7 +61,7 @@ async fn a_panic_whose_value_panics_when_dropped_is_a_failed_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_before_the_future_is_made_is_a_failed_attempt() {
+async fn a_panic_before_the_future_is_created_is_a_failed_attempt() {
     let bad = handler(key("bad"), |_: Message<Raw>| -> std::future::Ready<Result<(), Failure>> { panic!("early") });
     assert_eq!(outcome_of(bad.retry(one_retry())).await, "poisoned|retries exhausted|2|0|panicked: early");
 }
@@ -99,7 +99,7 @@ async fn a_panic_in_the_drop_of_a_timed_out_transactional_future_is_a_failed_att
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_in_the_drop_of_a_stopped_future_is_not_charged() {
+async fn a_panic_in_the_drop_of_a_stopped_future_consumes_no_retry() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let noting = runs.clone();

@@ -1,4 +1,4 @@
-//! The cost of a statement is that of its batch, whatever lies in the tables and whatever the planner believes of them.
+//! The cost of a statement is that of its batch, whatever the tables hold and whatever statistics the planner has.
 //!
 //! Proved on the plans the server itself writes down while a real inbox works beside hundreds of thousands of rows. Pages are
 //! counted, never time.
@@ -10,9 +10,14 @@ mod outbox;
 
 use std::time::Duration;
 
-use wharf::{Failure, Limits, Message, Raw, handler};
+use wharf::dashboard::{Access, Dashboard};
+use wharf::flow::{FairKey, RateLimit};
+use wharf::operate::QuarantineFilter;
+use wharf::order::OrderKey;
+use wharf::{Failure, Inbox, Limits, Message, Raw, Record, handler};
 
-use crate::scene::{Scene, key, quick, record, records};
+use crate::dashboard::forms;
+use crate::scene::{Runs, Scene, key, quick, record, records};
 use big::{Big, Statistics};
 use drive::{STATEMENTS, every_statement};
 use explained::reads_by_index;
@@ -65,6 +70,33 @@ async fn no_statement_reads_a_whole_table(name: &str, statistics: Statistics, pl
     assert!(offences.is_empty(), "{kinds:?}\n{}", offences[0]);
 }
 
+// A session keeps the plans of its first calls, and no ANALYZE comes to the aid of a new inbox in its first minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn plans_that_were_made_while_the_tables_were_empty_do_not_read_them_whole_when_they_have_grown() {
+    let big = Big::almost_empty("grown").await;
+    let runs = Runs::new();
+    let inbox = Inbox::builder(big.store().await)
+        .subscribe("orders", runs.handler("plain").concurrency(200))
+        .subscribe("orders", runs.handler("sorted").concurrency(200).ordered_by(OrderKey::record_key()))
+        .subscribe("orders", runs.handler("fair").concurrency(200).fair_by(FairKey::record_key()))
+        .subscribe("orders", runs.handler("metered").concurrency(200).rate(RateLimit::per_second(10_000).burst(5_000)))
+        .build()
+        .unwrap();
+    let from = big.log_length();
+    let keyed = |id: String, number: usize| record(&id).with_key(format!("k{}", number % 100));
+    for round in 0..3 {
+        inbox.accept_all((0..3).map(|n| keyed(format!("few-{round}-{n}"), n))).await.unwrap();
+        inbox.drain().await.unwrap();
+    }
+    inbox.accept_all((0..3_000).map(|n| keyed(format!("many-{n}"), n))).await.unwrap();
+    inbox.drain().await.unwrap();
+
+    let plans = big.plans(from);
+    assert!(plans.iter().filter(|plan| plan.rows() >= 100.0).count() >= 40, "{} plans", plans.len());
+    let offences: Vec<String> = plans.iter().flat_map(explained::Plan::offences).collect();
+    assert!(offences.is_empty(), "{} of {}\n{}", offences.len(), plans.len(), offences[0]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn poisoned_deliveries_are_listed_by_their_index() {
     let big = Big::full("poisoned").await;
@@ -111,6 +143,41 @@ async fn looking_at_a_backlog_of_five_million_reads_no_more_than_its_bound() {
     big.execute(open).await;
     big.learn(Statistics::Fresh).await;
     backlog_is_bounded(&big).await;
+}
+
+// What people do to many rows at once: 100,000 deliveries are pending, and 200,000 records are in quarantine.
+#[tokio::test(flavor = "multi_thread")]
+async fn acting_on_many_rows_reads_no_more_than_their_portion() {
+    let big = Big::full("many").await;
+    let operator = big.store().await.operate();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let dashboard = Dashboard::new(&big.store().await, Access::on_this_machine()).serve(listener);
+    let dashboard = tokio::spawn(dashboard);
+    for (statistics, handler, count) in
+        [(Statistics::Stale, "audit", "3,001"), (Statistics::Fresh, "stranger", "10,000")]
+    {
+        big.learn(statistics).await;
+        let from = big.log_length();
+        let shown = forms::links(&address, "/deliveries").await;
+        assert!(shown.iter().any(|link| link.contains("state=pending&handler=mail")), "{shown:?}");
+        let discard = forms::form(&address, &format!("verb=discard&state=pending&handler={handler}")).await;
+        let discarded = forms::ended(&address, &forms::send(&address, &discard).await).await;
+        assert_eq!(discarded, format!("finished: {count} discarded"));
+        let rest = QuarantineFilter::default().topic("orders").after_id(150_000);
+        assert_eq!(operator.quarantined(&rest, 100).await.unwrap()[0].id, 150_001);
+
+        let is_ours = |plan: &explained::Plan| {
+            let pieces =
+                ["count(*) AS deliveries", "unnest(message_seqs, handler_ids", "SELECT q.id FROM inbox_quarantine q"];
+            pieces.iter().any(|piece| plan.sql.contains(piece))
+        };
+        let plans: Vec<_> = big.plans(from).into_iter().filter(is_ours).collect();
+        assert!(plans.len() >= 3, "{statistics:?}: {} plans", plans.len());
+        let offences: Vec<String> = plans.iter().flat_map(explained::Plan::offences).collect();
+        assert!(offences.is_empty(), "{statistics:?}: {}", offences[0]);
+    }
+    dashboard.abort();
 }
 
 async fn backlog_is_bounded(big: &Big) {
@@ -167,6 +234,41 @@ async fn a_claim_touches_no_more_pages_for_all_that_lies_beside_it() {
     }
     // Of the large tables the messages are read by an index of three levels; the small ones are a page.
     assert!(pages[1] <= pages[0] + 5 * 48, "{pages:?}");
+}
+
+// One tenant has 100,000 due deliveries, and 20,000 others have only deliveries that are not due.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_a_fair_handler_touches_no_more_pages_for_all_that_its_tenants_have() {
+    let mut pages = Vec::new();
+    for (name, burst, later) in [("fair_few", 100, 20), ("fair_many", 100_000, 20_000)] {
+        let big = Big::almost_empty(name).await;
+        let fair = Runs::new().handler("fair").concurrency(16).fair_by(FairKey::record_key());
+        let inbox = Inbox::builder(big.store().await).subscribe("tenants", fair).build().unwrap();
+        let of_small = |n: usize| Record::new("tenants").with_id(format!("small-{n}")).with_key("small");
+        inbox.accept_all((0..8).map(of_small)).await.unwrap();
+        let fill = format!(
+            "SET auto_explain.log_min_duration = -1;
+             INSERT INTO inbox_message (message_id, source, topic, payload_hash)
+             SELECT 'burst-' || n, 'tenants', 'tenants', '\\x00' FROM generate_series(1, {burst} + {later}) n;
+             INSERT INTO inbox_delivery (message_seq, handler_id, fair_hash, due_at)
+             SELECT m.seq, h.id, CASE WHEN n <= {burst} THEN 7 ELSE n END, now() + CASE WHEN n <= {burst} THEN -1 ELSE 24 END * interval '1 hour'
+             FROM inbox_message m CROSS JOIN LATERAL (SELECT substring(m.message_id FROM 7)::int AS n) b, inbox_handler h
+             WHERE m.message_id LIKE 'burst-%' AND h.key = 'fair';"
+        );
+        big.execute(&fill).await;
+        big.execute("VACUUM ANALYZE").await;
+        let from = big.log_length();
+        let ran = inbox.run_due().await.unwrap();
+        let plans = big.plans(from);
+        let is_fair =
+            |plan: &&explained::Plan| plan.sql.contains("RECURSIVE scan") || plan.sql.contains("ask.fair_hash, ask");
+        let fair: Vec<_> = plans.iter().filter(is_fair).collect();
+        assert!(fair.len() >= 2 && ran >= 8, "{} statements, {ran} runs", fair.len());
+        pages.push(fair.iter().map(|plan| plan.pages()).max());
+    }
+    // A scan skips at most 256 tenants without due deliveries, each with two probes of five pages. A scan of the burst
+    // would touch 100,000.
+    assert!(pages[1] <= Some(10 * (16 + 256) + 500), "{pages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! The first five minutes: the quickstart, and the commands it prints, one after the other in an empty folder.
+//! The quickstart and the commands that it prints, one after another in an empty folder.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::child::example;
 
-/// Rows that the transactional handler wrote, and orders they are for.
+/// The number of rows that the transactional handler wrote, and of the orders that they are for.
 const RESERVATIONS: &str = "sqlite3 quickstart.db \"SELECT count(*), count(DISTINCT order_number) FROM reservation\"";
 
 fn output(folder: &Path, program: &Path, arguments: &[&str]) -> Output {
@@ -20,7 +20,7 @@ fn run(folder: &Path, program: &Path, arguments: &[&str]) -> String {
     stdout
 }
 
-/// The command behind a label of the last lines, without the program's name.
+/// The command after a label in the last lines, without the program's name.
 fn printed<'a>(output: &'a str, label: &str) -> &'a str {
     let line = output.lines().find(|line| line.trim_start().starts_with(label)).expect("the command is printed");
     line.trim_start().trim_start_matches(label).trim()
@@ -37,7 +37,7 @@ fn wharf(folder: &Path, command: &str, more: &[&str]) -> String {
 }
 
 #[test]
-fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
+fn the_quickstart_ends_and_its_next_commands_work() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let output = run(folder, &example("quickstart"), &[]);
@@ -50,8 +50,9 @@ fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
     assert!(output.contains("\nstock.reserve            0         0         5         0\n"), "{output}");
 
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-    for line in output.lines().skip_while(|line| !line.starts_with("handler ")) {
-        assert!(readme.contains(line), "the README does not show: {line}");
+    let (_, shown) = readme.split_once("\n…\n").expect("the README leaves out the middle of the output");
+    for line in shown.lines().take_while(|line| !line.starts_with("```")) {
+        assert!(output.lines().any(|printed| printed == line), "the README shows what is not printed: {line}");
     }
 
     let poisoned = wharf(folder, printed(&output, "look at it"), &[]);
@@ -63,13 +64,13 @@ fn the_quickstart_ends_by_itself_and_its_next_commands_work() {
     let in_sql = sqlite(folder, printed(&output, "Or, in SQL:"));
     assert_eq!(in_sql, "order-3|fraud.check|the fraud service does not know mallory\n");
     assert!(run(folder, &example("quickstart"), &["resume"]).contains("Nothing was left to do"));
-    // A person is asked; here nobody can be.
+    // The command asks for confirmation; without a terminal it cannot.
     wharf(folder, printed(&output, "replay it"), &["--yes"]);
     let resumed = run(folder, &example("quickstart"), &["resume"]);
     assert!(resumed.contains("done        order-3   fraud.check") && resumed.contains("1 run."), "{resumed}");
     assert_eq!(sqlite(folder, RESERVATIONS), "5|5\n");
 
-    // Again: the file is made anew.
+    // A second run creates the file again.
     assert!(
         run(folder, &example("quickstart"), &[])
             .contains("\nfraud.check              0         0         4         1\n")
@@ -86,7 +87,7 @@ fn the_quickstart_killed_in_a_receipt_sends_it_when_resumed_and_a_rename_runs_no
     assert_eq!(killed.signal(), Some(9), "{killed}");
     let resumed = run(folder, &example("quickstart"), &["resume"]);
     assert!(resumed.contains("done        order-6   mail.receipt"), "{resumed}");
-    // The killed attempt is not charged, and the transactional handler has its one effect.
+    // The killed attempt consumes no retry, and the transactional handler has exactly one effect.
     let attempts = "sqlite3 quickstart.db \"SELECT state, attempts, errors FROM inbox_status
                     WHERE message_id = 'order-6' AND handler_key = 'mail.receipt'\"";
     assert_eq!(sqlite(folder, attempts), "done|2|0\n");

@@ -1,10 +1,10 @@
-//! A rate limit over real processes: together they start what it allows, and no more.
+//! A rate limit across real processes: together they start as many deliveries as the limit allows.
 
 use super::scene::Scene;
 use super::worker::{Worker, accept, order};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_processes_start_as_many_as_the_limit_allows_and_no_more() {
+async fn two_processes_together_start_as_many_as_the_limit_allows() {
     const BURST: i64 = 20;
     let scene = Scene::new().await;
     let worker = Worker { rate_burst: u32::try_from(BURST).unwrap(), ..Worker::on(&scene).await };
@@ -22,7 +22,7 @@ async fn two_processes_start_as_many_as_the_limit_allows_and_no_more() {
         let runs = scene.database.query_one_i64("SELECT count(*) FROM run").await;
         assert_eq!(runs, BURST * round);
         if round < 3 {
-            // As if as much time had passed as a burst needs.
+            // As if the time for a full burst had passed.
             scene.database.execute("UPDATE inbox_handler SET rate_next_at = NULL").await;
         }
     }

@@ -1,4 +1,4 @@
-//! The roles of `docs/roles.sql`: each does its job and nothing else.
+//! The roles of `docs/roles.sql`: each can do its job and nothing else.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,7 +25,7 @@ pub async fn with_roles() -> Scene {
     scene
 }
 
-/// Where somebody finds the database who has this role alone.
+/// The URL of a user who has only this role.
 pub fn url_of(scene: &Scene, role: &str) -> String {
     let separator = if scene.database.url().contains('?') { '&' } else { '?' };
     format!("{}{separator}options=-c%20role%3D{}_{role}", scene.database.url(), scene.database.name())
@@ -35,7 +35,7 @@ async fn store_of(scene: &Scene, role: &str) -> Store<Postgres> {
     Store::connect(&url_of(scene, role)).await.unwrap()
 }
 
-/// Asserts that a role may do none of these.
+/// Asserts that a role may execute none of these.
 async fn refuses(scene: &Scene, role: &str, statements: &[&str]) {
     let client = support::postgres::connect(&url_of(scene, role)).await;
     for sql in statements {
@@ -64,7 +64,7 @@ const PAUSE: &str = "UPDATE inbox_handler SET paused_at = now()";
 const MIGRATE: &str = "CREATE TABLE another (id int)";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_others_work() {
+async fn the_roles_accept_and_process_handle_a_message_and_neither_can_do_the_others_work() {
     let (scene, runs) = (with_roles().await, Runs::new());
     let build =
         |store| Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -104,7 +104,7 @@ async fn accept_and_process_carry_a_message_to_its_end_and_neither_does_the_othe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_sees_everything_and_changes_nothing() {
+async fn the_role_read_sees_everything_and_changes_nothing() {
     let (scene, runs) = (with_roles().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
@@ -124,7 +124,7 @@ async fn read_sees_everything_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn admin_does_what_a_person_does_and_nothing_more() {
+async fn the_role_admin_can_run_operator_actions_and_nothing_more() {
     let (scene, runs) = (with_roles().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("no")));
     let inbox = scene.inbox().subscribe("orders", failing).subscribe("returns", runs.handler("mail")).build().unwrap();
@@ -167,7 +167,7 @@ async fn admin_does_what_a_person_does_and_nothing_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clean_purges_what_is_finished_and_changes_nothing_else() {
+async fn the_role_clean_purges_finished_messages_and_changes_nothing_else() {
     let (scene, runs) = (with_roles().await, Runs::new());
     crate::scene::Database::age_identities(&scene.database, 3_600).await;
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();

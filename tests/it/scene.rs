@@ -1,7 +1,7 @@
-//! The stage of a test: a fresh database, a migrated store, handlers that remember what they were given.
+//! The setting of a test: a fresh database, a migrated store, handlers that record their messages.
 //!
-//! [`Scene`] is on PostgreSQL. What runs on every store names the scene, the backend and the connection of the module it stands in
-//! (`super::scene`): the module of SQLite has its own.
+//! [`Scene`] uses PostgreSQL. Tests for every store use the scene, the backend and the connection of their parent
+//! module (`super::scene`): the module of SQLite has its own.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ pub type Scene = Stage<Data>;
 pub type Data = TestDatabase;
 /// The backend of the scene.
 pub type Db = Postgres;
-/// What the transaction of a handler goes through.
+/// The connection of a handler's transaction.
 pub type Connection = diesel_async::AsyncPgConnection;
 /// The role of this store's child process.
 pub const WORKER: &str = "worker";
@@ -49,7 +49,7 @@ pub struct Stage<D: Database> {
 }
 
 impl<D: Database> Stage<D> {
-    /// A fresh database with the schema in it.
+    /// A fresh database with the schema.
     pub async fn new() -> Self {
         let database = D::create().await;
         let store = database.open().await;
@@ -57,42 +57,42 @@ impl<D: Database> Stage<D> {
         Self { database, store }
     }
 
-    /// An inbox whose limits suit tests: claims run out after two seconds, polls come quickly.
+    /// An inbox with limits for tests: claims expire after two seconds, polls are frequent.
     pub fn inbox(&self) -> InboxBuilder<D::Backend> {
         Inbox::builder(self.store.clone()).limits(quick())
     }
 
-    /// A store of its own on the same database, as another process would have.
+    /// A separate store on the same database, as in another process.
     pub async fn another_store(&self) -> Store<D::Backend> {
         self.database.open().await
     }
 
-    /// An inbox of another process: its own store, the same database.
+    /// An inbox of another process: a separate store, the same database.
     pub async fn another_inbox(&self) -> InboxBuilder<D::Backend> {
         Inbox::builder(self.another_store().await).limits(quick())
     }
 
-    /// How many rows a table or view has, with an optional `WHERE ...`.
+    /// The number of rows of a table or view, with an optional `WHERE ...`.
     pub async fn count(&self, rows_of: &str) -> i64 {
         self.database.query_one_i64(&format!("SELECT count(*) FROM {rows_of}")).await
     }
 
-    /// How many deliveries are in a state, as people see it.
+    /// The number of deliveries in a state of `inbox_status`.
     pub async fn count_in(&self, state: State) -> i64 {
         self.count(&format!("inbox_status WHERE state = '{}'", state.as_str())).await
     }
 
-    /// How many deliveries are done, with no error and no crash held against them.
+    /// The number of deliveries that are done, with no error and no crash counted.
     pub async fn count_done_uncharged(&self) -> i64 {
         self.count("inbox_status WHERE state = 'done' AND errors = 0 AND crashes = 0").await
     }
 
-    /// How many deliveries were done by their first attempt.
+    /// The number of deliveries that were done by their first attempt.
     pub async fn count_done_at_first(&self) -> i64 {
         self.count(&format!("inbox_status WHERE {DONE_AT_FIRST}")).await
     }
 
-    /// How many deliveries were not: they wait, took more than one attempt, or ended otherwise.
+    /// The number of all other deliveries: they wait, took more than one attempt, or ended otherwise.
     pub async fn count_not_done_at_first(&self) -> i64 {
         self.count(&format!("inbox_status WHERE NOT ({DONE_AT_FIRST})")).await
     }
@@ -109,7 +109,7 @@ impl<D: Database> Stage<D> {
         self.until("SELECT (count(*) = 0)::int::bigint FROM inbox_delivery WHERE finished_at IS NULL").await;
     }
 
-    /// Waits until the query answers 1. Polls the database: what is waited for is another process's doing.
+    /// Waits until the query returns 1. Polls the database, because another process causes the change.
     pub async fn until(&self, sql: &str) {
         within(async {
             while self.database.query_one_i64(sql).await != 1 {
@@ -121,7 +121,7 @@ impl<D: Database> Stage<D> {
 }
 
 impl Scene {
-    /// A store that reaches the database through a proxy, which can lose what passes it.
+    /// A store that reaches the database through a proxy, which can lose messages.
     pub async fn store_behind_a_proxy(&self) -> (Proxy, Store<Postgres>) {
         let proxy = Proxy::start_for(&self.database.url()).await;
         let store = Store::connect(&proxy.url(&self.database.url())).await.unwrap();
@@ -129,7 +129,7 @@ impl Scene {
     }
 }
 
-/// Where a store finds the database: directly, or by way of a PgBouncer in transaction mode when the core is run through one.
+/// The URL for a store: direct, or through a PgBouncer in transaction mode when the core of the suite runs through one.
 pub async fn store_url(database: &TestDatabase) -> String {
     static PGBOUNCER: OnceCell<PgBouncer> = OnceCell::const_new();
     if std::env::var_os("WHARF_TEST_THROUGH_PGBOUNCER").is_none() {
@@ -139,8 +139,8 @@ pub async fn store_url(database: &TestDatabase) -> String {
     pgbouncer.url(database.name())
 }
 
-/// Limits for tests: what takes minutes in production takes moments. The lease is one that a machine which stands still for a second or
-/// two lets nobody lose; a test that waits for its end has its own.
+/// Limits for tests: what takes minutes in production takes moments. The lease is long enough for a machine that stalls
+/// for a second or two; a test that waits for its end sets its own.
 pub fn quick() -> Limits {
     Limits::default().lease(Duration::from_secs(6)).poll(Duration::from_millis(50))
 }
@@ -162,7 +162,7 @@ pub fn records(count: usize) -> Vec<Record> {
     (0..count).map(|number| record(&format!("m{number:06}"))).collect()
 }
 
-/// What a handler was given, in order of start. Clones are the same list.
+/// The messages that a handler received, in order of start. Clones share the list.
 #[derive(Clone)]
 pub struct Runs {
     list: Arc<Mutex<Vec<String>>>,
@@ -198,7 +198,7 @@ impl Runs {
         within(self.count.subscribe().wait_for(|current| *current >= count)).await.unwrap();
     }
 
-    /// A handler that remembers its messages and is done.
+    /// A handler that records its messages and succeeds.
     pub fn handler<B: Backend>(&self, name: &'static str) -> Registration<B> {
         let runs = self.clone();
         handler(key(name), move |message: Message<Raw>| {
@@ -207,7 +207,7 @@ impl Runs {
         })
     }
 
-    /// A handler that remembers its messages and is done when the gate is open.
+    /// A handler that records its messages and succeeds when the gate opens.
     pub fn gated<B: Backend>(&self, name: &'static str, gate: &watch::Sender<bool>) -> Registration<B> {
         let (runs, gate) = (self.clone(), gate.clone());
         handler(key(name), move |message: Message<Raw>| {
@@ -221,7 +221,7 @@ impl Runs {
         })
     }
 
-    /// A handler that remembers its messages and ends when the gate lets it.
+    /// A handler that records its messages and returns when the gate opens.
     pub fn held<B: Backend>(&self, name: &'static str, gate: &Arc<Semaphore>) -> Registration<B> {
         let (runs, gate) = (self.clone(), Arc::clone(gate));
         handler(key(name), move |message: Message<Raw>| {
@@ -234,10 +234,10 @@ impl Runs {
         })
     }
 
-    /// What [`Runs::obeying`] can be told.
+    /// The commands of [`Runs::obeying`].
     pub const ORDERS: [&'static str; 5] = ["done", "retry", "snooze", "discard", "poison"];
 
-    /// A handler that does with a message what its id says; retried and snoozed ones are done the second time.
+    /// A handler that does what the id of the message says; retried and snoozed messages succeed the second time.
     pub fn obeying<B: Backend>(&self, name: &'static str) -> Registration<B> {
         self.answering(name, |message| match message.id() {
             "retry" if message.attempt() == 1 => Err(Failure::retry_after(Duration::ZERO, "no")),
@@ -248,7 +248,7 @@ impl Runs {
         })
     }
 
-    /// A handler that remembers its messages and answers what `answer` says.
+    /// A handler that records its messages and returns the result of `answer`.
     pub fn answering<B: Backend>(
         &self,
         name: &'static str,

@@ -1,5 +1,5 @@
-//! Deliveries that share a transaction on PostgreSQL: a killed process, lost answers, a lost claim, a lost session. SQLite has none of these while a
-//! handler has its writer, except the killed process.
+//! Deliveries that share a transaction on PostgreSQL: a killed process, lost replies, a lost claim, a lost session. On
+//! SQLite only the killed process can happen while a handler holds the writer.
 
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use wharf::{Failure, Inbox, Limits, Message, Raw, Registration, RetryPolicy, tx_
 use crate::effect::{self, Connection, effects};
 use crate::scene::{Runs, Scene, key, quick, records, within};
 use crate::worker::{Worker, accept, order};
+use support::events::{Event, Events};
 use support::proxy::Fault;
 
 const SHARED: usize = 16;
-/// Runs after which the handler is held until enough wait behind it to share a transaction.
+/// The number of runs after which the handler is held until enough deliveries wait to share a transaction.
 const KNOWN_AFTER: usize = 40;
 const WAITING: &str = "SELECT (count(*) > 24)::int::bigint FROM inbox_delivery WHERE locked_until IS NOT NULL";
 
@@ -25,7 +26,7 @@ impl Gate {
         Self(watch::Sender::new(false))
     }
 
-    /// A transactional handler that writes, waits at the gate, and ends as `then` does.
+    /// A transactional handler that writes, waits at the gate, and returns the result of `then`.
     fn handler<F>(&self, runs: &Runs, then: F) -> Registration<wharf::Postgres>
     where
         F: Fn(&Message<Raw>) -> Result<(), Failure> + Clone + Send + Sync + 'static,
@@ -43,14 +44,21 @@ impl Gate {
         handler.concurrency(1).share_transaction(SHARED).retry(RetryPolicy::never())
     }
 
-    /// Opens when so many deliveries are claimed that the next transactions are shared by as many as can be.
-    async fn open_when_others_wait(&self, scene: &Scene) {
-        scene.until(WAITING).await;
+    /// Opens when a run is held and enough deliveries are claimed to fill the next shared transactions.
+    async fn open_when_others_wait(&self, scene: &Scene, runs: &Runs) {
+        until_held(scene, runs).await;
         self.0.send_replace(true);
     }
 }
 
-/// What waits is not given back while the test holds the handler.
+/// Waits until a run is held at the gate and others wait for it. Enough deliveries can be claimed before the first run
+/// is held, so the claims alone do not show that the handler has stopped.
+async fn until_held(scene: &Scene, runs: &Runs) {
+    runs.reached(KNOWN_AFTER + 1).await;
+    scene.until(WAITING).await;
+}
+
+/// Waiting deliveries are not released while the test holds the handler.
 fn patient() -> Limits {
     quick().claim_ahead(Duration::from_secs(10)).backoff_max(Duration::from_millis(200))
 }
@@ -61,7 +69,7 @@ async fn scene() -> Scene {
     scene
 }
 
-/// Every message is done, was charged nothing, and has one effect.
+/// Every message is done, consumed no retry, and has one effect.
 async fn assert_one_effect_each(scene: &Scene, messages: usize) {
     scene.settled().await;
     assert_eq!(scene.count_done_uncharged().await, i64::try_from(messages).unwrap());
@@ -70,14 +78,14 @@ async fn assert_one_effect_each(scene: &Scene, messages: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_is_committed_together() {
+async fn waiting_deliveries_are_committed_together() {
     let scene = scene().await;
     let (runs, gate) = (Runs::new(), Gate::new());
     scene.database.execute("ALTER TABLE effect ADD tx text DEFAULT pg_current_xact_id()::text").await;
     let inbox = scene.inbox().limits(patient()).subscribe("orders", gate.handler(&runs, |_| Ok(()))).build().unwrap();
     inbox.accept_all(records(100)).await.unwrap();
     let running = inbox.start().await.unwrap();
-    gate.open_when_others_wait(&scene).await;
+    gate.open_when_others_wait(&scene, &runs).await;
     assert_one_effect_each(&scene, 100).await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
@@ -87,7 +95,7 @@ async fn what_waits_is_committed_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_whose_answer_is_lost_is_recognised_and_one_that_never_arrived_is_run_again() {
+async fn a_shared_commit_without_a_reply_is_recognized_and_a_lost_one_is_repeated() {
     for fault in [Fault::LoseReply, Fault::LoseRequest, Fault::Hang] {
         let scene = scene().await;
         let proxy = support::proxy::Proxy::start_for(&scene.database.url()).await;
@@ -99,8 +107,8 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_one_that_never_arrived_
         let inbox = Inbox::builder(store).limits(patient()).subscribe("orders", handler).build().unwrap();
         inbox.accept_all(records(100)).await.unwrap();
         let running = inbox.start().await.unwrap();
-        scene.until(WAITING).await;
-        // The transaction that is held, then one that is full.
+        until_held(&scene, &runs).await;
+        // First the transaction that is held, then a full one.
         let faults = [proxy.on_next_commit(fault), proxy.on_next_commit(fault)];
         gate.0.send_replace(true);
         for fault in faults {
@@ -116,14 +124,14 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_one_that_never_arrived_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_claim_of_one_undoes_all_and_the_others_run_again() {
+async fn a_lost_claim_of_one_delivery_rolls_back_all_and_the_others_run_again() {
     let scene = scene().await;
     let (runs, gate) = (Runs::new(), Gate::new());
     let inbox = scene.inbox().limits(patient()).subscribe("orders", gate.handler(&runs, |_| Ok(()))).build().unwrap();
     inbox.accept_all(records(100)).await.unwrap();
     let running = inbox.start().await.unwrap();
-    scene.until(WAITING).await;
-    // Another process has claimed one of those that wait, as after a lease that ran out, and has done it.
+    until_held(&scene, &runs).await;
+    // Another process has claimed one of the waiting deliveries, as after an expired lease, and has completed it.
     let stolen = "UPDATE inbox_delivery SET attempts = attempts + 1, locked_until = NULL, locked_by = NULL, finished_at = now(), status = 2
                   WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'm000050')";
     scene.database.execute(stolen).await;
@@ -137,7 +145,7 @@ async fn a_lost_claim_of_one_undoes_all_and_the_others_run_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_is_lost_undoes_all_and_nothing_is_charged() {
+async fn a_lost_session_rolls_back_all_and_consumes_no_retry() {
     async fn ending(state: (Runs, Gate, String), message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         let (runs, gate, url) = state;
         runs.note(&message);
@@ -160,19 +168,65 @@ async fn a_session_that_is_lost_undoes_all_and_nothing_is_charged() {
     let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
     inbox.accept_all(records(100)).await.unwrap();
     let running = inbox.start().await.unwrap();
-    gate.open_when_others_wait(&scene).await;
+    gate.open_when_others_wait(&scene, &runs).await;
     assert_one_effect_each(&scene, 100).await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert!(runs.count() > 100, "{} runs", runs.count());
 }
 
-// An error that a handler swallows takes the whole transaction away. It is held against that handler's delivery alone.
+// A delivery that is set apart runs alone until its next outcome. An outage sets apart only deliveries that ran in the
+// lost transaction.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_that_one_swallows_is_its_own_failure_and_of_no_other() {
+async fn an_outage_sets_apart_only_what_was_in_the_lost_transaction() {
+    let events = Events::capture();
+    let scene = scene().await;
+    let note = "CREATE TABLE apart (message_seq bigint);
+                CREATE FUNCTION note_apart() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN
+                    INSERT INTO apart VALUES (NEW.message_seq);
+                    RETURN NULL;
+                END $$;
+                CREATE TRIGGER note_apart AFTER UPDATE ON inbox_delivery FOR EACH ROW
+                WHEN (NEW.store_errors > 0) EXECUTE FUNCTION note_apart()";
+    scene.database.execute(note).await;
+    let (proxy, store) = scene.store_behind_a_proxy().await;
+    let (runs, gate) = (Runs::new(), Gate::new());
+    let handler = gate.handler(&runs, |_| Ok(()));
+    let inbox = Inbox::builder(store).limits(patient()).subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(100)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    until_held(&scene, &runs).await;
+    // The held transaction contains what ran and is not committed: the delivery that is held, and those before it.
+    let committed = effects(&scene).await;
+    let in_transaction: Vec<String> = runs.ids().into_iter().filter(|id| !committed.contains(id)).collect();
+    assert!((1..=SHARED).contains(&in_transaction.len()), "{in_transaction:?}");
+    proxy.refuse().await;
+    proxy.reset_all().await;
+
+    gate.0.send_replace(true);
+    // If COMMIT was sent before the client noticed the reset, the row is read back until the server answers.
+    let is_outage = |event: &Event| event.has("operation", "transact") || event.has("operation", "read back");
+    events.wait_for_count(10, |event| event.message == "store error" && is_outage(event)).await;
+    proxy.pass().await;
+
+    assert_one_effect_each(&scene, 100).await;
+    let apart = "SELECT DISTINCT message_id FROM apart JOIN inbox_message ON seq = message_seq";
+    for id in scene.database.query_texts(apart).await {
+        assert!(
+            in_transaction.contains(&id),
+            "{id} was set apart, and the lost transaction contained {in_transaction:?}"
+        );
+    }
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// An error that a handler ignores aborts the whole transaction. Only the delivery of that handler consumes a retry.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_a_handler_ignores_fails_only_its_own_delivery() {
     async fn careless(state: (Runs, Gate), message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         let (runs, gate) = state;
         runs.note(&message);
-        // Another answer than retry, to whatever the database says.
+        // Returns another failure than retry, whatever the database reports.
         effect::write(conn, message.id()).await.map_err(|_| Failure::poison("the database said no"))?;
         if runs.count() > KNOWN_AFTER {
             let _ = gate.0.subscribe().wait_for(|is_open| *is_open).await;
@@ -184,12 +238,12 @@ async fn an_error_that_one_swallows_is_its_own_failure_and_of_no_other() {
     }
     let scene = scene().await;
     let (runs, gate) = (Runs::new(), Gate::new());
-    let handler = tx_handler(key("stock"), with_state((runs, gate.clone()), careless));
+    let handler = tx_handler(key("stock"), with_state((runs.clone(), gate.clone()), careless));
     let handler = handler.concurrency(1).share_transaction(SHARED).retry(RetryPolicy::never());
     let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
     inbox.accept_all(records(100)).await.unwrap();
     let running = inbox.start().await.unwrap();
-    gate.open_when_others_wait(&scene).await;
+    gate.open_when_others_wait(&scene, &runs).await;
     scene.settled().await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 
@@ -198,32 +252,6 @@ async fn an_error_that_one_swallows_is_its_own_failure_and_of_no_other() {
     assert_eq!((scene.count_done_uncharged().await, effects(&scene).await.len()), (99, 99));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_one_has_set_does_not_reach_the_next() {
-    async fn setting(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
-        let seen = "INSERT INTO effect SELECT concat_ws(' ', current_setting('work_mem'), current_setting('TimeZone'), current_user)";
-        effect::execute(conn, seen).await?;
-        let set =
-            ["SET work_mem = '7MB'", "SET LOCAL TIME ZONE 'Asia/Tokyo'", "SET ROLE pg_monitor", "SET LOCAL ROLE NONE"];
-        for set in set {
-            effect::execute(conn, set).await?;
-        }
-        Ok(())
-    }
-    let scene = scene().await;
-    let handler = tx_handler(key("stock"), setting).concurrency(1).share_transaction(SHARED);
-    let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
-    inbox.accept_all(records(100)).await.unwrap();
-    assert_eq!(inbox.drain().await.unwrap(), 100);
-
-    let mut seen = effects(&scene).await;
-    assert_eq!(seen.len(), 100);
-    seen.dedup();
-    let fresh = "SELECT concat_ws(' ', current_setting('work_mem'), 'UTC', current_user)";
-    assert_eq!(seen, scene.database.query_texts(fresh).await);
-}
-
-// A statement that hangs is cancelled with its handler, and the others go on in the same transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_hangs_is_cancelled_with_its_handler() {
     async fn hanging(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -249,7 +277,7 @@ async fn a_statement_that_hangs_is_cancelled_with_its_handler() {
 async fn a_process_that_is_killed_in_a_shared_transaction_leaves_one_effect_each() {
     let scene = Scene::new().await;
     let worker = Worker { is_transactional: true, concurrency: 1, share: SHARED, ..Worker::on(&scene).await };
-    // Those before it are quick, so that it is not the first of its transaction.
+    // The deliveries before it are quick, so that it is not the first of its transaction.
     let mut orders = records(100);
     orders.insert(60, order("hanging", "hang once"));
     accept(&scene, &["stock"], orders).await;

@@ -1,5 +1,5 @@
-//! Shutdown: claims are given back, due at once and with nothing charged, handlers have the grace they were promised, and a database
-//! that is away keeps no process from ending.
+//! Shutdown: claims are released, due at once and without consuming a retry; handlers have the promised grace period;
+//! and an unavailable database does not prevent a process from ending.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use support::proxy::Proxy;
 
 const COUNTERS: &str = "SELECT concat_ws(' ', state, 'errors', errors, 'crashes', crashes) FROM inbox_status";
 
-/// Nothing that a test waits for comes from the end of such a lease.
+/// The lease is so long that no claim expires during a test.
 fn endless_lease() -> Limits {
     quick().lease(Duration::from_secs(600))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
+async fn shutdown_releases_claims_at_once_and_consumes_no_retry() {
     let scene = Scene::new().await;
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
     let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
@@ -45,7 +45,7 @@ async fn shutdown_gives_claims_back_to_be_taken_at_once_and_charges_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
+async fn records_accepted_during_a_shutdown_are_not_left_claimed() {
     let scene = Scene::new().await;
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
     let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
@@ -66,7 +66,7 @@ async fn what_is_accepted_during_a_shutdown_is_not_left_claimed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn any_number_of_deploys_charges_nothing() {
+async fn repeated_deploys_consume_no_retry() {
     let scene = Scene::new().await;
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
     let inbox = scene.inbox().limits(endless_lease()).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
@@ -86,7 +86,7 @@ async fn any_number_of_deploys_charges_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_asked_to_end_leaves_its_work_to_the_next() {
+async fn a_process_ended_by_sigterm_leaves_its_work_to_the_next() {
     let scene = Scene::new().await;
     let worker = Worker { lease: Duration::from_secs(600), ..Worker::on(&scene).await };
     accept(&scene, &["stock"], vec![order("a", "hang once")]).await;
@@ -111,7 +111,7 @@ async fn shutdown_with_grace_lets_handlers_finish_and_starts_no_new_ones() {
     inbox.accept_all(records(10)).await.unwrap();
     runs.reached(3).await;
 
-    // Polled in this order: the gate is opened when the shutdown has begun.
+    // Polled in this order: the gate is opened after the shutdown has begun.
     let (ended, _) =
         within(async { tokio::join!(running.shutdown(PATIENCE), async { gate.send_replace(true) }) }).await;
 
@@ -157,7 +157,7 @@ async fn behind_a_proxy() -> (Scene, Proxy, Inbox<Postgres>, Runs) {
     (scene, proxy, inbox, runs)
 }
 
-/// Five seconds are promised; a busy machine gets more, a connection's own time-out is longer still.
+/// The promise is five seconds; a busy machine gets more, but a connection's own timeout is longer still.
 async fn assert_ends_with_an_error(running: Running<Postgres>) {
     let ended = tokio::time::timeout(Duration::from_secs(45), running.shutdown(Duration::ZERO)).await;
     let error = ended.expect("shutdown is bounded").unwrap_err();
@@ -166,7 +166,7 @@ async fn assert_ends_with_an_error(running: Running<Postgres>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grace_without_end_lets_handlers_end() {
+async fn an_unlimited_grace_lets_handlers_end() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -180,7 +180,7 @@ async fn a_grace_without_end_lets_handlers_end() {
 }
 
 #[test]
-fn a_runtime_that_ends_under_its_handlers_leaves_their_work_to_others() {
+fn a_runtime_that_shuts_down_while_handlers_run_leaves_their_work_to_others() {
     let others = tokio::runtime::Runtime::new().unwrap();
     let (scene, runs) = others.block_on(async { (Scene::new().await, Runs::new()) });
     let ending = tokio::runtime::Runtime::new().unwrap();
@@ -188,7 +188,7 @@ fn a_runtime_that_ends_under_its_handlers_leaves_their_work_to_others() {
     let running = ending.block_on(inbox.start()).unwrap();
     ending.shutdown_background();
 
-    // Accepted and claimed by an engine that can run nothing any more.
+    // Accepted and claimed by an engine that can no longer run anything.
     others.block_on(async {
         inbox.accept_all(crate::scene::records(50)).await.unwrap();
         let other = scene.another_inbox().await.subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -200,7 +200,7 @@ fn a_runtime_that_ends_under_its_handlers_leaves_their_work_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_that_is_started_twice_at_once_runs_once() {
+async fn an_inbox_that_is_started_twice_concurrently_runs_once() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
 

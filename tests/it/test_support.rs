@@ -1,11 +1,12 @@
-//! What the tests rely on in their own support: a Kafka that keeps every byte through a kill, SQL that means the same on both stores.
+//! What the tests require of their own support: a Kafka that keeps every byte when killed, and SQL that means the same
+//! on both stores.
 
 use support::kafka::Kafka;
 use support::kafka_records::TestRecord;
 use support::sqlite::translated;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_broker_still_has_what_it_acknowledged() {
+async fn a_killed_broker_keeps_acknowledged_records() {
     let kafka = Kafka::start().await;
     let topic = kafka.create_unique_topic(1).await;
     let odd = TestRecord::keyed([0xff], "payload").with_header([0xfe], "value").with_null_header("none");
@@ -19,14 +20,14 @@ async fn a_killed_broker_still_has_what_it_acknowledged() {
 }
 
 #[test]
-fn the_compose_file_has_the_kafka_of_the_tests() {
+fn the_compose_file_has_the_kafka_version_of_the_tests() {
     let environment = include_str!("../../scripts/environment.sh");
     let version = environment.lines().find_map(|line| line.strip_prefix("kafka_version=")).unwrap();
     assert!(include_str!("../../docker-compose.yml").contains(&format!("image: apache/kafka:{version}\n")));
 }
 
 #[test]
-fn postgresql_words_become_sqlites() {
+fn postgresql_expressions_are_translated_to_sqlite() {
     let sql = "SELECT (now() - interval '2 days' > due_at)::int::bigint, inbox_text(payload) FROM t";
     let clock = "(SELECT at FROM inbox_now)";
     let bytes = "CASE typeof(payload) WHEN 'blob' THEN '\\x' || lower(hex(payload)) ELSE payload END";

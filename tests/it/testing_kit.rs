@@ -1,4 +1,5 @@
-//! The kit for users' tests keeps its word: time moves when told, deaths are deaths, and a handler that is not idempotent is found out.
+//! The kit for users' tests: the clock moves on request, simulated crashes behave like real ones, and a handler that is
+//! not idempotent is reported.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
@@ -29,7 +30,7 @@ fn noting(effects: &Effects) -> Registration<Sqlite> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn retries_are_due_when_the_clock_has_moved_there() {
+async fn retries_are_due_when_the_clock_has_been_advanced() {
     let failing = handler(KEY, async |_: Message<Raw>| Err::<(), _>(Failure::retry("no")))
         .retry(RetryPolicy::exponential().max_retries(2).max_delay(Duration::from_secs(3_600)));
     let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", failing)).await.unwrap();
@@ -50,7 +51,7 @@ async fn retries_are_due_when_the_clock_has_moved_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_dies_after_the_handler_leaves_a_claim_and_the_handler_runs_again() {
+async fn a_process_that_crashes_after_the_handler_leaves_a_claim_and_the_handler_runs_again() {
     let effects = Effects::default();
     let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting(&effects))).await.unwrap();
     inbox.accept(order()).await.unwrap();
@@ -67,7 +68,7 @@ async fn a_process_that_dies_after_the_handler_leaves_a_claim_and_the_handler_ru
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_dies_before_the_handler_has_done_nothing() {
+async fn a_process_that_crashes_before_the_handler_leaves_no_effect() {
     let effects = Effects::default();
     let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting(&effects))).await.unwrap();
     inbox.accept(order()).await.unwrap();
@@ -88,7 +89,7 @@ async fn insert(_: Message<Raw>, conn: &mut AsyncSqliteConnection) -> Result<(),
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transactional_handler_leaves_nothing_behind_when_the_process_dies() {
+async fn a_transactional_handler_leaves_no_writes_when_the_process_crashes() {
     let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", tx_handler(KEY, insert))).await.unwrap();
     inbox.accept(order()).await.unwrap();
     inbox.crash_at(CrashPoint::AfterHandler);
@@ -99,7 +100,7 @@ async fn a_transactional_handler_leaves_nothing_behind_when_the_process_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_is_not_idempotent_is_found_out() {
+async fn a_handler_that_is_not_idempotent_is_reported() {
     let effects = Effects::default();
     let seen = async || effects.lock().unwrap().len();
     let proven = AssertUnwindSafe(assert_idempotent(noting(&effects), order(), seen)).catch_unwind().await;
@@ -120,7 +121,7 @@ async fn a_handler_that_uses_the_id_as_its_key_is_idempotent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_expectation_says_what_is_there() {
+async fn a_failed_expectation_reports_the_actual_state() {
     let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", noting(&Effects::default()))).await.unwrap();
     inbox.accept(order()).await.unwrap();
     let asserted = AssertUnwindSafe(inbox.assert_state("order-17", KEY, State::Done)).catch_unwind().await;
@@ -129,7 +130,7 @@ async fn a_wrong_expectation_says_what_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_dies_before_or_after_a_call_of_a_batch_handler_leaves_its_claims_and_each_message_runs_again() {
+async fn after_a_crash_around_a_call_of_a_batch_handler_each_message_runs_again() {
     for (point, calls) in [(CrashPoint::BeforeHandler, vec![1; 5]), (CrashPoint::AfterHandler, vec![5, 1, 1, 1, 1, 1])]
     {
         let sizes = Arc::new(Mutex::new(Vec::new()));
@@ -166,7 +167,7 @@ async fn a_rate_limit_allows_more_when_the_clock_has_moved() {
         inbox.advance(hour * hours).await.unwrap();
         assert_eq!(inbox.drain().await.unwrap(), usize::try_from(hours).unwrap());
     }
-    // No more is saved than a burst.
+    // At most a burst is saved up.
     inbox.advance(hour * 100).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 3);
 }

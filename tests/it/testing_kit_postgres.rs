@@ -1,5 +1,5 @@
-//! The kit for users' tests on a PostgreSQL of their own: a transactional handler meets the connection it has in production, and nothing
-//! stays behind but what the handler itself wrote.
+//! The kit for users' tests on their own PostgreSQL: a transactional handler gets the same connection as in production,
+//! and only the handler's own writes stay behind.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use support::database::TestDatabase;
 
 const KEY: HandlerKey = HandlerKey::new("stock.reserve");
 
-/// The service's own table, where it is in production: in `public`.
+/// The service's own table, in `public` as in production.
 async fn own_table() -> TestDatabase {
     let database = TestDatabase::create().await;
     database.execute("CREATE TABLE reserved (id bigint GENERATED ALWAYS AS IDENTITY)").await;
@@ -51,7 +51,7 @@ async fn a_transactional_handler_that_crashes_leaves_nothing_and_takes_effect_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idempotence_is_asserted_of_both_kinds_of_handler() {
+async fn idempotence_is_asserted_for_both_kinds_of_handler() {
     let database = own_table().await;
     let inbox = test_inbox(&database).await;
     let count = async || database.query_one_i64("SELECT count(*) FROM reserved").await;
@@ -76,7 +76,7 @@ async fn retries_are_due_when_the_time_has_passed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_schema_of_a_test_goes_with_its_inbox_and_two_tests_do_not_meet() {
+async fn the_schema_of_a_test_is_dropped_with_its_inbox_and_not_shared() {
     let database = own_table().await;
     let (one, other) = (test_inbox(&database).await, test_inbox(&database).await);
     assert_eq!(schemas(&database).await.len(), 2);
@@ -88,7 +88,7 @@ async fn the_schema_of_a_test_goes_with_its_inbox_and_two_tests_do_not_meet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_test_left_behind_is_removed_by_a_later_one() {
+async fn the_schema_of_a_killed_test_is_removed_by_a_later_one() {
     let database = own_table().await;
     database.execute("CREATE SCHEMA wharf_test_0000000001_0123456789abcdef").await;
     database.execute("CREATE SCHEMA wharf_test_of_mine").await;
@@ -120,9 +120,10 @@ async fn the_keys_of_a_build_are_known_without_a_database() {
     assert!(refused.to_string().contains("no store"), "{refused}");
 }
 
-// The server's clock cannot be moved, so the kit moves every stored stamp instead: a column that it forgets would stand still.
+// The server's clock cannot be moved, so the kit moves every stored timestamp instead: a column that it leaves out
+// would not move.
 #[tokio::test(flavor = "multi_thread")]
-async fn moving_the_clock_moves_every_stamp_of_the_schema() {
+async fn moving_the_clock_moves_every_timestamp_of_the_schema() {
     let scene = Scene::new().await;
     let stamps = "SELECT c.table_name || ' ' || c.column_name FROM information_schema.columns c
                   JOIN information_schema.tables t USING (table_schema, table_name)
@@ -155,7 +156,7 @@ async fn a_rate_limit_allows_more_when_the_clock_has_moved() {
         inbox.advance(hour * hours).await.unwrap();
         assert_eq!(inbox.drain().await.unwrap(), usize::try_from(hours).unwrap());
     }
-    // No more is saved than a burst.
+    // At most a burst is saved up.
     inbox.advance(hour * 100).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 3);
 }

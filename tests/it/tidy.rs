@@ -1,4 +1,4 @@
-//! The tree's own rules, checked on its files: what a review would have to say again and again is said here once.
+//! The tree's own rules, checked on its files, so that no review has to repeat them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 const LINES_MAX: usize = 400;
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// A source file, its path as seen from the root of the tree.
+/// A source file; its path is relative to the root of the tree.
 struct Source {
     path: String,
     text: String,
 }
 
 impl Source {
-    /// The text before the unit tests, which stand last, or in a file or a folder of their own.
+    /// The text before the unit tests, which come last, or are in a separate file or folder.
     fn code(&self) -> &str {
         if self.path.ends_with("/tests.rs") || self.path.contains("/tests/") {
             return "";
@@ -62,7 +62,7 @@ fn without_comment(line: &str) -> &str {
 }
 
 #[test]
-fn every_file_says_first_what_it_is_for() {
+fn every_file_begins_with_its_purpose() {
     let silent: Vec<String> = sources(&["src", "tests", "benches", "examples"])
         .into_iter()
         .filter(|source| {
@@ -74,7 +74,7 @@ fn every_file_says_first_what_it_is_for() {
 }
 
 #[test]
-fn no_file_is_longer_than_a_sitting() {
+fn files_have_at_most_400_lines() {
     let long: Vec<(String, usize)> = sources(&["src", "tests", "benches", "examples"])
         .into_iter()
         .map(|source| (source.path, source.text.lines().count()))
@@ -83,18 +83,18 @@ fn no_file_is_longer_than_a_sitting() {
     assert!(long.is_empty(), "{long:?}");
 }
 
-// Behind a pooler the default of the role applies, which may be another.
+// Behind a pooler the default of the role applies, which may be another level.
 #[test]
-fn every_transaction_on_postgresql_names_its_level() {
+fn every_transaction_on_postgresql_sets_its_isolation_level() {
     let sources = sources(&["src/store/postgres"]);
     refuse_lines(sources.iter().map(|source| (source.path.as_str(), source.code())), |line| {
         [".transaction(", "begin_transaction("].iter().any(|call| without_comment(line).contains(call))
     });
 }
 
-/// A function begins where `fn` stands in its signature and ends at the brace in the same column, as the formatter writes it.
+/// A function begins at the line of its `fn` and ends at the brace in the same column, as rustfmt writes it.
 #[test]
-fn no_function_is_longer_than_a_screen() {
+fn functions_have_at_most_70_lines() {
     let mut long = Vec::new();
     for source in sources(&["src"]) {
         let lines: Vec<&str> = source.text.lines().collect();
@@ -117,7 +117,8 @@ fn no_function_is_longer_than_a_screen() {
     assert!(long.is_empty(), "{long:?}");
 }
 
-/// The folders of `src` and what each may import, from ARCHITECTURE.md: a line each, `folder -> folder, folder`.
+/// The folders of `src` and the folders that each may import, from ARCHITECTURE.md: one line each, `folder -> folder,
+/// folder`.
 fn allowed_edges() -> Vec<(String, BTreeSet<String>)> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).unwrap();
     let section = page.split("\n## Folders import one way\n").nth(1).expect("the section on folders");
@@ -133,7 +134,7 @@ fn allowed_edges() -> Vec<(String, BTreeSet<String>)> {
         .collect()
 }
 
-/// What a file imports of the crate: the names that follow `crate::`.
+/// The modules of the crate that a file imports: the names after `crate::`.
 fn imports(source: &Source) -> BTreeSet<String> {
     let code: String = source.code().lines().map(|line| format!("{}\n", without_comment(line))).collect();
     let name = |rest: &str| rest.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
@@ -168,7 +169,7 @@ fn folders_import_only_what_the_architecture_allows() {
 }
 
 #[test]
-fn nothing_in_src_unwraps_or_is_left_to_do() {
+fn src_has_no_unwrap_and_no_todo() {
     let sources = sources(&["src"]);
     let code = sources.iter().map(|source| (source.path.as_str(), source.code()));
     let forbidden = [".unwrap()", ".unwrap_err()", "todo!(", "unimplemented!(", "dbg!(", "println!(", "eprintln!("];
@@ -176,7 +177,7 @@ fn nothing_in_src_unwraps_or_is_left_to_do() {
 }
 
 #[test]
-fn sql_stands_in_the_store_and_nowhere_else() {
+fn sql_is_only_in_the_store() {
     let sources = sources(&["src"]);
     let outside = sources.iter().filter(|source| !source.is_in("src/store/"));
     let code = outside.map(|source| (source.path.as_str(), source.code()));
@@ -185,7 +186,7 @@ fn sql_stands_in_the_store_and_nowhere_else() {
 }
 
 #[test]
-fn diesel_is_named_in_the_store_and_nowhere_else() {
+fn diesel_is_only_used_in_the_store() {
     let sources = sources(&["src"]);
     let outside = sources.iter().filter(|source| !source.is_in("src/store/"));
     let code = outside.map(|source| (source.path.as_str(), source.code()));
@@ -193,23 +194,33 @@ fn diesel_is_named_in_the_store_and_nowhere_else() {
 }
 
 #[test]
-fn rdkafka_is_named_in_kafka_and_nowhere_else() {
+fn rdkafka_is_only_used_in_kafka() {
     let sources = sources(&["src"]);
     let outside = sources.iter().filter(|source| !source.is_in("src/kafka/"));
     let code = outside.map(|source| (source.path.as_str(), source.code()));
     refuse_lines(code, |line| without_comment(line).contains("rdkafka::"));
 }
 
-// `sql_query` is prepared anew at every call.
+// The API of opentelemetry breaks with every release.
 #[test]
-fn no_statement_is_prepared_at_every_call() {
+fn opentelemetry_is_only_used_in_its_bridge() {
+    let sources = sources(&["src"]);
+    let outside = sources.iter().filter(|source| source.path != "src/telemetry/otel.rs");
+    let code = outside.map(|source| (source.path.as_str(), source.code()));
+    let uses = ["opentelemetry::", "opentelemetry_", "use opentelemetry"];
+    refuse_lines(code, |line| uses.iter().any(|name| without_comment(line).contains(name)));
+}
+
+// `sql_query` is prepared again at every call.
+#[test]
+fn statements_are_not_prepared_at_every_call() {
     let sources = sources(&["src"]);
     let code = sources.iter().map(|source| (source.path.as_str(), source.code()));
     refuse_lines(code, |line| without_comment(line).contains("sql_query("));
 }
 
-// Code that several programs share is a crate, `tests/support`: included by its path it would be compiled once for each of them. Only
-// the tests that run on every store are included by path, because they are to be compiled once for each store.
+// Code that several programs share is a crate, `tests/support`: included by path it would be compiled once for each of
+// them. Only the tests that run on every store are included by path, because they must be compiled once per store.
 #[test]
 fn no_file_is_included_by_its_path() {
     let sources = sources(&["src", "tests/support", "benches", "examples"]);
@@ -218,7 +229,7 @@ fn no_file_is_included_by_its_path() {
 }
 
 #[test]
-fn nothing_is_left_for_later_in_a_comment() {
+fn no_comment_defers_work() {
     let sources = sources(&["src", "tests", "benches", "examples"]);
     let others = sources.iter().filter(|source| source.path != "tests/it/tidy.rs");
     let marks = ["TODO", "FIXME", "XXX", "HACK"];
@@ -228,7 +239,7 @@ fn nothing_is_left_for_later_in_a_comment() {
 }
 
 #[test]
-fn no_file_names_a_place_of_one_machine() {
+fn no_file_contains_a_path_of_one_machine() {
     let sources = sources(&["src", "tests", "benches", "examples"]);
     let others = sources.iter().filter(|source| source.path != "tests/it/tidy.rs");
     let places = ["/home/", "/root/", "/Users/", "/work/", "C:\\"];

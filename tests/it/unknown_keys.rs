@@ -1,5 +1,5 @@
-//! Deliveries whose handler this process, or any live process, does not know: left alone, reported, and given up only after the
-//! grace, so that a rolling deploy and a rollback poison nothing.
+//! Deliveries whose handler this process, or every live process, does not have: they are left alone, reported, and
+//! poisoned only after the grace period, so that a rolling deploy and a rollback poison nothing.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ fn with_grace(grace: Duration) -> Limits {
     quick().unknown_key_grace(grace)
 }
 
-/// The version that knows only `a`.
+/// The version that has only `a`.
 async fn v1(scene: &Scene, runs: &Runs, grace: Duration) -> Inbox<Db> {
     scene.another_inbox().await.limits(with_grace(grace)).subscribe("orders", runs.handler("a")).build().unwrap()
 }
 
-/// The version that also knows `b`. Each test has its own `b`, to tell its events from the others'.
+/// The version that also has `b`. Each test has its own `b`, to distinguish its events from those of others.
 async fn v2(scene: &Scene, runs: &Runs, b: &'static str) -> InboxBuilder<Db> {
     let builder = scene.another_inbox().await.limits(with_grace(AN_HOUR));
     builder.subscribe("orders", runs.handler("a")).subscribe("orders", runs.handler(b))
@@ -40,7 +40,7 @@ async fn reported(events: &Events, b: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_process_leaves_what_it_does_not_know_untouched_and_reports_it() {
+async fn an_old_process_reports_deliveries_with_unknown_keys_and_leaves_them_unchanged() {
     let scene = Scene::new().await;
     let events = Events::capture();
     let runs = Runs::new();
@@ -61,9 +61,9 @@ async fn an_old_process_leaves_what_it_does_not_know_untouched_and_reports_it() 
     assert_eq!(newer.drain().await.unwrap(), 30);
 }
 
-// Even with no grace at all, because a live process knows the key.
+// Even without a grace period, because a live process has the key.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
+async fn an_old_process_does_not_touch_deliveries_of_a_new_one() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let (gate, opened) = tokio::sync::watch::channel(false);
@@ -81,7 +81,7 @@ async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
 
     let older = v1(&scene, &runs, NO_GRACE).await;
     let older_running = older.start().await.unwrap();
-    // Several looks of the old process later.
+    // After several checks of the old process.
     let looked =
         "SELECT (seen_at > started_at + interval '3 s')::int::bigint FROM inbox_processor ORDER BY id DESC LIMIT 1";
     scene.until(looked).await;
@@ -95,7 +95,7 @@ async fn an_old_process_beside_a_new_one_leaves_its_deliveries_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rolls_and_rollbacks_under_load_poison_nothing() {
+async fn deploys_and_rollbacks_under_load_poison_nothing() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let mut accepted = 0;
@@ -115,7 +115,7 @@ async fn rolls_and_rollbacks_under_load_poison_nothing() {
     v2(&scene, &runs, "b.rolls").await.build().unwrap().drain().await.unwrap();
 
     assert_eq!(scene.count("inbox_status WHERE state <> 'done'").await, 0);
-    // Each message for `a`; those that the newer version accepted for `b` as well.
+    // Each message for `a`; those that the newer version accepted also for `b`.
     assert_eq!(scene.count("inbox_delivery").await, accepted + accepted / 2);
     assert_eq!(scene.count("inbox_delivery WHERE crashes > 0 OR errors > 0").await, 0);
 }
@@ -160,9 +160,9 @@ async fn a_backlog_of_an_unknown_key_is_poisoned_to_the_last_delivery() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// As when a service was down for longer than the grace: nobody has to notice for its backlog to be handled.
+// As after a service was down for longer than the grace period: its backlog is handled without an operator.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_poisoned_as_unknown_returns_when_a_process_knows_the_key_again() {
+async fn deliveries_poisoned_as_unknown_return_when_a_process_has_the_key_again() {
     let scene = Scene::new().await;
     let events = Events::capture();
     let runs = Runs::new();
@@ -172,7 +172,7 @@ async fn what_was_poisoned_as_unknown_returns_when_a_process_knows_the_key_again
     let older = v1(&scene, &Runs::new(), NO_GRACE).await.start().await.unwrap();
     scene.settled().await;
     older.shutdown(Duration::from_secs(5)).await.unwrap();
-    // One that was given up for another reason stays.
+    // One that was poisoned for another reason stays.
     scene
         .database
         .execute(
@@ -197,7 +197,7 @@ async fn what_was_poisoned_as_unknown_returns_when_a_process_knows_the_key_again
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// Instead of waiting an hour, the test moves the hour into the past.
+// Instead of waiting an hour, the test moves the timestamps an hour into the past.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_key_is_poisoned_after_the_grace_and_not_before() {
     let scene = Scene::new().await;
@@ -205,7 +205,8 @@ async fn an_unknown_key_is_poisoned_after_the_grace_and_not_before() {
     let runs = Runs::new();
     let newer = scene.inbox().subscribe("orders", runs.handler("b.grace")).build().unwrap();
     newer.accept_all(records(10)).await.unwrap();
-    // A short lease: its process looks every second or so only when the grace is short, so each look is a start.
+    // The process checks about every second only when the grace period is short, so the test starts a process for each
+    // check.
     let look = async || {
         let seen = events.matching(|event| event.has("handler", "b.grace")).len();
         let running = v1(&scene, &runs, AN_HOUR).await.start().await.unwrap();
@@ -224,7 +225,7 @@ async fn an_unknown_key_is_poisoned_after_the_grace_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_knows_the_key_and_comes_back_in_time_saves_it() {
+async fn a_process_that_returns_with_the_key_within_the_grace_prevents_poisoning() {
     let scene = Scene::new().await;
     let events = Events::capture();
     let runs = Runs::new();
@@ -240,7 +241,7 @@ async fn a_process_that_knows_the_key_and_comes_back_in_time_saves_it() {
     scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_handler WHERE unknown_since IS NOT NULL").await;
     back.shutdown(Duration::from_secs(5)).await.unwrap();
 
-    // The hour begins anew.
+    // The hour starts again.
     let again = Events::capture();
     let second = v1(&scene, &runs, AN_HOUR).await.start().await.unwrap();
     reported(&again, "b.saved").await;
@@ -249,7 +250,7 @@ async fn a_process_that_knows_the_key_and_comes_back_in_time_saves_it() {
     second.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// Without background work, too, a process reports that it is alive while it runs.
+// A process that only drains, without background work, also renews its row while it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
     let scene = Scene::new().await;
@@ -285,10 +286,10 @@ async fn a_process_that_drains_for_longer_than_its_lease_counts_as_alive() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// What an old process accepts is delivered to the handlers that it knows. The new handler gets what a new process accepts
-// and what is redelivered to one, and nothing twice.
+// An old process delivers what it accepts to the handlers that it has. The new handler gets the messages that a new
+// process accepts or that are redelivered to one, and nothing twice.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_added_while_old_processes_accept_gets_what_is_redelivered() {
+async fn a_handler_added_while_old_processes_accept_gets_redelivered_messages() {
     let scene = Scene::new().await;
     let (a, b) = (Runs::new(), Runs::new());
     let older = v1(&scene, &a, AN_HOUR).await;

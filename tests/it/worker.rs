@@ -1,7 +1,7 @@
-//! The child process that crash and lease tests kill, stop and continue: an inbox at work on the test's database.
+//! The child process that crash and lease tests kill, freeze and continue: a running inbox on the test's database.
 //!
-//! Its handlers do what the message's payload says ([`obey`]). Each run is noted in the table `run` before it is begun, by a
-//! connection of its own, so that the test can count runs whatever becomes of the process.
+//! Its handlers do what the message's payload says ([`obey`]). Each run is recorded in the table `run` before it
+//! begins, on a separate connection, so that the test can count runs even if the process crashes.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -29,7 +29,7 @@ const KIND: &str = "WORKER_KIND";
 const LEASE_MS: &str = "WORKER_LEASE_MS";
 const CONCURRENCY: &str = "WORKER_CONCURRENCY";
 const SHARE: &str = "WORKER_SHARE";
-/// Messages of one call, 0 where the handlers take one at a time, and how long a message waits for others.
+/// The batch size, 0 if the handlers take one message at a time, and how long a message waits for others.
 const BATCH: &str = "WORKER_BATCH";
 const BATCH_WAIT_MS: &str = "WORKER_BATCH_WAIT_MS";
 const CRASH_LIMIT: &str = "WORKER_CRASH_LIMIT";
@@ -39,19 +39,19 @@ const IS_ORDERED: &str = "WORKER_IS_ORDERED";
 const IS_BREAKING: &str = "WORKER_IS_BREAKING";
 /// How many deliveries of a handler start in the first hour, over all workers; 0: any number.
 const RATE_BURST: &str = "WORKER_RATE_BURST";
-/// A file that the payload `gate` waits for, and without which the payload `away` finds nobody.
+/// A file that the payload `gate` waits for, and without which the dependency of the payload `away` is unavailable.
 const GATE: &str = "WORKER_GATE";
 
-/// How a worker is started.
+/// The settings of a worker.
 #[derive(Clone)]
 pub struct Worker {
     pub url: String,
     pub is_transactional: bool,
     pub lease: Duration,
     pub concurrency: usize,
-    /// Deliveries in one transaction, where it is transactional.
+    /// Deliveries per transaction, if it is transactional.
     pub share: usize,
-    /// Messages of one call at the most; 0 where its handlers take one message at a time.
+    /// Maximum number of messages per call; 0 if its handlers take one message at a time.
     pub batch: usize,
     /// How long a message waits for others of its batch.
     pub batch_wait: Duration,
@@ -63,12 +63,12 @@ pub struct Worker {
     pub is_breaking: bool,
     /// How many deliveries of a handler start in the first hour, over all workers; 0: any number.
     pub rate_burst: u32,
-    /// More of the environment.
+    /// More environment variables.
     pub variables: Vec<(&'static str, String)>,
 }
 
 impl Worker {
-    /// A worker on the scene's database, with short leases. Makes the tables that workers write to.
+    /// A worker on the scene's database, with short leases. Creates the tables that workers write to.
     pub async fn on(scene: &Scene) -> Worker {
         effect::prepare(scene).await;
         scene.database.prepare_run_log().await;
@@ -121,7 +121,7 @@ impl Worker {
         child.kill9().await;
     }
 
-    /// Starts a worker again each time it dies, until every delivery has an outcome. Returns how often it died.
+    /// Restarts a worker each time it crashes, until every delivery has an outcome. Returns the number of crashes.
     pub async fn supervise(&self, scene: &Scene) -> usize {
         let mut deaths = 0;
         loop {
@@ -139,7 +139,7 @@ pub fn order(id: &str, payload: &str) -> Record {
     Record::new("orders").with_id(id.to_owned()).with_payload(payload.to_owned())
 }
 
-/// Accepts for `handlers` without running anything: what is there when a worker starts.
+/// Accepts messages for `handlers` without running them, so that they exist when a worker starts.
 pub async fn accept(scene: &Scene, handlers: &[&'static str], records: Vec<Record>) {
     let inbox = handlers.iter().fold(scene.inbox(), |inbox, name| {
         inbox.subscribe("orders", handler(key(name), async |_: Message<Raw>| Ok::<(), Failure>(())))
@@ -147,7 +147,7 @@ pub async fn accept(scene: &Scene, handlers: &[&'static str], records: Vec<Recor
     inbox.build().unwrap().accept_all(records).await.unwrap();
 }
 
-/// The child: works until it is killed, or asked to end by SIGTERM.
+/// The child: works until it is killed, or ended by SIGTERM.
 fn work() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -187,7 +187,7 @@ fn work() {
     });
 }
 
-/// Says that the event has happened, and goes on for ever.
+/// Reports the event when it has happened, and then waits forever.
 async fn report(events: &Events, message: &str) -> Infallible {
     events.wait_for_ever(|event| event.message == message).await;
     say(message);
@@ -231,7 +231,7 @@ impl TxHandler<Raw, effect::Connection> for WriteAndObey {
     }
 }
 
-/// Obeys the messages of a call, one after the other, and answers for all of them.
+/// Executes the messages of a call one after another, and returns a result for all of them.
 struct BatchWork {
     name: &'static str,
     log: Arc<Log>,
@@ -288,7 +288,7 @@ async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
             say("hanging");
             std::future::pending::<()>().await;
         }
-        // Blocks, so that nothing but the gate ends it.
+        // Blocks, so that only the gate ends it.
         "gate" if message.attempt() == 1 => {
             say("at the gate");
             tokio::task::block_in_place(|| {
@@ -302,8 +302,8 @@ async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Uses up the stack.
-#[allow(unconditional_recursion, reason = "that is the point")]
+/// Overflows the stack.
+#[allow(unconditional_recursion, reason = "it overflows the stack on purpose")]
 fn endless(depth: u64) -> u64 {
     std::hint::black_box(endless(std::hint::black_box(depth + 1)) + depth)
 }

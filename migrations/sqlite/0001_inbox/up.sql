@@ -1,105 +1,119 @@
--- The inbox: messages, deliveries, and what stands around them. The tables and columns are PostgreSQL's; what differs says why.
+-- The schema of the inbox: messages, deliveries, the ledger, the quarantine, the outbox, and the views for operators.
+-- Tables and columns are the same as in PostgreSQL; comments explain the differences.
 --
--- All stamps are integers, microseconds since 1970 UTC, of the clock in inbox_now. The views show them as text.
--- Bytes are stored as TEXT where they are UTF-8 without NUL, as BLOB where they are not: the sqlite3 shell and the JSON functions read
--- them as they stand, and no view can meet text that is none.
--- AUTOINCREMENT: an id that was given out is never given out again, also when its row is gone.
+-- All timestamps are integers: microseconds since 1970 UTC, from the clock in inbox_now. The views show them as text.
+-- Bytes are stored as TEXT if they are UTF-8 without NUL, else as BLOB: the sqlite3 shell and the JSON functions can
+-- read them directly, and no view reads invalid text. AUTOINCREMENT: an id is never reused, even after its row is
+-- deleted.
 
--- The one clock. SQLite has none of its own, so it is the host's, moved by an offset that only tests change.
+-- The clock. SQLite has none of its own, so it is the host's clock plus an offset that only tests change.
 CREATE TABLE inbox_clock (
     offset_us INTEGER NOT NULL
 );
 INSERT INTO inbox_clock VALUES (0);
--- julianday is exact to a millisecond, and old shells know it too.
+-- julianday is exact to a millisecond, and old shells support it.
 CREATE VIEW inbox_now AS
 SELECT CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000 + offset_us AS at FROM inbox_clock;
 
--- A key is an alias of a handler id. A renamed handler keeps its id, so what was stored under the old name is found, and a
+-- A key is an alias of a handler id. A renamed handler keeps its id, so its stored deliveries are still found, and a
 -- redelivery after the rename is still a duplicate.
 CREATE TABLE inbox_handler (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,
     key           TEXT    NOT NULL,                  -- the current name, for people; the mapping is inbox_handler_key
     same_as       INTEGER,                           -- set when two ids became one handler: the id of its current key
-    paused_at     INTEGER,                           -- not null: nobody claims its deliveries
-    unknown_since INTEGER,                           -- since when deliveries wait and no live processor knows the handler
+    paused_at     INTEGER,                           -- not null: the handler is paused; no process claims its deliveries
+    unknown_since INTEGER,                           -- since when its deliveries wait and no live processor has the handler
     registered_at INTEGER NOT NULL,
-    -- As the newest registration says.
+    -- Copied from the newest registration.
     is_ordered      INTEGER NOT NULL DEFAULT 0,      -- deliveries of one key run one at a time, in accept order
     passes_poisoned INTEGER NOT NULL DEFAULT 0,      -- a poisoned delivery does not hold its key
+    is_fair         INTEGER NOT NULL DEFAULT 0,      -- deliveries take turns by tenant
     calls_on_poison INTEGER NOT NULL DEFAULT 0,      -- a function of the service is called for each poisoned delivery
-    -- The breaker. Whether it is open stands under every id of the handler, the probe under the lowest one.
-    breaker_opened_at   INTEGER,                     -- not null: nobody claims its deliveries, except for one probe at a time
-    breaker_error       TEXT,                        -- what opened it
-    breaker_probe_at    INTEGER,                     -- no probe before this
-    breaker_probe_until INTEGER,                     -- until then a process has the right to probe
-    breaker_probe_no    INTEGER NOT NULL DEFAULT 0,  -- counts these rights: who has an older one changes nothing
-    -- The rate limit over all processes, under every id of the handler; where it stands is kept under the lowest one.
-    rate_interval_us       INTEGER,                  -- between two starts on average; NULL: no limit
-    rate_burst             INTEGER,                  -- starts at once at the most
-    rate_next_at           INTEGER,                  -- when the next start is on schedule, if none is early; written by claims
-    rate_is_set            INTEGER NOT NULL DEFAULT 0, -- a person has set it, and the registration does not count
-    registered_interval_us INTEGER,                  -- as the newest registration says
+    -- The circuit breaker. The open state is written to every id of the handler, the probe only to the lowest id.
+    breaker_opened_at   INTEGER,                     -- not null: the breaker is open; only one probe at a time is claimed
+    breaker_error       TEXT,                        -- the error that opened it
+    breaker_probe_at    INTEGER,                     -- the time of the next probe
+    breaker_probe_until INTEGER,                     -- the end of the lease of the process that probes
+    breaker_probe_no    INTEGER NOT NULL DEFAULT 0,  -- fencing token of the probe: a process with an older number changes nothing
+    -- The rate limit over all processes. The settings are written to every id of the handler, rate_next_at only to the
+    -- lowest id.
+    rate_interval_us       INTEGER,                  -- average time between two starts; NULL: no limit
+    rate_burst             INTEGER,                  -- maximum number of starts at once
+    rate_next_at           INTEGER,                  -- scheduled time of the next start; written by claims
+    rate_is_set            INTEGER NOT NULL DEFAULT 0, -- an operator set the limit; it overrides the registration
+    registered_interval_us INTEGER,                  -- copied from the newest registration
     registered_burst       INTEGER
 );
 
+-- Every key that a handler has or had. Keys are never removed, so that an old build finds its handler.
 CREATE TABLE inbox_handler_key (
     key        TEXT    PRIMARY KEY,
     handler_id INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- Accepted records. Insert-only until retention removes them.
+-- Accepted records. Rows are only inserted, until retention deletes them.
 CREATE TABLE inbox_message (
     seq             INTEGER PRIMARY KEY AUTOINCREMENT,
     kafka_offset    INTEGER,
     received_at     INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
-    recorded_at     INTEGER,                         -- stamped by the producer or the broker
+    recorded_at     INTEGER,                         -- the timestamp that the producer or the broker set
     kafka_partition INTEGER,
     message_id      TEXT    NOT NULL,
     source          TEXT    NOT NULL,
     topic           TEXT    NOT NULL,
-    payload_hash    BLOB    NOT NULL,                -- first 16 bytes of SHA-256; tells a duplicate from a conflict
+    payload_hash    BLOB    NOT NULL,                -- first 16 bytes of SHA-256; distinguishes a duplicate from a conflict
     record_key      BLOB,
     headers         BLOB,                            -- read with the view inbox_headers
     payload         BLOB,                            -- NULL (tombstone) is not the same as empty
-    -- Deduplication: accept's ON CONFLICT, and how operators find a message.
+    -- Deduplication: used by ON CONFLICT in the accept statement, and by operators to find a message.
     UNIQUE (message_id, source)
 );
 
--- One message for one handler: the unit of work. One tree in the order of its key, which is the order of arrival.
+-- One message for one handler: the unit of work. WITHOUT ROWID: the table is one tree in the order of its key, which is
+-- the order of arrival.
 CREATE TABLE inbox_delivery (
     message_seq  INTEGER NOT NULL,
     handler_id   INTEGER NOT NULL,
-    due_at       INTEGER NOT NULL,                   -- 9223372036854775807: held, it waits for another delivery of its key
-    locked_until INTEGER,                            -- the claim's end; past and not NULL: its process died. Not indexed
-    finished_at  INTEGER,                            -- set for done, discarded and poisoned: leaves the claim index
-    locked_by    INTEGER,                            -- inbox_processor.id; 0 when a person has taken the claim away (inbox_release)
-    attempts     INTEGER NOT NULL DEFAULT 0,         -- starts. Only ever grows: it is the claim's fencing token
-    errors       INTEGER NOT NULL DEFAULT 0,         -- failures charged against the retry limit
-    crashes      INTEGER NOT NULL DEFAULT 0,         -- process deaths in a row; reset by any outcome
-    -- Runs in a row that failed for no fault of the delivery: > 0 the store made them fail, < 0 what the handler depends on. Not indexed
-    troubles     INTEGER NOT NULL DEFAULT 0,
+    due_at       INTEGER NOT NULL,                   -- 9223372036854775807: held; it waits for another delivery of its key
+    locked_until INTEGER,                            -- end of the lease; if past, the process crashed or is late. Not indexed
+    finished_at  INTEGER,                            -- set when done, discarded or poisoned; the row then leaves the claim index
+    locked_by    INTEGER,                            -- inbox_processor.id; 0 after an operator released the claim (inbox_release)
+    attempts     INTEGER NOT NULL DEFAULT 0,         -- number of starts. It only grows: it is the fencing token of the claim
+    errors       INTEGER NOT NULL DEFAULT 0,         -- failures that count against the retry budget
+    crashes      INTEGER NOT NULL DEFAULT 0,         -- process crashes in a row; an answer of its handler resets it
+    -- Runs in a row that failed through no fault of the delivery: > 0 because of the store, < 0 because of a dependency
+    -- of the handler. Not indexed
+    store_errors INTEGER NOT NULL DEFAULT 0,
     status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
-    replays      INTEGER NOT NULL DEFAULT 0,         -- how often a person gave it a fresh set of retries; what was before is in inbox_history
-    is_corrected INTEGER NOT NULL DEFAULT 0,         -- its handler is given the newest payload of inbox_correction
+    replays      INTEGER NOT NULL DEFAULT 0,         -- how often an operator reset its retries; inbox_history has the earlier results
+    is_corrected INTEGER NOT NULL DEFAULT 0,         -- its handler receives the newest payload of inbox_correction
     reason       TEXT,                               -- why it was poisoned or discarded
     last_error   TEXT,
-    order_hash   INTEGER,                            -- of the key that it is ordered by; NULL: it is in no order
-    passed       INTEGER,                            -- true: it was poisoned and does not hold its key
+    order_hash   INTEGER,                            -- hash of the ordering key; NULL: unordered
+    fair_hash    INTEGER,                            -- hash of the tenant, 0 without one; NULL: the handler was not fair when it was stored. It never changes
+    passed       INTEGER,                            -- true: it was poisoned and does not block its key
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
 ) WITHOUT ROWID;
 
--- The claim, in exactly its order; also the oldest due delivery of a handler. A claim writes no column of it.
+-- Used by the claim, in its exact order, and to find a handler's oldest due delivery. A claim writes no column of this
+-- index.
 CREATE INDEX inbox_delivery_due ON inbox_delivery (handler_id, due_at, message_seq) WHERE finished_at IS NULL;
--- Listing poisoned deliveries without a scan, the oldest first. Rows enter it only when they are given up.
+-- Lists poisoned deliveries without a scan, the oldest first. Rows enter it only when they are poisoned.
 CREATE INDEX inbox_delivery_poisoned ON inbox_delivery (handler_id, finished_at, message_seq) WHERE status = 3;
--- What stands in the way of a key: deliveries that are open, and poisoned ones that hold it. Those that are not held come first, then the
--- held ones in accept order: accept, the claims of ordered handlers and the triggers below each probe it once a key.
+-- The deliveries that block a key: open ones, and poisoned ones that hold it. Deliveries that are not held come first,
+-- then the held ones in accept order. Accept, the claims of ordered handlers and the triggers below each probe it once
+-- per key.
 CREATE INDEX inbox_delivery_order ON inbox_delivery (handler_id, order_hash, due_at, message_seq)
     WHERE order_hash IS NOT NULL AND (finished_at IS NULL OR status = 3 AND passed IS NULL);
--- Deliveries that were poisoned as `unknown key`, for when a process knows the key again. Almost always empty.
+-- The claim of fair handlers: from one tenant to the next, and the oldest delivery of each. A claim writes no column of
+-- the index.
+CREATE INDEX inbox_delivery_fair ON inbox_delivery (handler_id, fair_hash, due_at, message_seq)
+    WHERE finished_at IS NULL AND fair_hash IS NOT NULL;
+-- Deliveries poisoned as `unknown key`, for when a process has the key again. It is almost always empty.
 CREATE INDEX inbox_delivery_parked ON inbox_delivery (handler_id, message_seq) WHERE status = 3 AND reason = 'unknown key';
 
--- What a delivery had come to when a person replayed or discarded it. Goes with its message.
+-- The result of a delivery before an operator replayed or discarded it, or before it was returned. Deleted with its
+-- message.
 CREATE TABLE inbox_history (
     message_seq INTEGER NOT NULL,
     handler_id  INTEGER NOT NULL,
@@ -114,20 +128,22 @@ CREATE TABLE inbox_history (
     PRIMARY KEY (message_seq, handler_id, audit_id)  -- shown with its delivery, purged with its message
 ) WITHOUT ROWID;
 
--- How attempts failed, written by the statement that settles them. Each attempt has a place of a bounded number of places, and is written over what
--- stood there: the first has its own, the others take turns. So the first failure and those of the newest attempts are there. Goes with its message.
+-- The failures of attempts, written by the statement that settles them. A delivery has a bounded number of places:
+-- attempt 1 keeps its own, later attempts reuse the others in turn. So the first failure and the newest failures are
+-- kept. Deleted with its message.
 CREATE TABLE inbox_attempt (
     message_seq INTEGER NOT NULL,
     handler_id  INTEGER NOT NULL,
     place       INTEGER NOT NULL,                    -- 0 for attempt 1
     attempt     INTEGER NOT NULL,                    -- inbox_delivery.attempts of that run
     failed_at   INTEGER NOT NULL,
-    why         TEXT    NOT NULL,                    -- failed, timed out, panicked, store trouble; or the reason why it was poisoned
+    why         TEXT    NOT NULL,                    -- failed, timed out, panicked, store error; or the reason for poisoning
     error       TEXT,
     PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
 ) WITHOUT ROWID;
 
--- Payloads that people corrected, each for one handler: its handler is given the newest. The message stays as it came. Goes with its message.
+-- Payloads that operators corrected for one handler, which receives the newest. The message itself never changes.
+-- Deleted with its message.
 CREATE TABLE inbox_correction (
     message_seq INTEGER NOT NULL,
     handler_id  INTEGER NOT NULL,
@@ -136,62 +152,66 @@ CREATE TABLE inbox_correction (
     PRIMARY KEY (message_seq, handler_id, audit_id)  -- claims of corrected deliveries, purged with its message
 ) WITHOUT ROWID;
 
--- Per consumer group, cluster, topic and partition: the next offset to accept, written in the transaction that accepts. An offset alone does not
--- identify a record: the same offset holds another record in another cluster, in a topic that was created anew, and after a truncation.
+-- The next offset to accept, per consumer group, cluster, topic and partition, written in the transaction that accepts.
+-- An offset alone does not identify a record: the same offset holds another record in another cluster, in a recreated
+-- topic, and after a truncation.
 CREATE TABLE inbox_ledger (
     consumer_group  TEXT    NOT NULL,
     topic           TEXT    NOT NULL,
     kafka_partition INTEGER NOT NULL,
-    next_offset     INTEGER NOT NULL,                -- -2: begin at the first record that Kafka has
+    next_offset     INTEGER NOT NULL,                -- -2: start at the first record that Kafka has
     updated_at      INTEGER NOT NULL,
-    stopped_at      INTEGER,                         -- not null: the partition is not read until a person resets or skips it
-    leader_epoch    INTEGER,                         -- of the record before next_offset; null when it is not known
-    cluster_id      TEXT    NOT NULL DEFAULT '',     -- Kafka's own id of the cluster
-    topic_id        TEXT,                            -- Kafka's own: a topic that is created anew has another
+    stopped_at      INTEGER,                         -- not null: the partition is not read until an operator resets or skips it
+    leader_epoch    INTEGER,                         -- of the record before next_offset; NULL when unknown
+    cluster_id      TEXT    NOT NULL DEFAULT '',     -- the cluster id that Kafka reports
+    topic_id        TEXT,                            -- the topic id that Kafka reports; a recreated topic has a different one
     stopped_why     TEXT,
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
 ) WITHOUT ROWID;
 
--- Records that Kafka no longer had when they were to be read. A gap is noted once.
+-- Ranges of records that were never read: Kafka had deleted them, or an operator skipped them. Each gap is stored once.
 CREATE TABLE inbox_gap (
     consumer_group  TEXT    NOT NULL,
     topic           TEXT    NOT NULL,
     kafka_partition INTEGER NOT NULL,
-    from_offset     INTEGER NOT NULL,                -- the first that is missing
-    to_offset       INTEGER NOT NULL,                -- the first that was there
+    from_offset     INTEGER NOT NULL,                -- the first missing offset
+    to_offset       INTEGER NOT NULL,                -- the first offset after the gap
     noticed_at      INTEGER NOT NULL,
     cluster_id      TEXT    NOT NULL DEFAULT '',
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
 ) WITHOUT ROWID;
 
--- What each partition is doing, as the process that reads it says: when that changes, and once a minute. For people; the ledger decides.
+-- The state of each partition, written by the process that reads it: on each change, and once a minute. It is
+-- informational; the ledger is authoritative.
 CREATE TABLE inbox_partition (
     consumer_group  TEXT    NOT NULL,
     topic           TEXT    NOT NULL,
     kafka_partition INTEGER NOT NULL,
     cluster_id      TEXT    NOT NULL,
-    standing        TEXT    NOT NULL,                -- reading, waiting (for its position), standing still (records cannot be read), stopped
+    state           TEXT    NOT NULL,                -- reading, waiting (for its position), blocked (records cannot be read), stopped
     since           INTEGER NOT NULL,
     seen_at         INTEGER NOT NULL,
-    lag             INTEGER,                         -- offsets that Kafka had and that were not stored, at seen_at; a last transaction's marker counts
+    lag             INTEGER,                         -- offsets that Kafka has and that are not stored, at seen_at; transaction markers at the end of the log are not counted
     ingest          TEXT    NOT NULL,                -- inbox_ingest.name
     why             TEXT,
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
 ) WITHOUT ROWID;
 
--- Processes that read from Kafka, every few seconds. The row of a process that was asked to end is removed.
+-- Processes that read from Kafka: a row for each of their sources, written every few seconds. A process removes its
+-- rows when it shuts down; the rows of a crashed one are removed after a day.
 CREATE TABLE inbox_ingest (
     consumer_group TEXT    NOT NULL,
     name           TEXT    NOT NULL,                 -- host and process id
     cluster_id     TEXT    NOT NULL,                 -- empty until a broker has answered
     started_at     INTEGER NOT NULL,
     seen_at        INTEGER NOT NULL,
-    trouble_since  INTEGER,
-    trouble        TEXT,                             -- what keeps it from reading: failed authentication, an unknown topic, no broker
-    PRIMARY KEY (consumer_group, name)
+    problem_since  INTEGER,
+    source         TEXT    NOT NULL DEFAULT '',      -- the source's name; the consumer group unless the service gives another
+    problem        TEXT,                             -- why it cannot read: failed authentication, an unknown topic, no broker
+    PRIMARY KEY (consumer_group, name, source)
 ) WITHOUT ROWID;
 
--- Records that could not become messages, kept whole.
+-- Records that could not become messages, with all their bytes.
 CREATE TABLE inbox_quarantine (
     id              INTEGER PRIMARY KEY AUTOINCREMENT,
     quarantined_at  INTEGER NOT NULL,
@@ -199,26 +219,27 @@ CREATE TABLE inbox_quarantine (
     recorded_at     INTEGER,
     kafka_partition INTEGER,
     topic           TEXT    NOT NULL,
-    cluster_id      TEXT,                            -- of the Kafka cluster it was read from: part of an identity by position
+    cluster_id      TEXT,                            -- the Kafka cluster it was read from: part of an identity by position
     reason          TEXT    NOT NULL,
     detail          TEXT,
-    message_id      BLOB,                            -- the identity as given: it may be what is wrong with the record
+    message_id      BLOB,                            -- the identity as received: it may be the reason for the rejection
     source          BLOB,
     record_key      BLOB,
     headers         BLOB,
     payload         BLOB,
-    -- Over position, identity and content: a record that is redelivered is quarantined once.
+    -- A hash over position, identity and content: a redelivered record is quarantined once.
     record_hash     BLOB    NOT NULL UNIQUE,
-    replay_asked_at INTEGER,                         -- not null: a process that knows the topic accepts it anew
-    replay_locked_until INTEGER,                     -- until then one process has claimed that replay
-    replays         INTEGER NOT NULL DEFAULT 0       -- how often that was tried and came to nothing
+    replay_asked_at INTEGER,                         -- not null: a process that knows the topic accepts it again
+    replay_locked_until INTEGER,                     -- end of the lease of the process that replays it
+    replays         INTEGER NOT NULL DEFAULT 0       -- number of failed replays
 );
--- The few whose replay was asked for; every process looks for them.
+-- The few records with a requested replay; every process polls for them.
 CREATE INDEX inbox_quarantine_asked ON inbox_quarantine (replay_asked_at) WHERE replay_asked_at IS NOT NULL;
--- Listing by topic, the oldest first.
+-- Lists the records of a topic, the oldest first.
 CREATE INDEX inbox_quarantine_topic ON inbox_quarantine (topic, id);
 
--- Who is alive and which handlers it knows.
+-- Processes, and the handlers that each of them has. A process removes its row when it shuts down; the row of a crashed
+-- one is removed after a day.
 CREATE TABLE inbox_processor (
     id          INTEGER PRIMARY KEY AUTOINCREMENT,
     name        TEXT    NOT NULL,
@@ -226,55 +247,57 @@ CREATE TABLE inbox_processor (
     handler_ids TEXT    NOT NULL,                    -- a JSON array
     started_at  INTEGER NOT NULL,
     seen_at     INTEGER NOT NULL,
-    alive_until INTEGER NOT NULL,
-    report      TEXT                                 -- JSON: what it says of itself: rates, intake, connections
+    alive_until INTEGER NOT NULL,                    -- moved by each heartbeat; if it is past, the process has crashed
+    report      TEXT                                 -- JSON that the process reports: rates, intake, connections
 );
 
--- What outlives a purged message, where retention keeps identities: enough to know a late redelivery for a duplicate.
+-- What remains of a purged message if retention keeps identities: enough to recognize a late redelivery as a duplicate.
 CREATE TABLE inbox_identity (
-    hash      BLOB    PRIMARY KEY,                   -- 16 bytes of SHA-256 over id and source, each behind its length
+    hash      BLOB    PRIMARY KEY,                   -- 16 bytes of SHA-256 over id and source, each preceded by its length
     purged_at INTEGER NOT NULL,
     forget_at INTEGER NOT NULL
 ) WITHOUT ROWID;
--- Forgetting, oldest first.
+-- Finds the identities to forget, oldest first.
 CREATE INDEX inbox_identity_forget ON inbox_identity (forget_at);
 
--- Work that one process at a time does for all. Taken and renewed by each of its steps; of a dead holder it runs out.
+-- Leases for work that only one process at a time does. Each step of the work takes or renews the lease; if the holder
+-- crashes, it expires.
 CREATE TABLE inbox_lease (
     name       TEXT    PRIMARY KEY,
     holder     INTEGER NOT NULL,
     held_until INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- How far retention has looked, for each set of periods: messages up to this seq were looked at. What could not go is in inbox_kept.
+-- How far retention has scanned, per set of periods: messages up to this seq were checked. Those that could not be
+-- deleted are in inbox_kept.
 CREATE TABLE inbox_retention (
-    policy    INTEGER PRIMARY KEY,                   -- a hash of the periods: other periods look for themselves
+    policy    INTEGER PRIMARY KEY,                   -- a hash of the periods: each set of periods scans on its own
     walked_to INTEGER NOT NULL,
     purged_at INTEGER NOT NULL
 );
 
--- Blocks of 500 messages (seq / 500) of which something was kept, and when the first of them can go. Until then no purge reads them: a purge
--- costs what goes, not what stays.
+-- Blocks of 500 messages (seq / 500) that still hold a message, and when the first of these can be deleted. No purge
+-- reads a block before that: the cost of a purge depends on the rows that it deletes, not on those that it keeps.
 CREATE TABLE inbox_kept (
-    policy  INTEGER NOT NULL,
-    block   INTEGER NOT NULL,
-    look_at INTEGER NOT NULL,
-    PRIMARY KEY (policy, block)                      -- the blocks that are due, in their order
+    policy   INTEGER NOT NULL,
+    block    INTEGER NOT NULL,
+    check_at INTEGER NOT NULL,
+    PRIMARY KEY (policy, block)                      -- the blocks that are due, in order
 ) WITHOUT ROWID;
 
--- One row for each act of a person. Append-only.
+-- One row per operator action. Append-only.
 CREATE TABLE inbox_audit (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,
     acted_at      INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000),
     database_user TEXT,                              -- always NULL: SQLite has no users
-    actor         TEXT,                              -- the person, as the tool says
+    actor         TEXT,                              -- the person, as reported by the tool
     action        TEXT    NOT NULL,
     filter        TEXT    NOT NULL,                  -- JSON
     affected      INTEGER NOT NULL,
-    because       TEXT                               -- why the person acted
+    because       TEXT                               -- the reason that the person gave
 );
 
--- Every delivery in words. Ages are seconds.
+-- Every delivery in readable form. Ages are in seconds.
 CREATE VIEW inbox_status AS
 SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
        CASE d.status
@@ -283,7 +306,7 @@ SELECT m.message_id, m.source, m.topic, h.key AS handler_key,
            WHEN 3 THEN 'poisoned'
            WHEN 4 THEN 'discarded'
        END AS state,
-       d.reason, d.attempts, d.errors, d.crashes, d.troubles, d.replays, d.is_corrected,
+       d.reason, d.attempts, d.errors, d.crashes, d.store_errors, d.replays, d.is_corrected,
        strftime('%Y-%m-%d %H:%M:%f', d.due_at / 1e6, 'unixepoch') AS due_at,
        strftime('%Y-%m-%d %H:%M:%f', d.locked_until / 1e6, 'unixepoch') AS locked_until, p.name AS locked_by,
        p.alive_until > now.at AS owner_is_alive,
@@ -296,7 +319,8 @@ LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 LEFT JOIN inbox_processor p ON p.id = d.locked_by;
 
--- What the machine gave up and a person must look at. Bytes that are not text are shown as hex (\x...).
+-- Deliveries that the engine gave up and that an operator must look at. Bytes that are not text are shown as hex
+-- (\x...).
 CREATE VIEW inbox_poisoned AS
 SELECT m.message_id, m.source, m.topic, h.key AS handler_key, d.reason, d.last_error, d.attempts, d.errors, d.crashes, d.replays,
        strftime('%Y-%m-%d %H:%M:%f', d.finished_at / 1e6, 'unixepoch') AS poisoned_at,
@@ -309,7 +333,7 @@ LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3;
 
--- How attempts failed, in words: the first and those among the newest of each delivery.
+-- The failed attempts in readable form: the first and the newest of each delivery.
 CREATE VIEW inbox_failures AS
 SELECT m.message_id, m.source, m.topic, h.key AS handler_key, a.attempt,
        strftime('%Y-%m-%d %H:%M:%f', a.failed_at / 1e6, 'unixepoch') AS failed_at, a.why, a.error, a.message_seq, a.handler_id
@@ -317,7 +341,7 @@ FROM inbox_attempt a
 LEFT JOIN inbox_message m ON m.seq = a.message_seq
 LEFT JOIN inbox_handler h ON h.id = a.handler_id;
 
--- Records that could not become messages, readable.
+-- Records that could not become messages, in readable form.
 CREATE VIEW inbox_quarantined AS
 SELECT id, topic, cluster_id, kafka_partition, kafka_offset, reason, detail,
        strftime('%Y-%m-%d %H:%M:%f', quarantined_at / 1e6, 'unixepoch') AS quarantined_at,
@@ -328,8 +352,9 @@ SELECT id, topic, cluster_id, kafka_partition, kafka_offset, reason, detail,
        CASE typeof(payload) WHEN 'blob' THEN '\x' || lower(hex(payload)) ELSE payload END AS payload
 FROM inbox_quarantine;
 
--- What is still to be done, per handler. `held` are deliveries that wait for another of their key. Ages are seconds. Counts stop at 10,000: that value means 10,000 or more, so that the view costs the
--- same at any size. `due` and `running` are counted among the 12,000 open deliveries of the handler that have been due longest.
+-- The open work of each handler. `held` counts deliveries that wait for another delivery of their key. Ages are in
+-- seconds. Counts stop at 10,000, which then means 10,000 or more, so that the view costs the same at any size. `due`
+-- and `running` are counted among the 12,000 open deliveries of the handler that have been due longest.
 CREATE VIEW inbox_backlog AS
 SELECT h.key AS handler_key,
        (SELECT CASE WHEN count(*) = 12000 THEN 10000
@@ -355,32 +380,35 @@ SELECT h.key AS handler_key,
 FROM inbox_handler h
 CROSS JOIN inbox_now now;
 
--- Keys of ordered handlers on which deliveries wait, with the delivery that they wait for: those of the 1,000 oldest held deliveries of a
--- handler, and of the 1,000 that have been poisoned longest. `behind` stops at 1,000. The key itself is not stored: look at the message.
+-- Keys of ordered handlers with waiting deliveries, and the delivery that they wait for. Covers the 1,000 oldest held
+-- deliveries of a handler and the 1,000 that have been poisoned longest. `behind` stops at 1,000. The order key itself
+-- is not stored: it is in the message. `record_key` is the key of that message's record, which is the order key of
+-- handlers that are ordered by it.
 CREATE VIEW inbox_held_keys AS
 SELECT current.key AS handler_key, m.message_id, m.source, m.topic,
        CASE WHEN head.status = 3 THEN 'poisoned' WHEN head.locked_until > now.at THEN 'running' WHEN head.status = 0 THEN 'pending' END AS state,
        head.reason, head.last_error, k.behind,
        strftime('%Y-%m-%d %H:%M:%f', coalesce(head.finished_at, m.received_at) / 1e6, 'unixepoch') AS held_since,
-       strftime('%Y-%m-%d %H:%M:%f', head.due_at / 1e6, 'unixepoch') AS due_at, k.order_hash, head.message_seq, head.handler_id
+       strftime('%Y-%m-%d %H:%M:%f', head.due_at / 1e6, 'unixepoch') AS due_at, k.order_hash, head.message_seq, head.handler_id,
+       CASE typeof(m.record_key) WHEN 'blob' THEN '\x' || lower(hex(m.record_key)) ELSE m.record_key END AS record_key
 FROM (SELECT f.handler_id, f.root, f.order_hash,
              (SELECT count(*) FROM (SELECT 1 FROM inbox_delivery d INDEXED BY inbox_delivery_order
                                     WHERE d.handler_id = f.handler_id AND d.order_hash = f.order_hash AND d.finished_at IS NULL
                                       AND d.due_at = 9223372036854775807 LIMIT 1000)) AS behind,
-             -- The one that they wait for, as its place in the table.
+             -- The primary key of the delivery that they wait for.
              (SELECT json_array(d.message_seq, d.handler_id) FROM inbox_handler same
-              JOIN inbox_delivery d INDEXED BY inbox_delivery_order
+              CROSS JOIN inbox_delivery d INDEXED BY inbox_delivery_order
                 ON d.handler_id = same.id AND d.order_hash = f.order_hash AND d.due_at < 9223372036854775807
                AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
               WHERE coalesce(same.same_as, same.id) = f.root ORDER BY d.due_at, d.message_seq LIMIT 1) AS place
       FROM (SELECT h.id AS handler_id, coalesce(h.same_as, h.id) AS root, d.order_hash FROM inbox_handler h
-            JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
+            CROSS JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
              AND d.message_seq <= coalesce((SELECT l.message_seq FROM inbox_delivery l WHERE l.handler_id = h.id AND l.finished_at IS NULL
                                               AND l.due_at = 9223372036854775807 ORDER BY l.message_seq LIMIT 1 OFFSET 999),
                                            9223372036854775807)
             UNION
             SELECT h.id, coalesce(h.same_as, h.id), d.order_hash FROM inbox_handler h
-            JOIN inbox_delivery d ON d.handler_id = h.id AND d.status = 3 AND d.order_hash IS NOT NULL AND d.passed IS NULL
+            CROSS JOIN inbox_delivery d ON d.handler_id = h.id AND d.status = 3 AND d.order_hash IS NOT NULL AND d.passed IS NULL
              AND d.finished_at <= coalesce((SELECT l.finished_at FROM inbox_delivery l WHERE l.handler_id = h.id AND l.status = 3
                                             ORDER BY l.finished_at, l.message_seq LIMIT 1 OFFSET 999), 9223372036854775807)) f) k
 JOIN inbox_handler current ON current.id = k.root
@@ -388,23 +416,26 @@ CROSS JOIN inbox_now now
 LEFT JOIN inbox_delivery head ON head.message_seq = k.place ->> 0 AND head.handler_id = k.place ->> 1
 LEFT JOIN inbox_message m ON m.seq = head.message_seq;
 
--- Of each handler the open deliveries that have been due longest, about a thousand: what a process runs is among them, because rows keep
--- their place in the index while they run. For looks that must not read every open delivery.
+-- About a thousand open deliveries of each handler that have been due longest, and all that are due at the same time as
+-- the last of them. Running deliveries are among them, because rows keep their place in the index while they run. Held
+-- deliveries are not: there can be millions, all with the same due_at.
 CREATE VIEW inbox_head AS
 SELECT d.message_seq, d.handler_id, d.due_at, d.locked_until, d.locked_by
 FROM inbox_handler h
-JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
+CROSS JOIN inbox_delivery d ON d.handler_id = h.id AND d.finished_at IS NULL
  AND d.due_at <= coalesce((SELECT l.due_at FROM inbox_delivery l WHERE l.handler_id = h.id AND l.finished_at IS NULL
-                           ORDER BY l.due_at, l.message_seq LIMIT 1 OFFSET 999), 9223372036854775807);
+                             AND l.due_at < 9223372036854775807
+                           ORDER BY l.due_at, l.message_seq LIMIT 1 OFFSET 999), 9223372036854775806);
 
--- The headers of a message as a JSON array, in order, duplicates and all: [{"name": …, "value": …}, …]. What is not ASCII is shown as
--- hex (\x...). Bytes that are not headers end the list. The column holds for each header the length of the name (4 bytes), the name,
--- the length of the value (4 bytes, -1 for none), the value.
+-- The headers of a message as a JSON array, in order and with duplicates: [{"name": …, "value": …}, …]. Bytes that are
+-- not ASCII are shown as hex (\x...). The list ends at the first bytes that are not a header. The column holds for each
+-- header the length of the name (4 bytes), the name, the length of the value (4 bytes, -1 for NULL), the value.
 CREATE VIEW inbox_headers AS
 SELECT m.seq AS message_seq, m.message_id, m.source,
        (WITH RECURSIVE
             digit (place) AS (VALUES (1), (2), (3), (4), (5), (6), (7), (8)),
-            -- Names and values by turns: where each begins and how long it is, and the one before it. A value of length -1 is none.
+            -- Names and values alternate: the start and size of each, and of the field before it. A size of -1 means
+            -- NULL.
             field (number, at, size, before_at, before_size) AS (
                 SELECT 0, 1, 0, 0, 0
                 UNION ALL
@@ -429,53 +460,62 @@ SELECT m.seq AS message_seq, m.message_id, m.source,
         FROM header) AS headers
 FROM inbox_message m;
 
--- What a person does. SQLite has no functions to store; what is written to one of these views, a trigger acts on:
+-- Operator actions. SQLite has no stored functions; a row inserted into one of these views fires a trigger:
 --     INSERT INTO inbox_replay (message_id, handler_key) VALUES ('order-17/placed', 'mail.receipt');
 --     INSERT INTO inbox_discard (message_id, handler_key, because) VALUES ('order-17/placed', 'mail.receipt', 'a test order');
 --     INSERT INTO inbox_release (message_id, handler_key, attempt) VALUES ('order-17/placed', 'mail.receipt', 3);
 --     INSERT INTO inbox_pause_handler (handler_key) VALUES ('mail.receipt');
--- with a source, if there are several. How many it was stands in inbox_audit: 0 when there is none that it is meant for. Every act is fenced
--- against running work, leaves a row in inbox_audit, and does nothing when it is repeated.
+-- with a source if several messages have the id. inbox_audit.affected has the number of rows changed: 0 if nothing
+-- matches. Every action is fenced against running work, writes a row to inbox_audit, and changes nothing when it is
+-- repeated.
 
--- The ids of a key; ids that became one handler are one.
+-- The ids of a key, including the ids that became one handler with it.
 CREATE VIEW inbox_handler_ids AS
 SELECT k.key AS handler_key, same.id
 FROM inbox_handler_key k
 JOIN inbox_handler own ON own.id = k.handler_id
 JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id);
 
--- Makes the next held delivery of a key due when one that stood in its way has finished, by whatever statement.
+-- Makes the next held delivery of a key due when the delivery that blocked it has finished. Fires for every statement
+-- that finishes one. CROSS JOIN fixes the order of the joins: SQLite would otherwise read the whole index of all keys
+-- for each delivery that finishes. The first held delivery of each id is one probe of the index, however many are held.
 CREATE TRIGGER inbox_promote_next AFTER UPDATE OF finished_at ON inbox_delivery
 WHEN OLD.order_hash IS NOT NULL AND OLD.due_at < 9223372036854775807
  AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL)
  AND NEW.finished_at IS NOT NULL AND (NEW.status <> 3 OR NEW.passed IS NOT NULL)
 BEGIN
     UPDATE inbox_delivery SET due_at = (SELECT at FROM inbox_now)
-    WHERE (message_seq, handler_id) IN (
+    WHERE (message_seq, handler_id) = (
         SELECT d.message_seq, d.handler_id FROM inbox_handler own
-        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-        JOIN inbox_delivery d INDEXED BY inbox_delivery_order
-          ON d.handler_id = same.id AND d.order_hash = OLD.order_hash AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
+        CROSS JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+        CROSS JOIN inbox_delivery d ON d.handler_id = same.id
+         AND d.message_seq = (SELECT f.message_seq FROM inbox_delivery f INDEXED BY inbox_delivery_order
+                              WHERE f.handler_id = same.id AND f.order_hash = OLD.order_hash AND f.finished_at IS NULL
+                                AND f.due_at = 9223372036854775807
+                              ORDER BY f.message_seq LIMIT 1)
         WHERE own.id = OLD.handler_id
         ORDER BY d.message_seq LIMIT 1);
 END;
--- The same when a poisoned delivery that held its key was deleted.
+-- Fires when a poisoned delivery that held its key is deleted.
 CREATE TRIGGER inbox_promote_next_of_deleted AFTER DELETE ON inbox_delivery
 WHEN OLD.order_hash IS NOT NULL AND OLD.due_at < 9223372036854775807
  AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL)
 BEGIN
     UPDATE inbox_delivery SET due_at = (SELECT at FROM inbox_now)
-    WHERE (message_seq, handler_id) IN (
+    WHERE (message_seq, handler_id) = (
         SELECT d.message_seq, d.handler_id FROM inbox_handler own
-        JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-        JOIN inbox_delivery d INDEXED BY inbox_delivery_order
-          ON d.handler_id = same.id AND d.order_hash = OLD.order_hash AND d.finished_at IS NULL AND d.due_at = 9223372036854775807
+        CROSS JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+        CROSS JOIN inbox_delivery d ON d.handler_id = same.id
+         AND d.message_seq = (SELECT f.message_seq FROM inbox_delivery f INDEXED BY inbox_delivery_order
+                              WHERE f.handler_id = same.id AND f.order_hash = OLD.order_hash AND f.finished_at IS NULL
+                                AND f.due_at = 9223372036854775807
+                              ORDER BY f.message_seq LIMIT 1)
         WHERE own.id = OLD.handler_id
         ORDER BY d.message_seq LIMIT 1);
 END;
 
--- Gives a poisoned or discarded delivery a fresh set of retries, due now. The attempt number goes on, so that a claim from before the
--- replay stays invalid.
+-- Resets the retry budget of a poisoned or discarded delivery and makes it due now. The attempt number keeps growing,
+-- so that an earlier claim stays invalid.
 CREATE VIEW inbox_replay AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_replay_now INSTEAD OF INSERT ON inbox_replay
 BEGIN
@@ -492,14 +532,14 @@ BEGIN
     WHERE m.message_id = NEW.message_id AND m.source = coalesce(NEW.source, m.source)
       AND d.handler_id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND d.status IN (3, 4);
     UPDATE inbox_delivery
-    SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, troubles = 0, reason = NULL,
+    SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, store_errors = 0, reason = NULL,
         locked_until = NULL, locked_by = NULL, replays = replays + 1
     WHERE (message_seq, handler_id) IN (SELECT message_seq, handler_id FROM inbox_history
                                         WHERE audit_id = (SELECT max(id) FROM inbox_audit)
                                           AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
 END;
 
--- Gives up a poisoned or pending delivery for good: it is done, by a person's word. A running one is left alone.
+-- Discards a poisoned or pending delivery for good. A running delivery is left alone.
 CREATE VIEW inbox_discard AS SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_discard_now INSTEAD OF INSERT ON inbox_discard
 BEGIN
@@ -525,9 +565,9 @@ BEGIN
                                           AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
 END;
 
--- Takes the claim of a running delivery away: it is due at once, and what its run comes to changes nothing any more. Its handler is told to stop when
--- its process renews its claims next, within a third of the lease. Nothing is charged. `attempt` says which run is meant (inbox_status.attempts);
--- without one, the run of this moment.
+-- Releases the claim of a running delivery: it is due at once, and the outcome of the current run is ignored. The
+-- handler is stopped when its process next renews its claims, within a third of the lease. No retry is consumed.
+-- `attempt` selects the run (inbox_status.attempts); without it, the current run.
 CREATE VIEW inbox_release AS
 SELECT NULL AS message_id, NULL AS handler_key, NULL AS source, NULL AS attempt, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_release_now INSTEAD OF INSERT ON inbox_release
@@ -553,7 +593,7 @@ BEGIN
                                           AND message_seq IN (SELECT seq FROM inbox_message WHERE message_id = NEW.message_id));
 END;
 
--- Nobody claims a paused handler's deliveries; what runs goes on to its end. They wait and lose nothing.
+-- Pauses a handler: no process claims its deliveries. Running deliveries finish; waiting ones stay pending.
 CREATE VIEW inbox_pause_handler AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_pause_handler_now INSTEAD OF INSERT ON inbox_pause_handler
 BEGIN
@@ -574,8 +614,8 @@ BEGIN
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
 END;
 
--- While the breaker of a handler is open, nobody claims its deliveries, except for one at a time that probes; the first that succeeds closes it.
--- What runs goes on to its end.
+-- Opens the circuit breaker of a handler. While it is open, only one delivery at a time is claimed, as a probe; the
+-- first success closes it. Running deliveries finish.
 CREATE VIEW inbox_open_breaker AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_open_breaker_now INSTEAD OF INSERT ON inbox_open_breaker
 BEGIN
@@ -601,12 +641,13 @@ BEGIN
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key) AND breaker_opened_at IS NOT NULL;
 END;
 
--- Sets how many deliveries of a handler start in a second, over all processes and restarts, whatever its registration says: `burst` at once at
--- the most, by default what a second allows. 9e999 is no limit; NULL is what the registration says.
+-- Sets the rate limit of a handler in starts per second, over all processes and restarts. It overrides the
+-- registration. `burst` is the maximum number of starts at once; by default what one second allows. 9e999 means no
+-- limit; NULL restores the limit of the registration.
 CREATE VIEW inbox_set_rate AS SELECT NULL AS handler_key, NULL AS per_sec, NULL AS burst, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_set_rate_now INSTEAD OF INSERT ON inbox_set_rate
 BEGIN
-    SELECT RAISE(ABORT, 'a rate limit allows more than 0 and at most 1000000 starts a second, and 1 to 1000000 at once')
+    SELECT RAISE(ABORT, 'a rate limit must be greater than 0 and at most 1000000 starts a second, with a burst of 1 to 1000000')
     WHERE NEW.per_sec <= 0 OR NEW.per_sec > 1000000 AND NEW.per_sec < 9e999 OR NEW.burst NOT BETWEEN 1 AND 1000000;
     INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
     SELECT (SELECT at FROM inbox_now), 'set rate',
@@ -625,16 +666,16 @@ BEGIN
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
 END;
 
--- Sets a position to an offset, or without one to the first record that Kafka has; without a partition, those of the whole topic. Stopped
--- partitions are read again:
+-- Sets positions to an offset, or without one to the first record that Kafka has; without a partition, for the whole
+-- topic. Stopped partitions are read again:
 --     INSERT INTO inbox_ledger_reset (consumer_group, topic, kafka_partition, to_offset) VALUES ('shop', 'orders', 0, 5000);
 CREATE VIEW inbox_ledger_reset AS
 SELECT NULL AS consumer_group, NULL AS topic, NULL AS kafka_partition, NULL AS to_offset, NULL AS cluster_id, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_ledger_reset_now INSTEAD OF INSERT ON inbox_ledger_reset
 BEGIN
-    SELECT RAISE(ABORT, 'an offset is not negative, and is of one partition: name the partition')
+    SELECT RAISE(ABORT, 'an offset must not be negative and needs a partition')
     WHERE NEW.to_offset < 0 OR NEW.to_offset IS NOT NULL AND NEW.kafka_partition IS NULL;
-    SELECT RAISE(ABORT, 'these are positions of several clusters: name the cluster_id')
+    SELECT RAISE(ABORT, 'positions of several clusters match: name the cluster_id')
     WHERE (SELECT count(DISTINCT cluster_id) FROM inbox_ledger
            WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = coalesce(NEW.kafka_partition, kafka_partition)
              AND cluster_id = coalesce(NEW.cluster_id, cluster_id)) > 1;
@@ -652,13 +693,13 @@ BEGIN
       AND cluster_id = coalesce(NEW.cluster_id, cluster_id);
 END;
 
--- Moves a position forward and leaves out the records in between, which are noted as a gap. A stopped partition is read again from there:
+-- Moves a position forward. The skipped records are stored as a gap. A stopped partition is read again from there:
 --     INSERT INTO inbox_ledger_skip (consumer_group, topic, kafka_partition, to_offset) VALUES ('shop', 'orders', 0, 7500);
 CREATE VIEW inbox_ledger_skip AS
 SELECT NULL AS consumer_group, NULL AS topic, NULL AS kafka_partition, NULL AS to_offset, NULL AS cluster_id, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_ledger_skip_now INSTEAD OF INSERT ON inbox_ledger_skip
 BEGIN
-    SELECT RAISE(ABORT, 'these are positions of several clusters: name the cluster_id')
+    SELECT RAISE(ABORT, 'positions of several clusters match: name the cluster_id')
     WHERE (SELECT count(DISTINCT cluster_id) FROM inbox_ledger
            WHERE consumer_group = NEW.consumer_group AND topic = NEW.topic AND kafka_partition = NEW.kafka_partition
              AND cluster_id = coalesce(NEW.cluster_id, cluster_id)) > 1;
@@ -684,18 +725,19 @@ END;
 
 -- The outbox: records that are sent to Kafka after the transaction that stored them has committed.
 
--- One record to send. A relay reads a slot's waiting records in the order of id, and marks them when the broker has acknowledged them.
+-- One record to send. A relay reads the waiting records of a slot in id order, and marks them when the broker has
+-- acknowledged them.
 CREATE TABLE inbox_outbox (
     id              INTEGER PRIMARY KEY AUTOINCREMENT,
     stored_at       INTEGER NOT NULL,
     finished_at     INTEGER,                         -- when it was acknowledged, poisoned or discarded
-    recorded_at     INTEGER,                         -- the record's own time, if the publisher gave one
-    kafka_offset    INTEGER,                         -- where the broker put it
+    recorded_at     INTEGER,                         -- the record's own timestamp, if the publisher gave one
+    kafka_offset    INTEGER,                         -- the offset that the broker assigned
     kafka_partition INTEGER,
     slot            INTEGER NOT NULL,                -- a hash of record_key: records of one key are in one slot
     status          INTEGER NOT NULL DEFAULT 0,      -- 0 waiting, 2 sent, 3 poisoned, 4 discarded
-    replays         INTEGER NOT NULL DEFAULT 0,      -- how often a person had it sent again
-    message_id      TEXT    NOT NULL,                -- its id (header ce_id), the same each time it is sent
+    replays         INTEGER NOT NULL DEFAULT 0,      -- how often an operator sent it again
+    message_id      TEXT    NOT NULL,                -- its id (header ce_id), the same on each send
     source          TEXT    NOT NULL,                -- header ce_source
     topic           TEXT    NOT NULL,
     record_key      BLOB,
@@ -704,14 +746,14 @@ CREATE TABLE inbox_outbox (
     reason          TEXT,                            -- why it was poisoned or discarded
     last_error      TEXT
 );
--- What a relay reads: the waiting records of a slot, in order. Sent records are not in it.
+-- Used by a relay to read the waiting records of a slot in order. It does not contain sent records.
 CREATE INDEX inbox_outbox_waiting ON inbox_outbox (slot, id) WHERE status = 0;
--- Purging sent and discarded records, the oldest first.
+-- Used to purge sent and discarded records, the oldest first.
 CREATE INDEX inbox_outbox_finished ON inbox_outbox (finished_at) WHERE status IN (2, 4);
--- Listing poisoned records, the oldest first. Almost always empty.
+-- Lists poisoned records, the oldest first. It is almost always empty.
 CREATE INDEX inbox_outbox_poisoned ON inbox_outbox (finished_at, id) WHERE status = 3;
 
--- The slots, and the relay that holds each of them. Whoever holds a slot sends its records; nobody else does.
+-- The slots, and the relay that holds each of them. Only the holder of a slot sends its records.
 CREATE TABLE inbox_outbox_slots (
     slot       INTEGER PRIMARY KEY,
     holder     INTEGER,                              -- inbox_relay.id
@@ -720,18 +762,18 @@ CREATE TABLE inbox_outbox_slots (
 INSERT INTO inbox_outbox_slots (slot)
 WITH RECURSIVE slots (slot) AS (SELECT 0 UNION ALL SELECT slot + 1 FROM slots WHERE slot < 15) SELECT slot FROM slots;
 
--- Processes that send records, each of them every few seconds. The row of a process that was asked to end is removed.
+-- Processes that send records; each updates its row every few seconds, and removes it at shutdown.
 CREATE TABLE inbox_relay (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,
     name          TEXT    NOT NULL,                  -- host and process id
     started_at    INTEGER NOT NULL,
     seen_at       INTEGER NOT NULL,
     alive_until   INTEGER NOT NULL,
-    trouble_since INTEGER,
-    trouble       TEXT                               -- what keeps it from sending: no broker, a topic that does not exist
+    problem_since INTEGER,
+    problem       TEXT                               -- why it cannot send: no broker, an unknown topic
 );
 
--- The outbox in words.
+-- The outbox in readable form.
 CREATE VIEW inbox_outgoing AS
 SELECT o.id, o.topic, CASE o.status WHEN 0 THEN 'waiting' WHEN 2 THEN 'sent' WHEN 3 THEN 'poisoned' WHEN 4 THEN 'discarded' END AS state,
        o.reason, o.last_error, o.message_id, o.source, o.record_key, strftime('%Y-%m-%d %H:%M:%f', o.stored_at / 1e6, 'unixepoch') AS stored_at,
@@ -741,7 +783,7 @@ FROM inbox_outbox o
 LEFT JOIN inbox_outbox_slots s ON s.slot = o.slot AND s.held_until > (SELECT at FROM inbox_now)
 LEFT JOIN inbox_relay r ON r.id = s.holder;
 
--- Sends a record that is not waiting again, with the same id:
+-- Sends a sent, poisoned or discarded record again, with the same id:
 --     INSERT INTO inbox_outbox_replay (id, because) VALUES (17, 'the topic is there now');
 CREATE VIEW inbox_outbox_replay AS SELECT NULL AS id, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_outbox_replay_now INSTEAD OF INSERT ON inbox_outbox_replay
@@ -754,7 +796,7 @@ BEGIN
     WHERE id = NEW.id AND status <> 0;
 END;
 
--- Gives up a record that is waiting or poisoned:
+-- Discards a waiting or poisoned record:
 --     INSERT INTO inbox_outbox_discard (id, because) VALUES (17, 'nobody needs it');
 CREATE VIEW inbox_outbox_discard AS SELECT NULL AS id, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_outbox_discard_now INSTEAD OF INSERT ON inbox_outbox_discard
@@ -766,11 +808,12 @@ BEGIN
     WHERE id = NEW.id AND status IN (0, 3);
 END;
 
--- Calls of the function that a service has for poisoned deliveries. A row stays until the function has returned without an error.
+-- Pending calls of a service's function for poisoned deliveries. A row stays until the function has returned without an
+-- error.
 CREATE TABLE inbox_poison_call (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     poisoned_at  INTEGER NOT NULL,
-    due_at       INTEGER NOT NULL,                   -- also the end of the lease of the process that calls
+    due_at       INTEGER NOT NULL,                   -- also the end of the lease of the calling process
     message_seq  INTEGER NOT NULL,
     attempts     INTEGER NOT NULL,
     handler_id   INTEGER NOT NULL,
@@ -778,10 +821,10 @@ CREATE TABLE inbox_poison_call (
     reason       TEXT,
     error        TEXT
 );
--- The calls that are due, the longest due first.
+-- Finds the due calls, the longest due first.
 CREATE INDEX inbox_poison_call_due ON inbox_poison_call (due_at, id);
 
--- A trigger, so that no statement that poisons can forget it, and in its transaction.
+-- A trigger, so that every statement that poisons requests the call, in the same transaction.
 CREATE TRIGGER inbox_call_for_poisoned AFTER UPDATE OF status ON inbox_delivery
 WHEN NEW.status = 3 AND OLD.status <> 3
  AND (SELECT calls_on_poison FROM inbox_handler WHERE id = NEW.handler_id)

@@ -1,4 +1,4 @@
-//! What each policy makes of each record.
+//! The identity that each policy finds in each record.
 
 use proptest::prelude::*;
 
@@ -6,9 +6,17 @@ use super::*;
 
 const CHANCE: u128 = 0xabc;
 
-/// `id @ source`, with the fallback before it; or why not.
+fn identified(record: &Record, policy: &Identity) -> Result<Identified, Refusal> {
+    identify(&Attributes::of(record), policy, &Answers::default(), || CHANCE).map_err(|unidentified| match unidentified
+    {
+        Unidentified::Refused(refusal) => refusal,
+        Unidentified::NotYet(_) => "not yet".into(),
+    })
+}
+
+/// `id @ source`, with the fallback before it; or the reason for the quarantine.
 fn identity(record: &Record, policy: &Identity) -> String {
-    match identify(&Attributes::of(record), policy, || CHANCE) {
+    match identified(record, policy) {
         Ok(Identified { id, source, fallback }) => {
             let fallback = fallback.map_or(String::new(), |fallback| format!("{fallback:?}: "));
             format!("{fallback}{id} @ {}", source.unwrap_or_else(|| record.topic.clone()))
@@ -21,6 +29,7 @@ fn record() -> Record {
     Record::new("t")
 }
 
+/// The identity at `/o/id` of this payload.
 fn pointed(payload: &str) -> String {
     identity(&record().with_payload(payload.to_owned()), &Identity::json_pointer("/o/id"))
 }
@@ -140,7 +149,7 @@ fn a_pointer_finds_strings_and_numbers() {
     assert_eq!(pointed(r#"{"o": {"id": null}}"#), "missing identity");
     assert_eq!(pointed(r#"{"o": "id"}"#), "missing identity");
     assert_eq!(pointed(r#"{"o": {"id": ""}}"#), "empty identity");
-    assert_eq!(pointed(r#"{"o": {"id": 1, "id": 1}}"#), "identity stands twice");
+    assert_eq!(pointed(r#"{"o": {"id": 1, "id": 1}}"#), "identity occurs twice");
     for other in ["{}", "[1]", "true", r#""\ud800""#, r#""\u0000""#] {
         assert_eq!(pointed(&format!(r#"{{"o": {{"id": {other}}}}}"#)), "identity is not text", "{other}");
     }
@@ -158,18 +167,14 @@ fn no_record_can_take_the_position_of_another() {
         assert_eq!(identity(&named(id), &policy), format!("{id} @ t"));
     }
     assert_eq!(identity(&named("t/0/2"), &Identity::header("h")), "t/0/2 @ t");
-    assert_eq!(
-        identity(&named("").with_id("t/0/2"), &policy),
-        "t/0/2 @ t",
-        "an explicit id is the caller's own affair"
-    );
+    assert_eq!(identity(&named("").with_id("t/0/2"), &policy), "t/0/2 @ t", "an explicit id is not checked");
     assert_eq!(identity(&named(""), &Identity::position().or_position()), "t/0/1 @ t");
 }
 
 #[test]
 fn a_refusal_says_where_it_looked_and_nothing_of_the_record() {
     let policy = Identity::all_of([Identity::key(), Identity::header("h")]);
-    let refusal = |record: &Record| identify(&Attributes::of(record), &policy, || CHANCE).err();
+    let refusal = |record: &Record| identified(record, &policy).err();
     let without = record().with_key("secret");
     let detail = Some(r#"looked for the header "h""#.to_owned());
     assert_eq!(refusal(&without), Some(Refusal { reason: "missing identity", detail: detail.clone() }));
@@ -215,7 +220,7 @@ proptest! {
         ];
         let policy = places[place].clone();
         let policy = [policy.clone(), policy.clone().or_position(), policy.or_undeduplicated()][missing].clone();
-        if let Ok(identified) = identify(&Attributes::of(&record), &policy, || CHANCE) {
+        if let Ok(identified) = identified(&record, &policy) {
             for text in [Some(identified.id), identified.source].into_iter().flatten() {
                 prop_assert!((1..=200).contains(&text.chars().count()) && !text.contains('\0'));
             }

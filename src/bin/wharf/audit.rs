@@ -1,4 +1,6 @@
-//! `audit`: the ledger and the rows beside what Kafka has; what the database knows, when Kafka does not answer. Secrets for Kafka come from a file, never from the command line.
+//! `audit`: compares the ledger and the stored rows with Kafka. When Kafka does not answer, it shows what the database knows.
+//!
+//! Secrets for Kafka come from a file, never from the command line.
 
 use std::path::PathBuf;
 
@@ -13,7 +15,7 @@ use crate::output::{cell, maybe, number, text};
 use crate::session::Session;
 use crate::when;
 
-/// Which Kafka.
+/// How to reach Kafka.
 #[derive(Debug, Args)]
 pub struct KafkaArguments {
     /// Brokers as host:port, separated by commas
@@ -22,17 +24,17 @@ pub struct KafkaArguments {
     /// The consumer group
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
-    /// A setting of librdkafka, name=value; secrets are refused here
+    /// A librdkafka setting as name=value; secrets are refused here
     #[arg(long = "set", value_name = "SETTING")]
     settings: Vec<String>,
-    /// A file of settings, name=value on each line, for secrets too; it may have bootstrap.servers and group.id
+    /// A file with librdkafka settings, one name=value per line; it may hold secrets, bootstrap.servers and group.id
     #[arg(long, value_name = "FILE")]
     kafka_config_file: Option<PathBuf>,
 }
 
 pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -> Result<Exit, Failure> {
     let Some((kafka, group)) = arguments.kafka()? else {
-        return Err(Failure::usage("which Kafka? Give --brokers and --group, or --kafka-config-file"));
+        return Err(Failure::usage("no Kafka is given: use --brokers and --group, or --kafka-config-file"));
     };
     let audit = match kafka.audit(&session.store).await {
         Ok(audit) => audit,
@@ -48,8 +50,8 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -
             text("PARTITION"),
             number("LEDGER"),
             number("GROUP"),
-            number("KAFKA HAS"),
-            number("TO"),
+            number("LOW"),
+            number("HIGH"),
             number("LAG"),
             number("STORED"),
         ];
@@ -67,14 +69,14 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -
         output.table(&columns, audit.partitions.iter().map(row).collect())?;
         output.line("")?;
         match findings.is_empty() {
-            true => output.line("all is as it should be")?,
+            true => output.line("no problems found")?,
             false => findings.iter().try_for_each(|finding| output.line(format!("- {finding}")))?,
         }
     }
     Ok(if findings.is_empty() { Exit::Well } else { Exit::Problem })
 }
 
-/// What the database knows of the group: its positions, and what the processes that read have written down.
+/// Shows what the database knows about the group: its positions, and the reports of the processes that read.
 async fn without_kafka<B: Backend>(session: &Session<B>, group: &str, error: &str) -> Result<Exit, Failure> {
     let mut of_group = LedgerFilter::default();
     of_group.consumer_group = Some(group.to_owned());
@@ -91,21 +93,26 @@ async fn without_kafka<B: Backend>(session: &Session<B>, group: &str, error: &st
         return Ok(Exit::Connection);
     }
     if ledger.is_empty() {
-        output.line(format!("the ledger has no entry of group {group}"))?;
+        output.line(format!("the ledger has no entry for group {group}"))?;
     } else {
         crate::ledger::table(output, &ledger)?;
     }
     output.line("")?;
     for one in partitions {
         let why = one.why.map_or_else(String::new, |why| format!(": {why}"));
-        let standing = format!("{} for {}{why}", one.standing, when::secs(one.secs));
-        output.line(format!("- {}[{}]: {standing}", one.topic, one.partition))?;
+        let state = format!("{} for {}{why}", one.state, when::secs(one.secs));
+        output.line(format!("- {}[{}]: {state}", one.topic, one.partition))?;
     }
     for one in ingests {
-        let trouble = one.trouble.map_or_else(String::new, |trouble| format!(": cannot read: {trouble}"));
-        output.line(format!("- {} was seen {} ago{trouble}", one.name, when::secs(one.seen_secs_ago)))?;
+        let problem = one.problem.map_or_else(String::new, |problem| format!(": cannot read: {problem}"));
+        let source = if one.source.is_empty() || one.source == group {
+            String::new()
+        } else {
+            format!(", source {}", one.source)
+        };
+        output.line(format!("- {}{source} was seen {} ago{problem}", one.name, when::secs(one.seen_secs_ago)))?;
     }
-    output.line(format!("- {error}: this is what the database knows"))?;
+    output.line(format!("- {error}: only the database was read"))?;
     Ok(Exit::Connection)
 }
 
@@ -123,7 +130,7 @@ pub fn document(audit: &Audit) -> Value {
     json!({ "is_well": findings.is_empty(), "partitions": partitions, "findings": findings })
 }
 
-/// A word for programs.
+/// A stable code for programs.
 fn code(finding: &Finding) -> &'static str {
     match finding {
         Finding::Stopped(_) => "stopped",
@@ -132,7 +139,7 @@ fn code(finding: &Finding) -> &'static str {
         Finding::LogEndsBefore(_) => "log ends before",
         Finding::NeverRead(_) => "never read",
         Finding::Unanswered(_) => "unanswered",
-        Finding::TopicMadeAnew(_) => "topic made anew",
+        Finding::TopicRecreated(_) => "topic recreated",
         Finding::HangingTransaction(_) => "hanging transaction",
         Finding::UnknownGroup(_) => "unknown group",
         Finding::Gap(_) => "gap",
@@ -141,17 +148,17 @@ fn code(finding: &Finding) -> &'static str {
 }
 
 impl KafkaArguments {
-    /// The Kafka that is meant, and the group; none when nothing is said of one.
+    /// The Kafka settings and the group. None when no option is given.
     pub fn kafka(&self) -> Result<Option<(Kafka, String)>, Failure> {
         let mut settings = self.of_file()?;
         for setting in &self.settings {
-            // What was given is not quoted: it may be a secret.
+            // The argument is not quoted, because it may be a secret.
             let Some((name, value)) = setting.split_once('=') else {
-                return Err(Failure::usage("--set takes name=value"));
+                return Err(Failure::usage("--set must have the form name=value"));
             };
             if is_secret(name) {
                 return Err(Failure::usage(format!(
-                    "--set {name}: others see secrets in `ps`, and the shell's history keeps them. \
+                    "--set {name} holds a secret, which other users see in `ps` and the shell's history keeps. \
                      Put it into a file for --kafka-config-file"
                 )));
             }
@@ -169,7 +176,7 @@ impl KafkaArguments {
                 let kafka = settings.into_iter().fold(kafka, |kafka, (name, value)| kafka.set(name, value));
                 Ok(Some((kafka, group)))
             }
-            _ => Err(Failure::usage("Kafka takes both, --brokers and --group")),
+            _ => Err(Failure::usage("--brokers and --group must be given together")),
         }
     }
 
@@ -188,7 +195,7 @@ impl KafkaArguments {
     }
 }
 
-/// Settings of librdkafka that hold a secret in their value. Paths of files do not.
+/// Whether the value of a librdkafka setting is a secret. A path of a file is not.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let parts = ["password", "secret", "jaas", "oauthbearer.config", ".pem", "token"];

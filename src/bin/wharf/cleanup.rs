@@ -1,6 +1,6 @@
-//! `cleanup`: the retention job for those who run it from cron and not in the service. Purges in bounded steps, gives way in between.
+//! `cleanup`: purges from cron instead of in the service, in bounded steps with pauses.
 //!
-//! Only what is finished goes, and one process at a time does it; where another purges, this one ends and says so.
+//! It removes finished work only. One process purges at a time: when another one is purging, the command ends and says so.
 
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -18,22 +18,22 @@ use crate::session::Session;
 
 #[derive(Debug, Args)]
 pub struct CleanupArguments {
-    /// Messages whose deliveries have all been done or discarded for this long, e.g. 30d
+    /// Purge messages whose deliveries have all been done or discarded for this long, e.g. 30d
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     older_than: Duration,
-    /// Another age for one handler, KEY=AGE; may be given several times
+    /// Use another age for one handler, KEY=AGE; can be repeated
     #[arg(long = "for-handler", value_name = "KEY=AGE", value_parser = of_handler)]
     of_handlers: Vec<(String, Duration)>,
-    /// Keep the identities for this long, so that a late redelivery is still a duplicate
+    /// Keep the identities of purged messages for this long, so that a late redelivery is still a duplicate
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     keep_identities: Option<Duration>,
-    /// Also deliveries that have been poisoned for this long; without it they wait for a person
+    /// Purge deliveries that have been poisoned for this long; without it they are kept
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     expire_poisoned: Option<Duration>,
-    /// Also records that have been in quarantine for this long; without it they wait for a person
+    /// Purge records that have been in quarantine for this long; without it they are kept
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     expire_quarantined: Option<Duration>,
-    /// Messages looked at in one transaction
+    /// How many messages one transaction examines
     #[arg(long, value_name = "ROWS", default_value_t = 1_000)]
     batch: usize,
     #[command(flatten)]
@@ -44,11 +44,11 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
     let (output, confirming) = (session.output, &arguments.confirming);
     confirming.check()?;
     let retention = arguments.retention();
-    // Counting looks at every message that is old enough, so a job that does not ask does not count.
+    // Counting examines every message that is old enough, so a job with --yes does not count.
     let total = if confirming.is_dry_run || !confirming.is_yes {
         let purgeable = session.store.purgeable(&retention).await?;
         if confirming.is_dry_run {
-            return tell_purgeable(session, &purgeable);
+            return report_purgeable(session, &purgeable);
         }
         confirming.ask(&format!("purge {} messages?", purgeable.messages))?;
         Some(purgeable.messages)
@@ -56,12 +56,12 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
         None
     };
     let bar = progress::of(output, total, "purged");
-    // A bar is shown on a terminal only; a log is told once.
+    // The progress bar is shown on a terminal only. A log gets one line.
     let mut is_told = !bar.is_hidden() || output.is_json;
     let on_step = |purged: &Purged| {
         if purged.waiting() > 0 && !std::mem::replace(&mut is_told, true) {
-            // Nothing depends on it.
-            let _ = writeln!(io::stderr(), "identities are written; their messages go in about two minutes");
+            // The line is only information, so an error of stderr is ignored.
+            let _ = writeln!(io::stderr(), "identities are written; their messages are removed in about two minutes");
         }
         bar.set_position(purged.messages);
         bar.set_message(waiting(purged));
@@ -80,24 +80,24 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
     Ok(if purged.is_locked_out() { Exit::Partly } else { Exit::Well })
 }
 
-/// Why nothing goes for a while.
+/// Explains why no message is removed for a while.
 fn waiting(purged: &Purged) -> String {
     match purged.waiting() {
         0 => String::new(),
         written => format!(
-            "({written} identities written; their messages go in about two minutes, when no accept that may have missed one is under way)"
+            "({written} identities written; their messages are removed in about two minutes, when no accept that may have missed one is running)"
         ),
     }
 }
 
-fn tell_purgeable<B: Backend>(session: &Session<B>, purgeable: &Purgeable) -> Result<Exit, Failure> {
+fn report_purgeable<B: Backend>(session: &Session<B>, purgeable: &Purgeable) -> Result<Exit, Failure> {
     let Purgeable { messages, deliveries, identities, .. } = purgeable;
     match session.output.is_json {
         true => session.output.document(&json!({
             "action": "cleanup", "dry_run": true, "messages": messages, "deliveries": deliveries, "identities_forgotten": identities,
         }))?,
         false => session.output.line(format!(
-            "would purge {messages} messages with {deliveries} deliveries, and forget {identities} identities"
+            "would purge {messages} messages with {deliveries} deliveries, and delete {identities} expired identities"
         ))?,
     }
     Ok(Exit::Well)
@@ -115,6 +115,6 @@ impl CleanupArguments {
 }
 
 fn of_handler(text: &str) -> Result<(String, Duration), String> {
-    let (key, age) = text.split_once('=').ok_or("it is written KEY=AGE")?;
+    let (key, age) = text.split_once('=').ok_or("expected KEY=AGE")?;
     Ok((key.to_owned(), humantime::parse_duration(age).map_err(|error| error.to_string())?))
 }

@@ -1,4 +1,4 @@
-//! Asks before anything is changed. Where nobody can answer, it never waits: `--yes` or nothing is done.
+//! Asks for confirmation before a change. Without a terminal it does not wait: the change needs `--yes`.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -6,33 +6,33 @@ use clap::Args;
 
 use crate::exit::Failure;
 
-/// How a change is to be made.
+/// How a change is confirmed.
 #[derive(Debug, Args)]
 pub struct Confirming {
-    /// Show what would be done, and do nothing
+    /// Show what would change, and change nothing
     #[arg(long = "dry-run")]
     pub is_dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long = "yes", short = 'y')]
     pub is_yes: bool,
-    /// Why you do this, for the audit
+    /// The reason, for the audit
     #[arg(long, value_name = "TEXT")]
     pub because: Option<String>,
 }
 
 impl Confirming {
-    /// Refuses, before anything is looked up, what could never be confirmed.
+    /// Refuses a change that cannot be confirmed, before any query.
     pub fn check(&self) -> Result<(), Failure> {
         let can_answer = io::stdin().is_terminal() && io::stderr().is_terminal();
         match self.is_yes || self.is_dry_run || can_answer {
             true => Ok(()),
             false => Err(Failure::usage(
-                "this changes something and there is no terminal to ask at: say --yes to do it, or --dry-run to see what it would do",
+                "this command changes data and needs a confirmation, but there is no terminal: use --yes to do it, or --dry-run to see what it would do",
             )),
         }
     }
 
-    /// Fails unless a person, or `--yes`, agrees. Only our own words and numbers are in the question.
+    /// Fails unless a person or `--yes` confirms. The question must not contain text from outside, because it is not escaped.
     pub fn ask(&self, question: &str) -> Result<(), Failure> {
         if self.is_yes {
             return Ok(());
@@ -41,11 +41,11 @@ impl Confirming {
         write!(stderr, "{question} [y/N] ")?;
         stderr.flush()?;
         let mut answer = String::new();
-        // No answer is a no.
+        // No answer means no.
         let _ = io::stdin().lock().read_line(&mut answer);
         match answer.trim() {
             "y" | "Y" | "yes" => Ok(()),
-            _ => Err(Failure::problem("nothing was done")),
+            _ => Err(Failure::problem("not confirmed: nothing was done")),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Which database is meant, and how its URL gets here without being seen by others.
+//! Finds the database URL without exposing its password, and connects.
 //!
-//! A URL with a password comes from `DATABASE_URL` or a file, never from the command line: arguments are in `ps` and in the shell's
-//! history. No file is made by looking.
+//! A URL with a password comes from `DATABASE_URL` or a file, never from the command line: arguments are visible in `ps` and in the shell's
+//! history. Commands other than `migrate` never create a SQLite file.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub struct DatabaseArguments {
         help_heading = "Options of every command"
     )]
     database: Option<String>,
-    /// A file that holds the URL. Without either, DATABASE_URL is taken
+    /// A file that holds the URL. Without either option, DATABASE_URL is used
     #[arg(long, global = true, value_name = "FILE", help_heading = "Options of every command")]
     database_url_file: Option<PathBuf>,
 }
@@ -40,7 +40,7 @@ impl Database {
         if let Some(url) = &arguments.database {
             if holds_password(url) {
                 return Err(Failure::usage(
-                    "--database holds a password: others see it in `ps`, and the shell's history keeps it. \
+                    "--database holds a password, which other users see in `ps` and the shell's history keeps. \
                      Put the URL into DATABASE_URL or into a file for --database-url-file",
                 ));
             }
@@ -54,48 +54,48 @@ impl Database {
         match std::env::var("DATABASE_URL") {
             Ok(url) if !url.trim().is_empty() => Self::parse(url.trim()),
             Ok(_) | Err(_) => {
-                Err(Failure::usage("which database? Set DATABASE_URL, or say --database-url-file or --database"))
+                Err(Failure::usage("no database is given: set DATABASE_URL, or use --database-url-file or --database"))
             }
         }
     }
 
-    /// The text may be anything, a secret too: it is never quoted.
+    /// The text may hold a secret, so errors never quote it.
     fn parse(url: &str) -> Result<Self, Failure> {
         if url.starts_with("postgres://") || url.starts_with("postgresql://") {
             return Ok(Self::Postgres(url.to_owned()));
         }
         let path = url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
         match path {
-            Some("" | ":memory:") => Err(Failure::usage("sqlite: is followed by the path of a file")),
+            Some("" | ":memory:") => Err(Failure::usage("sqlite: must be followed by the path of a file")),
             Some(path) => Ok(Self::Sqlite(PathBuf::from(path))),
             None => Err(Failure::usage(
-                "cannot read the database URL, it is written like postgres://user@host:5432/database or sqlite:file.db",
+                "cannot parse the database URL: use the form postgres://user@host:5432/database or sqlite:file.db",
             )),
         }
     }
 }
 
-/// A program of one person needs few connections, and leaves the rest to the service.
+/// The tool uses few connections, because the service needs the rest.
 pub async fn postgres(url: &str, connections: usize) -> Result<Store<Postgres>, Failure> {
     let options = PostgresOptions::default().pool_size(connections);
     Ok(Store::<Postgres>::connect_with(url, options).await?)
 }
 
-/// The file has to be there, unless it is to be made.
+/// Opens the file, which must exist unless it may be created.
 pub async fn sqlite(path: &Path, is_made: bool) -> Result<Store<Sqlite>, Failure> {
     if !is_made && !path.is_file() {
-        let message = format!("there is no file {}; `wharf migrate` makes one", path.display());
+        let message = format!("there is no file {}; `wharf migrate` creates it", path.display());
         return Err(Failure::Told(Exit::Connection, message));
     }
     Ok(Store::<Sqlite>::open(path).await?)
 }
 
-/// Errs on the side of refusing: a colon before the last `@`, or a parameter that may be a password.
+/// Refuses when in doubt: a colon before the last `@`, or a parameter that may be a password.
 fn holds_password(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let is_sqlite = url.starts_with("sqlite:");
     let is_in_front = rest.rfind('@').is_some_and(|at| rest[..at].contains(':'));
-    // An encoded name could be anything.
+    // A percent-encoded name may spell `password`.
     let is_parameter = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
         name.contains("password") || name.contains('%')
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_seen_wherever_it_stands() {
+    fn a_password_is_found_in_every_part_of_a_url() {
         for url in [
             "postgres://me:hunter2@db/shop",
             "postgresql://me:hunt/er2@db:5432/shop",
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn no_url_that_cannot_be_read_is_quoted() {
+    fn a_url_that_cannot_be_parsed_is_not_quoted() {
         for url in ["mysql://me:hunter2@db", "hunter2", "sqlite:"] {
             let Err(Failure::Told(exit, message)) = Database::parse(url) else { panic!("{url}") };
             assert_eq!(exit, Exit::Usage);

@@ -1,6 +1,6 @@
-//! `poisoned replay --edit` and `--payload-file`: one delivery runs again with a corrected payload, which is kept beside the original.
+//! `poisoned replay --edit` and `--payload-file`: runs one delivery again with a corrected payload, which is kept beside the original.
 //!
-//! What is edited lies in a folder that only its owner can enter, which is removed in the end with whatever the editor left in it.
+//! The edited file is in a folder that only its owner can enter. The folder is removed at the end with everything that the editor left in it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ pub struct CorrectionArguments {
         "payload_file", "is_all", "limit", "is_canary", "wait", "topic", "reason", "error", "fingerprint", "older_than", "newer_than",
     ])]
     is_edit: bool,
-    /// Give one delivery the payload in this file; the original is kept
+    /// Run one delivery with the payload in this file; the original is kept
     #[arg(long, value_name = "FILE", requires = "message", conflicts_with_all = [
         "is_all", "limit", "is_canary", "wait", "topic", "reason", "error", "fingerprint", "older_than", "newer_than",
     ])]
@@ -70,7 +70,7 @@ pub async fn replay<B: Backend>(
     }
     let (bytes, was_bytes) = (payload.len(), current.map(<[u8]>::len));
     let is_dry_run = confirming.is_dry_run;
-    let mut told = json!({
+    let mut report = json!({
         "action": "replay corrected", "dry_run": is_dry_run, "payload_bytes": bytes, "payload_was_bytes": was_bytes,
     });
     let what =
@@ -80,17 +80,17 @@ pub async fn replay<B: Backend>(
         if !session.acting(confirming.because.as_ref()).replay_corrected(&one, payload).await? {
             return Err(Failure::problem("it has just been replayed or has run: nothing was done"));
         }
-        told["affected"] = 1.into();
+        report["affected"] = 1.into();
     }
     match session.output.is_json {
-        true => session.output.document(&told)?,
+        true => session.output.document(&report)?,
         false if is_dry_run => session.output.line(format!("would replay it with {what}"))?,
         false => session.output.line(format!("replayed with {what}"))?,
     }
     Ok(Exit::Well)
 }
 
-/// What a person makes of it.
+/// Lets a person edit the payload.
 fn edited(current: &[u8]) -> Result<Vec<u8>, Failure> {
     let set = |name| std::env::var(name).ok().filter(|editor| !editor.trim().is_empty());
     let Some(editor) = set("VISUAL").or_else(|| set("EDITOR")) else {
@@ -99,7 +99,7 @@ fn edited(current: &[u8]) -> Result<Vec<u8>, Failure> {
     let folder = Folder::make()?;
     let file = folder.0.join("payload");
     write_private(&file, current)?;
-    // As git does it: the variable may hold arguments too.
+    // Through a shell, as git does it, because the variable may hold arguments too.
     let ended = Command::new("sh").arg("-c").arg(format!("{editor} \"$1\"")).arg(&editor).arg(&file).status()?;
     if !ended.success() {
         return Err(Failure::problem(format!("the editor failed ({ended}): nothing was done")));
@@ -107,7 +107,7 @@ fn edited(current: &[u8]) -> Result<Vec<u8>, Failure> {
     Ok(fs::read(&file)?)
 }
 
-/// Removed when it is dropped.
+/// A folder that is removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -125,7 +125,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is in a folder that only its owner can enter.
+        // If this fails, the rest is still in a folder that only its owner can enter.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,5 +1,5 @@
-//! `dashboard`: the inbox in a browser. On loopback for whoever is on this machine; elsewhere only with a token, which comes from a file or
-//! the environment, never from the command line.
+//! `dashboard`: serves the inbox in a browser. A loopback address needs no token. Every other address needs one, which comes from a file or the
+//! environment, never from the command line.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,23 +10,27 @@ use tokio::net::TcpListener;
 use wharf::dashboard::{Access, Dashboard};
 use wharf::store::Backend;
 
+use crate::decoded::RegistryOptions;
 use crate::exit::{Exit, Failure};
 use crate::session::Session;
 
 const TOKEN_VARIABLE: &str = "WHARF_DASHBOARD_TOKEN";
 
-/// Where it is served, and to whom.
+/// Where the dashboard is served, and to whom.
 #[derive(Debug, Args)]
 pub struct DashboardArguments {
     /// The address and port to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8088")]
     listen: SocketAddr,
-    /// A file that holds the token visitors have to give. Without it, WHARF_DASHBOARD_TOKEN is taken. Needed where other machines reach it
+    /// A file that holds the login token. Without it, WHARF_DASHBOARD_TOKEN is used. Required if other machines can
+    /// reach the address
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A name under which browsers reach it, where that is not localhost or the address; can be repeated
+    /// A host name under which browsers reach it, besides localhost and the address; can be repeated
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
+    #[command(flatten)]
+    registry: RegistryOptions,
 }
 
 pub async fn run<B: Backend>(session: &Session<B>, arguments: &DashboardArguments) -> Result<Exit, Failure> {
@@ -35,11 +39,12 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &DashboardArgument
         None if arguments.listen.ip().is_loopback() => Access::on_this_machine(),
         None => {
             return Err(Failure::usage(format!(
-                "{} is reached from other machines: put a token into a file for --token-file, or into {TOKEN_VARIABLE}",
+                "other machines can reach {}: put a token into a file for --token-file, or into {TOKEN_VARIABLE}",
                 arguments.listen
             )));
         }
     };
+    let decoder = arguments.registry.decoder()?;
     let cannot = |error| Failure::Told(Exit::Connection, format!("cannot listen on {}: {error}", arguments.listen));
     let listener = TcpListener::bind(arguments.listen).await.map_err(cannot)?;
     let url = format!("http://{}/", listener.local_addr().map_err(cannot)?);
@@ -47,7 +52,7 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &DashboardArgument
         true => session.output.document(&json!({ "url": url }))?,
         false => session.output.line(format!("the dashboard is at {url} until you press Ctrl-C"))?,
     }
-    let dashboard = Dashboard::new(&session.store, access).acting_as(&session.actor);
+    let dashboard = Dashboard::new(&session.store, access).acting_as(&session.actor).decoded_by(decoder);
     arguments.hosts.iter().fold(dashboard, Dashboard::host).serve(listener).await?;
     Ok(Exit::Well)
 }

@@ -1,10 +1,11 @@
-//! `deliveries`, and what `poisoned` shares with it: lists of deliveries, and one of them with its record and history.
+//! `deliveries`, and what `poisoned` shares with it: lists deliveries, and shows one of them with its record and history.
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 use wharf::operate::{DeliveryDetails, DeliveryFilter, DeliverySummary, FailedAttempt, HistoryEntry, State};
 use wharf::store::Backend;
 
+use crate::decoded::DecodingOptions;
 use crate::exit::{Exit, Failure};
 use crate::filter::{DeliveryOptions, StateOption};
 use crate::output::{Cell, Output, Tone, brief, cell, maybe, number, text, word};
@@ -13,37 +14,37 @@ use crate::release::{self, ReleaseArguments};
 use crate::session::Session;
 use crate::when;
 
-/// An error in a list is there to be recognized; `show` has all of it.
+/// How much of an error a list shows, enough to recognize it. `show` prints all of it.
 const ERROR_CHARS_MAX: usize = 100;
 
 #[derive(Debug, Subcommand)]
 pub enum DeliveriesCommand {
-    /// Deliveries: open ones the longest due first, else the newest first
+    /// List deliveries: pending and running ones by how long they are due, others the newest first
     List {
         #[command(flatten)]
         options: DeliveryOptions,
-        /// In this state
+        /// Only deliveries in this state
         #[arg(long)]
         state: Option<StateOption>,
-        /// At most so many
+        /// The maximum number of rows
         #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// One delivery with its record, its failed attempts and history
+    /// Show one delivery with its record, failed attempts and history
     Show(ShowArguments),
-    /// Take a stuck run's claim away: the delivery is due at once, and what that run comes to counts no more
+    /// Revoke the claim of a stuck run: the delivery is due at once, and the outcome of that run is ignored
     Release(ReleaseArguments),
 }
 
 /// One delivery.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// The message's id
+    /// The id of the message
     message_id: String,
-    /// The handler, where the message has several
+    /// The handler, if the message has several
     #[arg(long, value_name = "KEY")]
     handler: Option<String>,
-    /// The source, where several use the same id
+    /// The source, if several use the same id
     #[arg(long, value_name = "SOURCE")]
     source: Option<String>,
 }
@@ -54,6 +55,8 @@ pub struct ShowArguments {
     which: Which,
     #[command(flatten)]
     payload: PayloadOption,
+    #[command(flatten)]
+    decoding: DecodingOptions,
 }
 
 pub async fn run<B: Backend>(session: &Session<B>, command: DeliveriesCommand) -> Result<Exit, Failure> {
@@ -70,7 +73,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: DeliveriesCommand) -
     }
 }
 
-/// Prints a list that was asked for with one row more than its limit, and says when that is not all.
+/// Prints a list that was queried with one row more than its limit, and says when there are more rows.
 pub fn list(
     output: Output,
     mut found: Vec<DeliverySummary>,
@@ -88,7 +91,7 @@ pub fn list(
         false => table(output, &found)?,
     }
     if !is_all {
-        output.line(format!("there are more than these {limit}: raise --limit, or say which"))?;
+        output.line(format!("there are more than {limit}: raise --limit, or use a filter"))?;
     }
     Ok(Exit::Well)
 }
@@ -111,7 +114,7 @@ pub fn any_table(output: Output, found: &[DeliverySummary]) -> std::io::Result<(
     output.table(&columns, found.iter().map(row).collect())
 }
 
-/// The time that matters for its state.
+/// The time that matters in the current state.
 fn moment(one: &DeliverySummary) -> String {
     match (one.finished_at, one.state) {
         (Some(finished_at), _) => format!("{} ago", when::age(finished_at)),
@@ -147,7 +150,7 @@ impl Which {
         filter
     }
 
-    /// The delivery that is meant; when it is several, says which there are.
+    /// The matching delivery. Fails with a list when several match.
     pub async fn one<B: Backend>(
         &self,
         session: &Session<B>,
@@ -158,7 +161,7 @@ impl Which {
     }
 }
 
-/// The one that was found, if any; when it is several, says which there are.
+/// The delivery that was found, if any. Fails with a list when there are several.
 pub fn only(mut found: Vec<DeliverySummary>) -> Result<Option<DeliverySummary>, Failure> {
     if found.len() <= 1 {
         return Ok(found.pop());
@@ -168,10 +171,10 @@ pub fn only(mut found: Vec<DeliverySummary>) -> Result<Option<DeliverySummary>, 
         format!("--handler {} --source {}", or_dash(&one.handler_key), or_dash(&one.source))
     };
     let which: Vec<String> = found.iter().map(which).collect();
-    Err(Failure::usage(format!("which one?\n  {}", which.join("\n  "))))
+    Err(Failure::usage(format!("several deliveries match, choose one:\n  {}", which.join("\n  "))))
 }
 
-/// Shows the one delivery that is meant.
+/// Shows the one delivery that matches.
 pub async fn show<B: Backend>(
     session: &Session<B>,
     arguments: &ShowArguments,
@@ -181,6 +184,7 @@ pub async fn show<B: Backend>(
     let Some(details) = session.operator().delivery(&one).await? else {
         return Err(Failure::problem("the delivery has just been purged"));
     };
+    let decoded = arguments.decoding.decode(details.record.as_ref(), arguments.payload).await?;
     match session.output.is_json {
         true => session.output.document(&json!({
             "delivery": details.delivery,
@@ -188,8 +192,12 @@ pub async fn show<B: Backend>(
             "history": details.history,
             "correction": details.correction.as_ref().map(|one| record::corrected_document(one, arguments.payload)),
             "record": details.record.as_ref().map(|record| record::document(record, arguments.payload)),
+            "decoded": decoded.document(),
         }))?,
-        false => print(session.output, &details, arguments.payload)?,
+        false => {
+            print(session.output, &details, arguments.payload)?;
+            decoded.print(session.output)?;
+        }
     }
     Ok(Exit::Well)
 }
@@ -209,7 +217,10 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         ("received", maybe(one.received_at.map(when::at))),
         (
             "due",
-            one.due_at.map_or_else(|| cell("held: it waits for another of its key"), |due_at| cell(when::at(due_at))),
+            one.due_at.map_or_else(
+                || cell("held: it waits for an earlier delivery of its order key"),
+                |due_at| cell(when::at(due_at)),
+            ),
         ),
         ("finished", maybe(one.finished_at.map(when::at))),
         ("claimed by", maybe(one.locked_by.as_deref())),
@@ -217,7 +228,7 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
     ];
     match record {
         Some(record) => fields.extend(record::fields(record, payload)),
-        None => fields.push(("record", cell("the message is gone"))),
+        None => fields.push(("record", cell("the message was deleted"))),
     }
     if let Some(correction) = &details.correction {
         fields.push(("corrected payload", record::corrected_field(correction)));
@@ -230,7 +241,7 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
     }
     if !details.history.is_empty() {
         output.line("")?;
-        let columns = [text("WHEN"), word("ACTION"), text("BY"), text("BECAUSE"), text("IT WAS")];
+        let columns = [text("WHEN"), word("ACTION"), text("ACTOR"), text("REASON"), text("STATE BEFORE")];
         output.table(&columns, details.history.iter().map(history_row).collect())?;
     }
     if let Some(record) = record {

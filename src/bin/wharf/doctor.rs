@@ -1,4 +1,4 @@
-//! `doctor`: why work is not moving, the worst first, with what to do. With a Kafka also what the audit finds.
+//! `doctor`: explains why work is not moving, problems first, with advice. With Kafka options it adds the findings of the audit.
 
 use serde_json::json;
 use wharf::operate::{Diagnosis, Severity};
@@ -13,7 +13,7 @@ use crate::when;
 pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -> Result<Exit, Failure> {
     let kafka = arguments.kafka()?.map(|(kafka, _)| kafka);
     let diagnosis = session.operator().doctor().await?;
-    // What the database says is shown also when Kafka does not answer.
+    // The findings in the database are shown also when Kafka does not answer.
     let (audit, silence) = match kafka.filter(|_| diagnosis.facts.is_some()) {
         None => (None, None),
         Some(kafka) => match kafka.audit(&session.store).await {
@@ -25,9 +25,9 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &KafkaArguments) -
     let findings = audit.as_ref().map(wharf::kafka::Audit::findings).unwrap_or_default();
     let mut problems: Vec<(String, &str)> = findings
         .iter()
-        .map(|finding| (finding.to_string(), "wharf audit; see docs/operations.md, where in Kafka"))
+        .map(|finding| (finding.to_string(), "run wharf audit; see \"Positions in Kafka\" in docs/operations.md"))
         .collect();
-    problems.extend(silence.clone().map(|error| (error, "look at the brokers, and at what was given to reach them")));
+    problems.extend(silence.clone().map(|error| (error, "check the brokers and the connection settings")));
     let is_well = diagnosis.is_well() && problems.is_empty();
     match session.output.is_json {
         true => {
@@ -54,16 +54,16 @@ fn print(output: Output, diagnosis: &Diagnosis, problems: &[(String, &str)], is_
         problems.iter().map(|(what, advice)| vec![cell("problem").toned(Tone::Problem), cell(what), cell(advice)]);
     let rows: Vec<Vec<Cell>> = symptoms.chain(of_kafka).collect();
     if !rows.is_empty() {
-        output.table(&[word("HOW BAD"), text("WHAT"), text("WHAT TO DO")], rows)?;
+        output.table(&[word("SEVERITY"), text("PROBLEM"), text("ADVICE")], rows)?;
         output.line("")?;
     }
     if let Some(facts) = diagnosis.facts.as_ref().filter(|facts| !facts.lags.is_empty()) {
-        output.line("from the broker's stamp to the handler's end, of the last 1000 messages:")?;
+        output.line("latency from the record's timestamp to the end of the handler, over the last 1000 messages:")?;
         let row = |lag: &wharf::operate::Lag| {
             vec![cell(&lag.handler_key), cell(when::secs(lag.p50_secs)), cell(when::secs(lag.max_secs))]
         };
-        output.table(&[text("HANDLER"), word("HALF WITHIN"), word("LONGEST")], facts.lags.iter().map(row).collect())?;
+        output.table(&[text("HANDLER"), word("P50"), word("MAX")], facts.lags.iter().map(row).collect())?;
         output.line("")?;
     }
-    output.line(if is_well { "all is well" } else { "not well" })
+    output.line(if is_well { "healthy" } else { "unhealthy" })
 }

@@ -1,11 +1,11 @@
-//! Makes text from records and rows safe to show: nothing in it can move the cursor, colour, hide or reorder what a person reads.
+//! Makes text from records and rows safe to show: it cannot move the cursor, change colours, or hide or reorder text.
 //!
-//! Control characters, escape sequences, bidirectional and invisible characters are shown as what they are, `\u{1b}`. Everything that is
-//! printed passes through here, at the one place that prints.
+//! Control characters, escape sequences, bidirectional and invisible characters are shown as escapes such as `\u{1b}`. The one module that
+//! prints passes everything through here.
 
 use std::fmt::Write;
 
-/// On one line, fit for a terminal.
+/// Escapes the text for a terminal, on one line.
 pub fn text(raw: &str) -> String {
     let mut clean = String::with_capacity(raw.len());
     for character in raw.chars() {
@@ -23,11 +23,11 @@ pub fn text(raw: &str) -> String {
     clean
 }
 
-/// JSON text as serde wrote it, with what serde leaves alone escaped as JSON has it.
+/// Escapes the hostile characters that serde leaves in a JSON text, in JSON's own form.
 pub fn json(document: &str) -> String {
     let mut clean = String::with_capacity(document.len());
     for character in document.chars() {
-        // Line feeds are between the values; those within are escaped already.
+        // Line feeds separate values. Those within strings are escaped already.
         if character == '\n' || !is_hostile(character) {
             clean.push(character);
             continue;
@@ -39,7 +39,7 @@ pub fn json(document: &str) -> String {
     clean
 }
 
-/// The first characters of a text that has been escaped.
+/// Cuts a text that has been escaped, and marks the cut.
 pub fn cut(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
         Some((at, _)) => format!("{}…", &text[..at]),
@@ -47,8 +47,8 @@ pub fn cut(text: &str, chars_max: usize) -> String {
     }
 }
 
-/// Whether a character can act on a terminal or on the reader: C0, DEL and C1; bidirectional marks, embeddings and isolates; characters
-/// without width; separators of lines; annotations and tags.
+/// Whether a character can control a terminal or mislead the reader: C0, DEL and C1; bidirectional marks, embeddings and isolates; zero-width
+/// characters; line separators; annotations and tags.
 pub fn is_hostile(character: char) -> bool {
     character.is_control()
         || matches!(character,
@@ -62,7 +62,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn escape_sequences_and_reordering_are_shown_as_they_are() {
+    fn escape_sequences_and_reordering_characters_are_shown_as_escapes() {
         assert_eq!(
             text("a\x1b[31mb\x07\u{9b}2J\u{202e}c\nd\u{200d}"),
             r"a\u{1b}[31mb\u{7}\u{9b}2J\u{202e}c\nd\u{200d}"
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_by_characters_and_visible() {
+    fn text_is_cut_by_characters_with_a_mark() {
         assert_eq!(cut("größe", 3), "grö…");
         assert_eq!(cut("grö", 3), "grö");
     }

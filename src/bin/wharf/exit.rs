@@ -1,29 +1,29 @@
-//! How the program ends: the exit codes, which scripts rely on, and the failures that lead to them.
+//! The exit codes, which scripts rely on, and the failures that lead to them.
 //!
-//! What a failure says goes to stderr, escaped and without secrets: a URL that was given by mistake is shown without its password.
+//! The text of a failure goes to stderr, escaped and without secrets: a URL that was passed by mistake is shown without its credentials.
 
 use std::io;
 
 use crate::escape;
 use crate::output::Output;
 
-/// What the exit code says. The numbers stay the same over versions.
+/// The exit codes. The numbers do not change between versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// All well; what was asked for is done.
+    /// The command succeeded, and no problem was found.
     Well = 0,
-    /// A problem was found, what was asked for is not there, or a person said no.
+    /// A problem was found, the requested row does not exist, or the person did not confirm.
     Problem = 1,
-    /// The command cannot be carried out as it was given. Nothing was done.
+    /// The arguments are wrong. Nothing was done.
     Usage = 2,
     /// The database or Kafka did not answer, or refused.
     Connection = 3,
-    /// Some of it was done: a canary stopped, a bound left some behind, others are still waited for.
+    /// The command was done in part: a canary stopped, `--limit` left some rows, or some results are still pending.
     Partly = 4,
 }
 
 impl Exit {
-    /// A word for programs.
+    /// A stable code for programs.
     fn name(self) -> &'static str {
         match self {
             Self::Well => "well",
@@ -38,9 +38,9 @@ impl Exit {
 /// Why the program ends early.
 #[derive(Debug)]
 pub enum Failure {
-    /// Something to be said, and the code.
+    /// An exit code with a message.
     Told(Exit, String),
-    /// Nobody reads the output any more (`| head`), which is no trouble of ours.
+    /// The reader of the output has closed it (`| head`), which is not an error.
     OutputClosed,
 }
 
@@ -53,14 +53,14 @@ impl Failure {
         Self::Told(Exit::Problem, message.into())
     }
 
-    /// As it is shown.
+    /// The message as it is printed.
     pub fn text(message: &str, exit: Exit, output: Output) -> String {
         let message = without_credentials(message);
         if output.is_json {
             let error = serde_json::json!({ "error": message, "code": exit.name(), "exit": exit as u8 });
             return escape::json(&error.to_string());
         }
-        // The lines are ours (clap's, a list of problems); what stands in them may not be.
+        // The line breaks come from this program or clap. The text within a line may come from outside.
         message.lines().map(|line| output.wrapped(line)).collect::<Vec<_>>().join("\n")
     }
 }
@@ -77,7 +77,7 @@ impl From<wharf::Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// Of writing output: files that are read have errors of their own.
+    /// An error of writing the output. Errors of reading files are converted where they happen.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
@@ -86,7 +86,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The text with the user and password of every URL left out: clap quotes what it does not understand.
+/// Removes user and password from every URL in the text: clap quotes arguments that it does not understand.
 fn without_credentials(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! Options that say which deliveries or quarantined records are meant.
+//! Filter options for deliveries and quarantined records.
 
 use std::time::Duration;
 
@@ -7,47 +7,50 @@ use wharf::operate::{DeliveryFilter, QuarantineFilter, State};
 
 use crate::exit::Failure;
 
-/// Which deliveries are meant: those that fit everything that is said.
+/// A filter for deliveries: those that match every given option.
 #[derive(Debug, Args)]
 pub struct DeliveryOptions {
-    /// Of this handler, by its key or a former one
+    /// The handler, by its key or a former one
     #[arg(long, value_name = "KEY")]
     handler: Option<String>,
-    /// Of the message with this id
+    /// The id of the message
     #[arg(long, value_name = "ID")]
     message: Option<String>,
-    /// Of messages of this source
+    /// The source of the message
     #[arg(long, value_name = "SOURCE")]
     source: Option<String>,
-    /// Of messages of this topic
+    /// The topic of the message
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// Given up for this reason, e.g. "retries exhausted"
+    /// Why the delivery was poisoned or discarded, e.g. "retries exhausted"
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
-    /// With this text in the last error
+    /// Text that the last error must contain
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
-    /// Whose last error has this fingerprint, as lists show it
+    /// The fingerprint of the last error, as lists show it
     #[arg(long, value_name = "FINGERPRINT")]
     fingerprint: Option<String>,
     #[command(flatten)]
     age: AgeOptions,
 }
 
-/// Which quarantined records are meant: those that fit everything that is said.
+/// A filter for quarantined records: those that match every given option.
 #[derive(Debug, Args)]
 pub struct QuarantineOptions {
-    /// The one with this number
+    /// The id of the record
     #[arg(long, value_name = "NUMBER")]
     id: Option<i64>,
-    /// Of this topic
+    /// The topic of the record
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// Quarantined for this reason
+    /// The id of the Kafka cluster that the record was read from
+    #[arg(long, value_name = "ID")]
+    cluster: Option<String>,
+    /// Why the record was quarantined
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
-    /// With this text in the detail
+    /// Text that the detail must contain
     #[arg(long, value_name = "TEXT")]
     detail: Option<String>,
     #[command(flatten)]
@@ -56,16 +59,16 @@ pub struct QuarantineOptions {
 
 #[derive(Debug, Args)]
 pub struct AgeOptions {
-    /// Longer ago than this, e.g. 3h or "2days 4h"
+    /// Only older than this, e.g. 3h or "2days 4h"
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     older_than: Option<Duration>,
-    /// No longer ago than this
+    /// Only newer than this
     #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
     newer_than: Option<Duration>,
 }
 
 impl AgeOptions {
-    /// Older than the first, and no older than the second.
+    /// The minimum and the maximum age.
     pub fn bounds(&self) -> (Option<Duration>, Option<Duration>) {
         (self.older_than, self.newer_than)
     }
@@ -92,6 +95,7 @@ impl QuarantineOptions {
         let mut filter = QuarantineFilter::default();
         filter.id = self.id;
         filter.topic.clone_from(&self.topic);
+        filter.cluster_id.clone_from(&self.cluster);
         filter.reason.clone_from(&self.reason);
         filter.detail.clone_from(&self.detail);
         filter.older_than = self.age.older_than;
@@ -100,15 +104,15 @@ impl QuarantineOptions {
     }
 }
 
-/// A change without a filter is refused before anything is looked up.
+/// Refuses a change without a filter, before any query.
 pub fn refuse_empty<T: Default + PartialEq>(filter: &T) -> Result<(), Failure> {
     match *filter == T::default() {
-        true => Err(Failure::usage("which ones? Give a filter, or --all")),
+        true => Err(Failure::usage("no filter is given: use a filter, or --all")),
         false => Ok(()),
     }
 }
 
-/// A delivery's state.
+/// The state of a delivery.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum StateOption {
     Pending,

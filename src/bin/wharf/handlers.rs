@@ -1,4 +1,4 @@
-//! `handlers`: which there are, pausing and resuming, giving them old messages, and what a new build would leave behind.
+//! `handlers`: lists handlers, pauses and resumes them, backfills old messages, and compares a build's keys with the stored ones.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,80 +14,84 @@ use crate::exit::{Exit, Failure};
 use crate::output::{Cell, Output, Tone, cell, counted, number, text, word};
 use crate::progress;
 use crate::rate::{RateArguments, rate};
+use crate::record::PayloadOption;
 use crate::session::Session;
 use crate::when;
 
-/// Where counting what waits behind a key ends.
+/// The library stops counting the deliveries behind a key here.
 const BEHIND_MAX: u64 = 1_000;
 
 #[derive(Debug, Subcommand)]
 pub enum HandlersCommand {
-    /// Every handler with its former keys
+    /// List every handler with its former keys
     List,
-    /// Claim nothing for it, in no process; what runs goes on to its end
+    /// Stop claiming deliveries of a handler in all processes; runs in progress finish
     Pause {
-        /// Its key
+        /// The handler's key
         key: String,
         #[command(flatten)]
         confirming: Confirming,
     },
-    /// Claim for it again
+    /// Claim deliveries of a handler again
     Resume {
-        /// Its key
+        /// The handler's key
         key: String,
         #[command(flatten)]
         confirming: Confirming,
     },
-    /// Claim nothing for it but one delivery at a time that probes, in no process; a probe that succeeds closes it again
+    /// Stop claiming deliveries of a handler in all processes, except for one at a time as a probe; a successful probe
+    /// closes the breaker
     OpenBreaker {
-        /// Its key
+        /// The handler's key
         key: String,
         #[command(flatten)]
         confirming: Confirming,
     },
-    /// Claim for it again, without waiting for a probe
+    /// Claim deliveries of a handler again, without waiting for a probe
     CloseBreaker {
-        /// Its key
+        /// The handler's key
         key: String,
         #[command(flatten)]
         confirming: Confirming,
     },
-    /// How many of its deliveries start in a second, over all processes; shows it, or changes it while processes run
+    /// Show or change the rate limit of a handler across all processes, while they run
     Rate(RateArguments),
-    /// Keys of an ordered handler on which deliveries wait, and the delivery that they wait for
+    /// List the order keys on which deliveries wait, each with the delivery that blocks it
     Keys {
-        /// Its key
+        /// The handler's key
         key: String,
-        /// How many at the most
+        /// The maximum number of rows
         #[arg(long, default_value_t = 50)]
         limit: u32,
+        #[command(flatten)]
+        payload: PayloadOption,
     },
-    /// Compare a build's keys with what is stored. Exit code 1 when it would leave deliveries behind or run some again
+    /// Compare a build's keys with the stored ones. Exit code 1 if deliveries would be abandoned or run again
     RenamePlan {
-        /// The build's manifest: `inbox.manifest()` as JSON; - reads stdin
+        /// The build's manifest: `inbox.manifest()` as JSON; use - for stdin
         #[arg(long, value_name = "FILE")]
         manifest: PathBuf,
-        /// This key is removed, not renamed to one that is new; may be given several times
+        /// A key that is removed and not renamed to a new one; can be repeated
         #[arg(long, value_name = "KEY")]
         removed: Vec<String>,
     },
-    /// Give it the messages that were accepted before it was there
+    /// Create deliveries for messages that were accepted before the handler was registered
     Backfill {
-        /// Its key
+        /// The handler's key
         key: String,
-        /// Of this topic; may be given several times
+        /// A topic whose messages the handler gets; can be repeated
         #[arg(long = "topic", value_name = "TOPIC", required = true)]
         topics: Vec<String>,
-        /// Accepted no longer ago than this; without it, all that are kept
+        /// Only messages accepted within this time; without it, all retained messages
         #[arg(long, value_name = "AGE", value_parser = humantime::parse_duration)]
         since: Option<Duration>,
-        /// Deliveries made in a second at the most
+        /// The maximum number of deliveries created per second
         #[arg(long, value_name = "ROWS", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
         rows_per_sec: u32,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long = "yes", short = 'y')]
         is_yes: bool,
-        /// Why, for the audit
+        /// The reason, for the audit
         #[arg(long, value_name = "TEXT")]
         because: Option<String>,
     },
@@ -96,7 +100,7 @@ pub enum HandlersCommand {
 pub async fn run<B: Backend>(session: &Session<B>, command: HandlersCommand) -> Result<Exit, Failure> {
     match command {
         HandlersCommand::List => list(session).await,
-        HandlersCommand::Keys { key, limit } => keys(session, &key, limit).await,
+        HandlersCommand::Keys { key, limit, payload } => keys(session, &key, limit, payload).await,
         HandlersCommand::Pause { key, confirming } => change(session, &key, &confirming, Change::Pause).await,
         HandlersCommand::Resume { key, confirming } => change(session, &key, &confirming, Change::Resume).await,
         HandlersCommand::OpenBreaker { key, confirming } => {
@@ -142,37 +146,49 @@ async fn list<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
     Ok(Exit::Well)
 }
 
-async fn keys<B: Backend>(session: &Session<B>, key: &str, limit: u32) -> Result<Exit, Failure> {
-    let keys = session.operator().held_keys(key, limit).await?;
+async fn keys<B: Backend>(
+    session: &Session<B>,
+    key: &str,
+    limit: u32,
+    payload: PayloadOption,
+) -> Result<Exit, Failure> {
+    let mut keys = session.operator().held_keys(key, limit).await?;
+    if !payload.is_shown {
+        keys.iter_mut().for_each(|held| held.record_key = None);
+    }
     if session.output.is_json {
         session.output.document(&keys)?;
         return Ok(Exit::Well);
     }
-    let columns = [text("WAITS FOR"), word("STATE"), number("BEHIND"), word("SINCE"), text("REASON")];
+    let columns = [text("BLOCKED BY"), word("STATE"), number("BEHIND"), word("SINCE"), text("REASON")];
+    let record_key = payload.is_shown.then(|| text("RECORD KEY"));
+    let columns: Vec<_> = columns.into_iter().chain(record_key).collect();
     let row = |held: &HeldKey| {
         let tone = if held.state == Some(State::Poisoned) { Tone::Problem } else { Tone::Plain };
-        vec![
+        let mut row = vec![
             cell(held.message_id.as_deref().unwrap_or("-")),
             cell(held.state.map_or("-", State::as_str)).toned(tone),
             cell(if held.behind >= BEHIND_MAX { format!("{BEHIND_MAX}+") } else { held.behind.to_string() }),
             cell(held.held_since.map_or_else(|| "-".to_owned(), when::age)),
             cell(held.reason.as_deref().unwrap_or("-")),
-        ]
+        ];
+        row.extend(payload.is_shown.then(|| cell(held.record_key.as_deref().unwrap_or("-"))));
+        row
     };
     match keys.is_empty() {
-        true => session.output.line("none: no delivery waits for another of its key")?,
+        true => session.output.line("none: no delivery waits for an earlier one of its order key")?,
         false => session.output.table(&columns, keys.iter().map(row).collect())?,
     }
     Ok(Exit::Well)
 }
 
-/// Whether anybody claims for it.
+/// Whether processes claim deliveries of the handler. `offline` means that no live process has the handler.
 pub fn state(handler: &HandlerStatus) -> Cell {
     match (handler.paused_at, handler.breaker_opened_at, handler.processors) {
         (Some(since), _, _) => cell(format!("paused {}", when::age(since))).toned(Tone::Warning),
         (None, Some(since), _) => cell(format!("breaker open {}", when::age(since))).toned(Tone::Problem),
-        (None, None, 0) => cell("nobody").toned(Tone::Warning),
-        (None, None, _) => cell("running"),
+        (None, None, 0) => cell("offline").toned(Tone::Warning),
+        (None, None, _) => cell("active"),
     }
 }
 
@@ -194,7 +210,17 @@ impl Change {
         }
     }
 
-    /// Whether it would change anything.
+    /// The state in which the change has no effect, as the end of a sentence about the handler.
+    fn already(self) -> &'static str {
+        match self {
+            Self::Pause => "is paused already",
+            Self::Resume => "is not paused",
+            Self::OpenBreaker => "has an open breaker already",
+            Self::CloseBreaker => "has no open breaker",
+        }
+    }
+
+    /// Whether the change would have an effect.
     fn is_needed(self, handler: &HandlerStatus) -> bool {
         match self {
             Self::Pause => handler.paused_at.is_none(),
@@ -218,7 +244,7 @@ async fn change<B: Backend>(
         |handler: &&HandlerStatus| handler.handler_key == key || handler.former_keys.iter().any(|former| former == key);
     let Some(handler) = handlers.iter().find(is_it) else {
         let known: Vec<&str> = handlers.iter().map(|handler| handler.handler_key.as_str()).collect();
-        return Err(Failure::usage(format!("there is no handler key {key:?}; there are: {}", known.join(", "))));
+        return Err(Failure::usage(format!("unknown handler key {key:?}; known keys: {}", known.join(", "))));
     };
     let is_changing = change.is_needed(handler);
     let open = handler.due + handler.later;
@@ -226,7 +252,7 @@ async fn change<B: Backend>(
     let is_changed = if !is_changing || confirming.is_dry_run {
         false
     } else {
-        confirming.ask(&format!("{verb} this handler, for which {waiting} deliveries wait?"))?;
+        confirming.ask(&format!("{verb} this handler, with {waiting} waiting deliveries?"))?;
         let operator = session.acting(confirming.because.as_ref());
         match change {
             Change::Pause => operator.pause(key).await?,
@@ -241,9 +267,9 @@ async fn change<B: Backend>(
             "action": verb, "handler_key": handler.handler_key, "dry_run": confirming.is_dry_run, "changes": is_changing,
             "affected": u8::from(is_changed), "open": open,
         }))?,
-        (false, true) => output.line(format!("{verb}: {}, {waiting} deliveries wait", handler.handler_key))?,
-        (false, false) if is_changing => output.line(format!("would {verb} {}, {waiting} deliveries wait", handler.handler_key))?,
-        (false, false) => output.line(format!("nothing to {verb}: {} is so already", handler.handler_key))?,
+        (false, true) => output.line(format!("{verb}: {}, {waiting} deliveries are waiting", handler.handler_key))?,
+        (false, false) if is_changing => output.line(format!("would {verb} {}, {waiting} deliveries are waiting", handler.handler_key))?,
+        (false, false) => output.line(format!("nothing to do: {} {}", handler.handler_key, change.already()))?,
     }
     Ok(Exit::Well)
 }
@@ -254,8 +280,8 @@ async fn backfill<B: Backend>(
     confirming: &Confirming,
 ) -> Result<Exit, Failure> {
     confirming.check()?;
-    confirming.ask("make deliveries for all messages of these topics that the handler does not have yet?")?;
-    let bar = progress::of(session.output, None, "made");
+    confirming.ask("create deliveries for all messages of these topics that the handler does not have yet?")?;
+    let bar = progress::of(session.output, None, "created");
     let made = session.acting(confirming.because.as_ref()).backfill(backfill, |made| bar.set_position(made)).await?;
     bar.finish_and_clear();
     match session.output.is_json {
@@ -304,15 +330,17 @@ fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io
     };
     output.table(&columns, plan.iter().map(row).collect())?;
     if is_safe {
-        return output.line("safe: nothing is left behind");
+        return output.line("safe: no delivery is abandoned");
     }
     if plan.iter().any(|one| one.open + one.poisoned > 0 && !one.is_safe()) {
-        output.line("not safe: keep the handler, or name its key in .formerly(), until nothing is left")?;
+        output.line(
+            "not safe: keep the handler, or name its key in .formerly(), until no open or poisoned delivery is left",
+        )?;
     }
     if plan.iter().any(|one| !one.may_be_renamed_to.is_empty()) {
         output.line(
-            "not safe: one key is gone, one is new, and finished messages are kept. If it is a rename, name the old key in .formerly(): otherwise a \
-             redelivery runs the handler again under the new key. If it is not, say so: --removed KEY",
+            "not safe: one key is removed, one is new, and finished messages are kept. If this is a rename, name the old key in .formerly(): otherwise a \
+             redelivery runs the handler again under the new key. If it is not a rename, use --removed KEY",
         )?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `ledger`: where each partition stands, and the two acts by which a stopped partition goes on.
+//! `ledger`: the position of each partition, and the two actions that resume a stopped partition.
 
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -13,19 +13,19 @@ use crate::when;
 
 #[derive(Debug, Subcommand)]
 pub enum LedgerCommand {
-    /// Positions in Kafka. Exit code 1 when a partition is stopped
+    /// List positions in Kafka. Exit code 1 if a partition is stopped
     List {
-        /// Of this consumer group
+        /// Only this consumer group
         #[arg(long, value_name = "GROUP")]
         group: Option<String>,
-        /// Of this topic
+        /// Only this topic
         #[arg(long, value_name = "TOPIC")]
         topic: Option<String>,
-        /// As many at the most
+        /// The maximum number of rows
         #[arg(long, value_name = "ROWS", default_value_t = 1000)]
         limit: u32,
     },
-    /// Read from an offset, or from the first record that Kafka has; stopped partitions are read again
+    /// Read from an offset, or from the first record that Kafka has; stopped partitions resume
     Reset {
         #[command(flatten)]
         position: PositionArguments,
@@ -38,7 +38,7 @@ pub enum LedgerCommand {
         #[command(flatten)]
         confirming: Confirming,
     },
-    /// Go on at a later offset and note the records in between as a gap
+    /// Resume at a later offset and record the skipped records as a gap
     Skip {
         #[command(flatten)]
         position: PositionArguments,
@@ -62,7 +62,7 @@ pub struct PositionArguments {
     /// The topic
     #[arg(long, value_name = "TOPIC")]
     topic: String,
-    /// Kafka's id of the cluster; needed only where the group reads several clusters into this database
+    /// Kafka's id of the cluster; needed only if the group reads several clusters into this database
     #[arg(long, value_name = "ID")]
     cluster: Option<String>,
 }
@@ -91,7 +91,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: LedgerCommand) -> Re
                 return Ok(Exit::Well);
             };
             let changed = session.acting(confirming.because.as_ref()).reset_ledger(&filter, to_offset).await?;
-            tell(session.output, meant, changed)
+            report(session.output, meant, changed)
         }
         LedgerCommand::Skip { position, partition, to_offset, confirming } => {
             let filter = position.filter(Some(partition));
@@ -100,7 +100,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: LedgerCommand) -> Re
                 return Ok(Exit::Well);
             };
             let is_moved = session.acting(confirming.because.as_ref()).skip_ledger(&filter, to_offset).await?;
-            tell(session.output, meant, u64::from(is_moved))
+            report(session.output, meant, u64::from(is_moved))
         }
     }
 }
@@ -111,18 +111,24 @@ async fn list<B: Backend>(session: &Session<B>, filter: &LedgerFilter, limit: u3
     found.truncate(limit as usize);
     match (session.output.is_json, found.is_empty()) {
         (true, _) => session.output.document(&found)?,
-        (false, true) => session.output.line("none: nothing has been read from Kafka")?,
+        (false, true) => session.output.line("none: nothing was read from Kafka yet")?,
         (false, false) => table(session.output, &found)?,
     }
     if !is_all && !session.output.is_json {
-        session.output.line(format!("there are more than these {limit}: raise --limit, or name a topic"))?;
+        session.output.line(format!("there are more than {limit}: raise --limit, or name a topic"))?;
     }
     let is_stopped = found.iter().any(|position| position.stopped_at.is_some());
     Ok(if is_stopped { Exit::Problem } else { Exit::Well })
 }
 
 pub fn table(output: Output, found: &[LedgerStatus]) -> std::io::Result<()> {
-    let columns = [text("GROUP"), text("PARTITION"), number("NEXT"), number("EPOCH"), word("MOVED"), text("STATE")];
+    let mut columns =
+        vec![text("GROUP"), text("PARTITION"), number("NEXT"), number("EPOCH"), word("MOVED"), text("STATE")];
+    // The same partition may be there on each of several clusters.
+    let has_clusters = found.iter().any(|position| position.cluster_id != found[0].cluster_id);
+    if has_clusters {
+        columns.insert(1, text("CLUSTER"));
+    }
     let row = |position: &LedgerStatus| {
         let next = match position.next_offset {
             0.. => cell(position.next_offset),
@@ -130,24 +136,28 @@ pub fn table(output: Output, found: &[LedgerStatus]) -> std::io::Result<()> {
         };
         let state = match (position.stopped_at, &position.stopped_why) {
             (Some(since), why) => {
-                let why = why.as_deref().unwrap_or("no reason is known");
+                let why = why.as_deref().unwrap_or("unknown reason");
                 cell(format!("stopped {}: {why}", when::age(since))).toned(Tone::Problem)
             }
             (None, _) => cell("-"),
         };
-        vec![
+        let mut cells = vec![
             cell(&position.consumer_group),
             cell(format!("{}[{}]", position.topic, position.partition)),
             next,
             maybe(position.leader_epoch),
             cell(when::age(position.updated_at)),
             state,
-        ]
+        ];
+        if has_clusters {
+            cells.insert(1, cell(&position.cluster_id));
+        }
+        cells
     };
     output.table(&columns, found.iter().map(row).collect())
 }
 
-/// Shows what would change and asks; returns how many partitions are meant, `None` when this was only a dry run.
+/// Shows what would change and asks for confirmation. Returns how many partitions match, or `None` for a dry run.
 async fn agreed<B: Backend>(
     session: &Session<B>,
     filter: &LedgerFilter,
@@ -157,7 +167,7 @@ async fn agreed<B: Backend>(
     confirming.check()?;
     let meant = session.operator().positions(filter, u32::MAX).await?;
     if meant.is_empty() {
-        return Err(Failure::usage("the ledger has no such partition: `wharf ledger list` shows which there are"));
+        return Err(Failure::usage("the ledger has no such partition: `wharf ledger list` shows all"));
     }
     if !session.output.is_json {
         table(session.output, &meant)?;
@@ -172,10 +182,10 @@ async fn agreed<B: Backend>(
     Ok(Some(meant.len()))
 }
 
-fn tell(output: Output, meant: usize, changed: u64) -> Result<Exit, Failure> {
+fn report(output: Output, meant: usize, changed: u64) -> Result<Exit, Failure> {
     match output.is_json {
         true => output.document(&json!({ "matching": meant, "changed": changed, "is_dry_run": false }))?,
-        false if changed == 0 => output.line("nothing was changed: the ledger is at this offset or beyond it")?,
+        false if changed == 0 => output.line("nothing was changed: the position is at this offset or beyond it")?,
         false => output.line(format!("changed {changed} partitions; running processes follow within a minute"))?,
     }
     Ok(if changed == 0 { Exit::Problem } else { Exit::Well })

@@ -1,6 +1,7 @@
-//! The `wharf` binary: what people do with an inbox, from a shell. One file a command; the library's [`wharf::operate::Operator`] does the work.
+//! The `wharf` binary: operates an inbox from a shell. Each command has a file; the library's
+//! [`wharf::operate::Operator`] does the work.
 //!
-//! Nothing here knows SQL or Kafka's client, runs a handler or prints around `output.rs`.
+//! Nothing here uses SQL or a Kafka client, runs a handler, or prints without `output.rs`.
 #![allow(unreachable_pub, reason = "nothing of a program is reachable from outside")]
 
 mod arguments;
@@ -10,6 +11,7 @@ mod confirm;
 mod connect;
 mod correct;
 mod dashboard;
+mod decoded;
 mod deliveries;
 mod doctor;
 mod escape;
@@ -18,6 +20,7 @@ mod filter;
 mod handlers;
 mod ledger;
 mod migrate;
+mod observe;
 mod outbox;
 mod output;
 mod poisoned;
@@ -29,6 +32,7 @@ mod release;
 mod replay;
 mod session;
 mod status;
+mod watch;
 mod when;
 
 use std::io::Write;
@@ -49,7 +53,7 @@ fn main() -> ExitCode {
     let ended = match Arguments::try_parse() {
         Ok(arguments) => run(arguments),
         Err(error) if !error.use_stderr() => {
-            // Help and the version. Nobody reading them is no trouble.
+            // Help and the version. An error of stdout is ignored.
             let _ = error.print();
             Ok(Exit::Well)
         }
@@ -59,7 +63,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit,
         Err(Failure::OutputClosed) => Exit::Well,
         Err(Failure::Told(exit, message)) => {
-            // clap's begin with a word of their own.
+            // clap's messages begin with `error: `.
             let prefix = if is_json || message.starts_with("error: ") { "" } else { "wharf: " };
             let text = Failure::text(&format!("{prefix}{message}"), exit, Output::new(is_json));
             let _ = writeln!(std::io::stderr(), "{text}");
@@ -78,6 +82,9 @@ async fn run(arguments: Arguments) -> Result<Exit, Failure> {
         clap_complete::generate(shell, &mut Arguments::command(), "wharf", &mut script);
         output::own_text(&String::from_utf8_lossy(&script))?;
         return Ok(Exit::Well);
+    }
+    if let Command::Observe(command) = command {
+        return observe::run(output, &command);
     }
     let actor = actor.unwrap_or_else(session::actor);
     let database = Database::given(&database)?;
@@ -101,7 +108,8 @@ async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<
         session.check_schema().await?;
     }
     match command {
-        Command::Status => status::run(session).await,
+        Command::Status { watch: None } => status::run(session).await,
+        Command::Status { watch: Some(every) } => watch::run(session, every).await,
         Command::Doctor { kafka } => doctor::run(session, &kafka).await,
         Command::Dashboard(arguments) => dashboard::run(session, &arguments).await,
         Command::Poisoned(command) => poisoned::run(session, command).await,
@@ -113,7 +121,7 @@ async fn dispatch<B: Backend>(session: &Session<B>, command: Command) -> Result<
         Command::Cleanup(arguments) => cleanup::run(session, &arguments).await,
         Command::Audit { kafka } => audit::run(session, &kafka).await,
         Command::Migrate(MigrateArguments { command, .. }) => migrate::run(session, command).await,
-        // Needs no database, and was done before one was opened.
-        Command::Completions { .. } => Ok(Exit::Well),
+        // They need no database, and are handled before one is opened.
+        Command::Completions { .. } | Command::Observe(_) => Ok(Exit::Well),
     }
 }

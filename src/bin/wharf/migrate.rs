@@ -1,4 +1,4 @@
-//! `migrate`: brings the schema to what this build knows, tells its version, or prints the SQL for those who run it themselves.
+//! `migrate`: updates the schema to the version of this build, shows its version, or prints the SQL for other migration tools.
 
 use serde_json::json;
 use wharf::Store;

@@ -1,4 +1,4 @@
-//! `outbox`: records that were published. Looked at, sent again, or given up.
+//! `outbox`: lists published records, sends them again, or discards them.
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
@@ -13,34 +13,34 @@ use crate::replay::Acting;
 use crate::session::Session;
 use crate::when;
 
-/// Records that are counted beyond a limit.
+/// Counting of records beyond the limit stops here.
 const COUNT_MAX: u32 = 10_000;
 
 #[derive(Debug, Subcommand)]
 pub enum OutboxCommand {
-    /// Records that Kafka refused, or those in another state
+    /// List records that Kafka refused, or those in another state
     List {
         #[command(flatten)]
         options: OutboxOptions,
-        /// At most so many
+        /// The maximum number of rows
         #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// One record
+    /// Show one record
     Show {
-        /// Its number
+        /// The id of the record
         id: i64,
         #[command(flatten)]
         payload: PayloadOption,
     },
-    /// Send them again, with the same ids
+    /// Send records again, with the same ids
     Replay {
         #[command(flatten)]
         options: OutboxOptions,
         #[command(flatten)]
         acting: Acting,
     },
-    /// Give them up: they are not sent
+    /// Discard records: they are not sent
     Discard {
         #[command(flatten)]
         options: OutboxOptions,
@@ -49,25 +49,25 @@ pub enum OutboxCommand {
     },
 }
 
-/// Which records of the outbox are meant: those that fit everything that is said; without --id or --state, those that are poisoned.
+/// A filter for records of the outbox: those that match every given option; without --id or --state, poisoned ones.
 #[derive(Debug, Args)]
 pub struct OutboxOptions {
-    /// The one with this number
+    /// The id of the record
     #[arg(long, value_name = "NUMBER")]
     id: Option<i64>,
-    /// In this state
+    /// The state of the record
     #[arg(long, value_name = "STATE")]
     state: Option<OutboxStateOption>,
-    /// Of this topic
+    /// The topic of the record
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// With this id
+    /// The message id of the record
     #[arg(long, value_name = "ID")]
     message: Option<String>,
-    /// Given up for this reason, e.g. "too large"
+    /// Why the record was poisoned, e.g. "too large"
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
-    /// With this text in the last error
+    /// Text that the last error must contain
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
     #[command(flatten)]
@@ -120,7 +120,7 @@ async fn list<B: Backend>(session: &Session<B>, filter: &OutboxFilter, limit: u3
         (false, false) => table(session.output, &found)?,
     }
     if !is_all && !session.output.is_json {
-        session.output.line(format!("there are more than these {limit}: raise --limit, or say which"))?;
+        session.output.line(format!("there are more than {limit}: raise --limit, or use a filter"))?;
     }
     Ok(Exit::Well)
 }
@@ -176,7 +176,7 @@ async fn show<B: Backend>(session: &Session<B>, id: i64, payload: PayloadOption)
     Ok(Exit::Well)
 }
 
-/// First what is meant, then a question, then the act.
+/// Shows the matching records, asks for confirmation, then acts.
 async fn act<B: Backend>(
     session: &Session<B>,
     mut filter: OutboxFilter,

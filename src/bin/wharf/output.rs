@@ -1,7 +1,7 @@
-//! The one place that prints: tables and lines for people, one JSON document for machines.
+//! The one module that prints: tables and lines for people, one JSON document for machines.
 //!
-//! Everything is escaped here. Tables and lines fit the terminal, or 80 columns where there is none; there are colours only on a terminal
-//! and not with `NO_COLOR`. Nothing here panics when nobody reads any more.
+//! Everything is escaped here. Tables and lines fit the terminal, or 80 columns without one. Colours are used only on a terminal and not with
+//! `NO_COLOR`. Nothing here panics when the reader closes the output.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,9 +11,9 @@ use wharf::operate::HandlerStatus;
 
 use crate::escape;
 
-/// As wide as what is read in a mail or a ticket.
+/// The width without a terminal, for mails and tickets.
 const WIDTH: u16 = 80;
-/// Narrower, and a table has no room for its columns.
+/// The minimum width: below it, a table has no room for its columns.
 const WIDTH_MIN: u16 = 60;
 
 /// How the program prints.
@@ -33,11 +33,11 @@ pub struct Column {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ColumnKind {
-    /// Takes what room is left, in several lines where it must.
+    /// Takes the remaining width, and breaks into several lines where necessary.
     Text,
-    /// Short, never broken.
+    /// Short, and never broken into lines.
     Word,
-    /// Never broken, to the right.
+    /// Never broken into lines, and aligned to the right.
     Number,
 }
 
@@ -48,7 +48,7 @@ pub struct Cell {
     tone: Tone,
 }
 
-/// How much a value wants to be seen.
+/// How a value is highlighted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
     Plain,
@@ -73,12 +73,12 @@ pub fn cell(value: impl ToString) -> Cell {
     Cell { text: escape::text(&value.to_string()), tone: Tone::Plain }
 }
 
-/// A dash for what is not there.
+/// The value, or a dash without one.
 pub fn maybe(value: Option<impl ToString>) -> Cell {
     value.map_or_else(|| cell("-"), cell)
 }
 
-/// A text that may be long, on one line and cut.
+/// A text that may be long, on one line and cut off.
 pub fn brief(value: Option<&str>, chars_max: usize) -> Cell {
     let mut cell = maybe(value);
     cell.text = escape::cut(&cell.text, chars_max);
@@ -91,13 +91,13 @@ impl Cell {
         self
     }
 
-    /// Stands out when there is any.
+    /// A count that is highlighted when it is not zero.
     pub fn count(count: u64, tone: Tone) -> Self {
         counted(count).toned(if count > 0 { tone } else { Tone::Plain })
     }
 }
 
-/// A count of deliveries: where counting ended, there may be more.
+/// A count of deliveries, which stops at `COUNT_MAX`.
 pub fn counted(count: u64) -> Cell {
     match count {
         HandlerStatus::COUNT_MAX.. => cell("10,000+"),
@@ -107,18 +107,18 @@ pub fn counted(count: u64) -> Cell {
 
 impl Output {
     pub fn new(is_json: bool) -> Self {
-        // Set and not empty, as no-color.org has it.
+        // The variable counts when it is set and not empty, as no-color.org defines.
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let is_terminal = io::stdout().is_terminal();
         Self { is_json, is_terminal, is_coloured: is_terminal && !is_plain }
     }
 
-    /// One line, broken where it is wider than the terminal.
+    /// Prints one line, which is broken where it is wider than the terminal.
     pub fn line(self, line: impl AsRef<str>) -> io::Result<()> {
         print(&self.wrapped(line.as_ref()))
     }
 
-    /// The line, escaped, as it fits the terminal.
+    /// Escapes the line and breaks it at the width of the terminal.
     pub fn wrapped(self, line: &str) -> String {
         let mut table = self.empty_table();
         table.add_row([comfy_table::Cell::new_owned(escape::text(line))]);
@@ -134,6 +134,11 @@ impl Output {
     }
 
     pub fn table(self, columns: &[Column], rows: Vec<Vec<Cell>>) -> io::Result<()> {
+        print(&self.table_text(columns, rows))
+    }
+
+    /// The table as it is printed.
+    pub fn table_text(self, columns: &[Column], rows: Vec<Vec<Cell>>) -> String {
         let mut table = self.empty_table();
         table.set_header(
             columns.iter().map(|column| comfy_table::Cell::new(column.title).add_attribute(Attribute::Bold)),
@@ -158,10 +163,33 @@ impl Output {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
         }
-        print(&table.trim_fmt())
+        table.trim_fmt()
     }
 
-    /// Names and values, one below the other.
+    pub fn is_terminal(self) -> bool {
+        self.is_terminal
+    }
+
+    /// Prints one of several documents, on its own line.
+    pub fn json_line(self, document: &impl Serialize) -> io::Result<()> {
+        debug_assert!(self.is_json, "people are shown tables");
+        print(&escape::json(&serde_json::to_string(document)?))
+    }
+
+    /// Prints one of several screens: on a terminal it replaces the one before, otherwise it follows below. The text is
+    /// escaped already.
+    pub fn watched(self, text: &str) -> io::Result<()> {
+        if !self.is_terminal {
+            return print(text);
+        }
+        let rows = terminal_size::terminal_size().map_or(usize::MAX, |(_, height)| usize::from(height.0));
+        // Starts at the upper left corner. Each line clears the rest of its row, and the last one everything below. One
+        // more line would scroll.
+        let lines = text.lines().take(rows.saturating_sub(1)).map(|line| format!("{line}\x1b[K"));
+        print(&format!("\x1b[H{}\x1b[J", lines.collect::<Vec<_>>().join("\n")))
+    }
+
+    /// Prints names and values, one pair per line.
     pub fn fields(self, fields: Vec<(&'static str, Cell)>) -> io::Result<()> {
         let mut table = self.empty_table();
         for (name, cell) in fields {
@@ -189,12 +217,12 @@ impl Output {
     }
 }
 
-/// One line as it is, however long: what is meant to be copied.
+/// Prints one line without breaking it, for text that people copy.
 pub fn verbatim(line: &str) -> io::Result<()> {
     print(&escape::text(line))
 }
 
-/// Text of our own, with its lines: SQL, scripts.
+/// Prints text of this program with its line breaks, unescaped: SQL, scripts.
 pub fn own_text(text: &str) -> io::Result<()> {
     print(text.trim_end())
 }

@@ -1,4 +1,4 @@
-//! `poisoned`: what was given up, by delivery or by fingerprint; replayed or discarded by `replay.rs`.
+//! `poisoned`: lists poisoned deliveries, one by one or by error fingerprint; `replay.rs` replays or discards them.
 
 use clap::Subcommand;
 use wharf::operate::{ErrorSummary, State};
@@ -15,7 +15,7 @@ use crate::when;
 
 #[derive(Debug, Subcommand)]
 pub enum PoisonedCommand {
-    /// Poisoned deliveries, the oldest first
+    /// List poisoned deliveries, the oldest first
     List {
         #[command(flatten)]
         options: DeliveryOptions,
@@ -24,13 +24,13 @@ pub enum PoisonedCommand {
             "handler", "message", "source", "topic", "reason", "error", "fingerprint", "older_than", "newer_than", "limit",
         ])]
         is_by_error: bool,
-        /// At most so many
+        /// The maximum number of rows
         #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// One of them with its record, its failed attempts and history
+    /// Show one delivery with its record, failed attempts and history
     Show(ShowArguments),
-    /// Give them a fresh set of retries, due now; by --message also discarded ones
+    /// Run deliveries again with a new retry budget, due now; with --message also discarded ones
     Replay {
         #[command(flatten)]
         options: DeliveryOptions,
@@ -41,7 +41,7 @@ pub enum PoisonedCommand {
         #[command(flatten)]
         correction: CorrectionArguments,
     },
-    /// Give them up for good; by --message also pending ones
+    /// Discard deliveries: they never run again; with --message also pending ones
     Discard {
         #[command(flatten)]
         options: DeliveryOptions,

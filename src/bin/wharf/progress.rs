@@ -1,10 +1,10 @@
-//! Progress of what takes long: on stderr, only on a terminal, and never beside JSON.
+//! Progress bars: on stderr, only on a terminal, and never together with JSON.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::Output;
 
-/// A bar where the end is known, else a counter.
+/// A bar if the total is known, otherwise a counter.
 pub fn of(output: Output, total: Option<u64>, what: &'static str) -> ProgressBar {
     if output.is_json {
         return ProgressBar::hidden();
@@ -13,7 +13,7 @@ pub fn of(output: Output, total: Option<u64>, what: &'static str) -> ProgressBar
         Some(total) => ProgressBar::new(total),
         None => ProgressBar::no_length(),
     };
-    // Hidden by itself where stderr is no terminal.
+    // The library hides it where stderr is not a terminal.
     bar.set_draw_target(ProgressDrawTarget::stderr());
     let template = match total {
         Some(_) => "{prefix} {wide_bar} {pos}/{len} {msg}",

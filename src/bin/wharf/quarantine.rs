@@ -1,4 +1,4 @@
-//! `quarantine`: records that could not become messages. Looked at, accepted anew by a running inbox, or deleted.
+//! `quarantine`: lists records that could not become messages, lets a running inbox accept them again, or deletes them.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use serde_json::json;
 use wharf::operate::{QuarantineFilter, QuarantineSummary};
 use wharf::store::Backend;
 
+use crate::decoded::DecodingOptions;
 use crate::exit::{Exit, Failure};
 use crate::filter::{self, QuarantineOptions};
 use crate::output::{Output, brief, cell, maybe, number, text, word};
@@ -16,39 +17,41 @@ use crate::replay::Acting;
 use crate::session::Session;
 use crate::when;
 
-/// How often it is looked what became of a replay.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Records that are looked through for it, and counted beyond a limit.
-const LOOK_ROWS_MAX: u32 = 10_000;
+/// How often the result of a replay is polled.
+const POLL_EVERY: Duration = Duration::from_millis(200);
+/// How many records are examined for that, and where counting beyond the limit stops.
+const READ_ROWS_MAX: u32 = 10_000;
 
 #[derive(Debug, Subcommand)]
 pub enum QuarantineCommand {
-    /// Quarantined records, the oldest first
+    /// List quarantined records, the oldest first
     List {
         #[command(flatten)]
         options: QuarantineOptions,
-        /// At most so many
+        /// The maximum number of rows
         #[arg(long, value_name = "ROWS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// One record
+    /// Show one record
     Show {
-        /// Its number
+        /// The id of the record
         id: i64,
         #[command(flatten)]
         payload: PayloadOption,
+        #[command(flatten)]
+        decoding: DecodingOptions,
     },
-    /// Have a running inbox accept them anew, identity and all
+    /// Ask a running inbox to accept records again, with its current identity policy and limits
     Replay {
         #[command(flatten)]
         options: QuarantineOptions,
         #[command(flatten)]
         acting: Acting,
-        /// How long to wait for what becomes of them; 0s: do not
+        /// How long to wait for the result; 0s does not wait
         #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
         wait: Duration,
     },
-    /// Delete them: what they held is gone
+    /// Delete records with their payloads
     Discard {
         #[command(flatten)]
         options: QuarantineOptions,
@@ -60,15 +63,15 @@ pub enum QuarantineCommand {
 pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -> Result<Exit, Failure> {
     match command {
         QuarantineCommand::List { options, limit } => list(session, &options.filter(), limit).await,
-        QuarantineCommand::Show { id, payload } => show(session, id, payload).await,
+        QuarantineCommand::Show { id, payload, decoding } => show(session, id, payload, &decoding).await,
         QuarantineCommand::Replay { options, acting, wait } => {
             let Some(meant) = agreed(session, options.filter(), &acting, "replay").await? else {
                 return Ok(Exit::Well);
             };
             let operator = session.acting(acting.confirming.because.as_ref());
             let asked = operator.replay_quarantined(&meant.filter, acting.limit).await?;
-            let became = became(session, &meant, wait).await?;
-            meant.tell_replayed(session.output, asked, &became)
+            let results = replay_results(session, &meant, wait).await?;
+            meant.report_replayed(session.output, asked, &results)
         }
         QuarantineCommand::Discard { options, acting } => {
             let Some(meant) = agreed(session, options.filter(), &acting, "discard").await? else {
@@ -76,7 +79,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -
             };
             let operator = session.acting(acting.confirming.because.as_ref());
             let discarded = operator.discard_quarantined(&meant.filter, acting.limit).await?;
-            meant.tell_discarded(session.output, discarded)
+            meant.report_discarded(session.output, discarded)
         }
     }
 }
@@ -91,7 +94,7 @@ async fn list<B: Backend>(session: &Session<B>, filter: &QuarantineFilter, limit
         (false, false) => table(session.output, &found)?,
     }
     if !is_all && !session.output.is_json {
-        session.output.line(format!("there are more than these {limit}: raise --limit, or say which"))?;
+        session.output.line(format!("there are more than {limit}: raise --limit, or use a filter"))?;
     }
     Ok(Exit::Well)
 }
@@ -105,7 +108,7 @@ fn table(output: Output, found: &[QuarantineSummary]) -> std::io::Result<()> {
             _ => one.topic.clone(),
         };
         let replay = match (one.replay_asked_at, one.replays) {
-            (Some(_), _) => "asked".to_owned(),
+            (Some(_), _) => "requested".to_owned(),
             (None, 0) => "-".to_owned(),
             (None, replays) => format!("{replays}x"),
         };
@@ -122,14 +125,20 @@ fn table(output: Output, found: &[QuarantineSummary]) -> std::io::Result<()> {
     output.table(&columns, found.iter().map(row).collect())
 }
 
-async fn show<B: Backend>(session: &Session<B>, id: i64, payload: PayloadOption) -> Result<Exit, Failure> {
+async fn show<B: Backend>(
+    session: &Session<B>,
+    id: i64,
+    payload: PayloadOption,
+    decoding: &DecodingOptions,
+) -> Result<Exit, Failure> {
     let Some(details) = session.operator().quarantined_record(id).await? else {
         return Err(Failure::problem(format!("there is no quarantined record {id}")));
     };
     let (output, summary) = (session.output, &details.summary);
+    let decoded = decoding.decode(Some(&details.record), payload).await?;
     if output.is_json {
         let record = record::document(&details.record, payload);
-        output.document(&json!({ "quarantine": summary, "record": record }))?;
+        output.document(&json!({ "quarantine": summary, "record": record, "decoded": decoded.document() }))?;
         return Ok(Exit::Well);
     }
     let mut fields = vec![
@@ -137,34 +146,35 @@ async fn show<B: Backend>(session: &Session<B>, id: i64, payload: PayloadOption)
         ("reason", cell(&summary.reason)),
         ("detail", maybe(summary.detail.as_deref())),
         ("quarantined", cell(when::at(summary.quarantined_at))),
-        ("replay asked", maybe(summary.replay_asked_at.map(when::at))),
+        ("replay requested", maybe(summary.replay_asked_at.map(when::at))),
         ("replays", cell(summary.replays)),
     ];
     fields.extend(record::fields(&details.record, payload));
     output.fields(fields)?;
     record::payload(&details.record, payload, output)?;
+    decoded.print(output)?;
     Ok(Exit::Well)
 }
 
-/// The records that an act takes.
-struct MeantRecords {
+/// The records that an action changes.
+struct MatchingRecords {
     filter: QuarantineFilter,
     records: Vec<QuarantineSummary>,
-    /// Beyond the limit, counted up to a bound.
+    /// How many match beyond the limit. Counting stops at `READ_ROWS_MAX`.
     beyond: usize,
 }
 
-/// What is meant, once it is agreed to; nothing, when there is nothing to do.
+/// The matching records, once the person has confirmed. None when there is nothing to do.
 async fn agreed<B: Backend>(
     session: &Session<B>,
     mut filter: QuarantineFilter,
     acting: &Acting,
     verb: &str,
-) -> Result<Option<MeantRecords>, Failure> {
+) -> Result<Option<MatchingRecords>, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
-    let mut records = session.operator().quarantined(&filter, acting.limit.max(LOOK_ROWS_MAX)).await?;
+    let mut records = session.operator().quarantined(&filter, acting.limit.max(READ_ROWS_MAX)).await?;
     let beyond = records.len().saturating_sub(acting.limit as usize);
     records.truncate(acting.limit as usize);
     let (output, count, is_dry_run) = (session.output, records.len(), acting.confirming.is_dry_run);
@@ -185,43 +195,47 @@ async fn agreed<B: Backend>(
         table(output, &records[..count.min(10)])?;
     }
     acting.confirming.ask(&format!("{verb} {count} records?"))?;
-    Ok(Some(MeantRecords { filter, records, beyond }))
+    Ok(Some(MatchingRecords { filter, records, beyond }))
 }
 
-/// What has become of records whose replay was asked for.
+/// The results of a requested replay.
 #[derive(Default)]
-struct Became {
+struct ReplayResults {
     left: usize,
     stayed: Vec<QuarantineSummary>,
     waiting: usize,
 }
 
-async fn became<B: Backend>(session: &Session<B>, meant: &MeantRecords, wait: Duration) -> Result<Became, Failure> {
+async fn replay_results<B: Backend>(
+    session: &Session<B>,
+    meant: &MatchingRecords,
+    wait: Duration,
+) -> Result<ReplayResults, Failure> {
     let ids: HashSet<i64> = meant.records.iter().map(|record| record.id).collect();
     let deadline = Instant::now() + wait;
-    // Not by the whole filter: the reason may be another now.
+    // The reason may have changed, so the filter must not contain it.
     let mut filter = QuarantineFilter::default();
     filter.topic.clone_from(&meant.filter.topic);
     filter.id = meant.filter.id;
     loop {
-        let there = session.operator().quarantined(&filter, LOOK_ROWS_MAX).await?;
-        // Those beyond what was looked through are not known, and count as waiting.
+        let there = session.operator().quarantined(&filter, READ_ROWS_MAX).await?;
+        // The state of records beyond the examined ones is unknown: they count as waiting.
         let seen_to =
-            if there.len() < LOOK_ROWS_MAX as usize { i64::MAX } else { there.last().map_or(0, |last| last.id) };
+            if there.len() < READ_ROWS_MAX as usize { i64::MAX } else { there.last().map_or(0, |last| last.id) };
         let ours: Vec<QuarantineSummary> = there.into_iter().filter(|record| ids.contains(&record.id)).collect();
         let left = ids.iter().filter(|id| **id <= seen_to).count() - ours.len();
         let stayed: Vec<_> = ours.into_iter().filter(|record| record.replay_asked_at.is_none()).collect();
         let waiting = ids.len() - left - stayed.len();
         if waiting == 0 || Instant::now() >= deadline {
-            return Ok(Became { left, stayed, waiting });
+            return Ok(ReplayResults { left, stayed, waiting });
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
-impl MeantRecords {
-    fn tell_replayed(&self, output: Output, asked: u64, became: &Became) -> Result<Exit, Failure> {
-        let Became { left, stayed, waiting } = became;
+impl MatchingRecords {
+    fn report_replayed(&self, output: Output, asked: u64, results: &ReplayResults) -> Result<Exit, Failure> {
+        let ReplayResults { left, stayed, waiting } = results;
         let is_whole = stayed.is_empty() && *waiting == 0 && self.beyond == 0;
         let exit = if is_whole { Exit::Well } else { Exit::Partly };
         if output.is_json {
@@ -231,32 +245,35 @@ impl MeantRecords {
             }))?;
             return Ok(exit);
         }
-        output.line(format!("replay: asked for {asked} records"))?;
-        output.line(format!("{left} left the quarantine, {} could not be accepted, {waiting} wait", stayed.len()))?;
+        output.line(format!("replay: requested for {asked} records"))?;
+        output.line(format!(
+            "{left} left the quarantine, {} could not be accepted, {waiting} are waiting",
+            stayed.len()
+        ))?;
         if !stayed.is_empty() {
             table(output, stayed)?;
         }
         if *waiting > 0 {
-            output.line("a running inbox that subscribes to their topic takes them up")?;
+            output.line("a running inbox that subscribes to their topic will accept them")?;
         }
-        self.tell_beyond(output)?;
+        self.report_beyond(output)?;
         Ok(exit)
     }
 
-    fn tell_discarded(&self, output: Output, discarded: u64) -> Result<Exit, Failure> {
+    fn report_discarded(&self, output: Output, discarded: u64) -> Result<Exit, Failure> {
         match output.is_json {
             true => output.document(
                 &json!({ "action": "discard", "dry_run": false, "affected": discarded, "remaining": self.beyond }),
             )?,
             false => {
                 output.line(format!("discard: {discarded} records"))?;
-                self.tell_beyond(output)?;
+                self.report_beyond(output)?;
             }
         }
         Ok(if self.beyond > 0 { Exit::Partly } else { Exit::Well })
     }
 
-    fn tell_beyond(&self, output: Output) -> std::io::Result<()> {
+    fn report_beyond(&self, output: Output) -> std::io::Result<()> {
         if self.beyond > 0 { output.line(format!("{} more remain", self.beyond)) } else { Ok(()) }
     }
 }

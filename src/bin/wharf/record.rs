@@ -1,4 +1,4 @@
-//! A record as it is shown: where it came from and how large it is; its key, header values and payload only when they are asked for.
+//! Shows a record: its origin and size; its key, header values and payload only on request.
 
 use std::fmt::Write;
 use std::io;
@@ -10,12 +10,18 @@ use wharf::operate::Correction;
 use crate::output::{Cell, Output, cell, maybe, verbatim};
 use crate::when;
 
-/// Whether what people wrote is shown.
+/// Whether the content of a record is shown.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct PayloadOption {
     /// Show the payload, the key and the values of headers too
     #[arg(long = "show-payload")]
-    is_shown: bool,
+    pub is_shown: bool,
+}
+
+impl PayloadOption {
+    pub fn is_shown(self) -> bool {
+        self.is_shown
+    }
 }
 
 pub fn fields(record: &Record, payload: PayloadOption) -> Vec<(&'static str, Cell)> {
@@ -35,7 +41,7 @@ pub fn fields(record: &Record, payload: PayloadOption) -> Vec<(&'static str, Cel
     fields
 }
 
-/// The payload below its fields, when it is asked for.
+/// Prints the payload below the fields, if requested.
 pub fn payload(record: &Record, payload: PayloadOption, output: Output) -> io::Result<()> {
     let Some(bytes) = record.payload().filter(|_| payload.is_shown) else { return Ok(()) };
     output.line("")?;
@@ -50,7 +56,7 @@ fn lines(bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A corrected payload below the record's own, when it is asked for.
+/// Prints a corrected payload below the original, if requested.
 pub fn corrected(correction: &Correction, payload: PayloadOption, output: Output) -> io::Result<()> {
     if !payload.is_shown {
         return Ok(());
@@ -103,7 +109,7 @@ fn hidden(bytes: &[u8]) -> String {
     format!("{} bytes", bytes.len())
 }
 
-/// As text where it is text, else in hexadecimal.
+/// UTF-8 as text, other bytes in hexadecimal.
 fn shown(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| hex(bytes), str::to_owned)
 }

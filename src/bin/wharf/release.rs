@@ -1,4 +1,4 @@
-//! `deliveries release`: takes a stuck run's claim away. Shows which run is meant, asks, and takes that one or nothing.
+//! `deliveries release`: revokes the claim of a stuck run. It shows the run, asks for confirmation, and revokes that run or nothing.
 
 use clap::Args;
 use serde_json::json;
@@ -14,7 +14,7 @@ use crate::session::Session;
 pub struct ReleaseArguments {
     #[command(flatten)]
     which: Which,
-    /// The run that is meant, as `show` counts attempts; without it, the one that is shown before the question
+    /// The attempt to release, as `show` numbers attempts; without it, the one shown before the confirmation
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(1..))]
     attempt: Option<i32>,
     #[command(flatten)]
@@ -43,8 +43,8 @@ pub async fn release<B: Backend>(session: &Session<B>, arguments: &ReleaseArgume
     match (is_released, session.output.is_json) {
         (false, _) => Err(Failure::problem("that run has just ended: nothing was done")),
         (true, true) => {
-            let told = json!({ "action": "release", "dry_run": false, "attempt": run.attempts, "affected": 1 });
-            session.output.document(&told)?;
+            let report = json!({ "action": "release", "dry_run": false, "attempt": run.attempts, "affected": 1 });
+            session.output.document(&report)?;
             Ok(Exit::Well)
         }
         (true, false) => {

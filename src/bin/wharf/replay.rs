@@ -1,6 +1,6 @@
-//! Replays and discards poisoned deliveries: first what is meant, then a question, then the act, then what is left.
+//! Replays and discards poisoned deliveries: shows the matches, asks for confirmation, acts, and shows what remains.
 //!
-//! Bounded by `--limit`, the longest poisoned first. Repeating a command does nothing more: what was replayed is no longer poisoned.
+//! `--limit` bounds the action, the longest poisoned first. Repeating a command has no further effect: a replayed delivery is no longer poisoned.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -17,42 +17,42 @@ use crate::filter;
 use crate::progress;
 use crate::session::Session;
 
-/// Rows that are shown before the question; `--dry-run` shows all.
+/// How many rows are shown before the confirmation. `--dry-run` shows all.
 const SHOWN_MAX: usize = 10;
-/// What is left is counted up to this.
+/// Counting of the remaining deliveries stops here.
 const COUNT_MAX: u32 = 10_000;
 
-/// A change of many.
+/// An action on many rows.
 #[derive(Debug, Args)]
 pub struct Acting {
-    /// All there are, where no filter is given
+    /// Confirm that the action applies to everything, without a filter
     #[arg(long = "all")]
     pub is_all: bool,
-    /// At most so many
+    /// The maximum number of rows to change
     #[arg(long, value_name = "ROWS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub limit: u32,
     #[command(flatten)]
     pub confirming: Confirming,
 }
 
-/// How a replay is watched.
+/// How the results of a replay are watched.
 #[derive(Debug, Args)]
 pub struct CanaryArguments {
-    /// One, then ten, then the rest in steps; stop when too many of a step fail again
+    /// Replay one, then ten, then the rest in steps; stop when too many of a step fail again
     #[arg(long = "canary")]
     is_canary: bool,
-    /// The share of a step that may fail
+    /// The share of a step that may fail before the replay stops
     #[arg(long, value_name = "RATIO", default_value_t = 0.1, value_parser = ratio, requires = "is_canary")]
     max_failure_ratio: f64,
-    /// How long to wait for what becomes of them; with --canary, of each step (default 5m)
+    /// How long to wait for the results; with --canary, of each step (default 5m)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,
 }
 
-/// The deliveries that an act would take now.
-struct MeantDeliveries {
+/// The deliveries that an action would change now.
+struct MatchingDeliveries {
     deliveries: Vec<DeliverySummary>,
-    /// Beyond the limit, counted up to a bound.
+    /// How many match beyond the limit. Counting stops at `COUNT_MAX`.
     beyond: usize,
     is_counted: bool,
 }
@@ -68,17 +68,17 @@ pub async fn replay<B: Backend>(
     let operator = session.acting(acting.confirming.because.as_ref());
     let Some(canary) = canary.watch(acting.limit) else {
         let replayed = operator.replay(&filter, acting.limit).await?;
-        return meant.tell(session, "replay", replayed, None);
+        return meant.report(session, "replay", replayed, None);
     };
     let bar = progress::of(session.output, Some(meant.deliveries.len() as u64), "replayed");
-    let on_look = |progress: &CanaryProgress| {
+    let on_progress = |progress: &CanaryProgress| {
         bar.set_position(progress.done + progress.failed);
         bar.set_message(format!("{} done, {} failed", progress.done, progress.failed));
         ControlFlow::Continue(())
     };
-    let progress = operator.replay_canary(&filter, acting.limit, &canary, on_look).await?;
+    let progress = operator.replay_canary(&filter, acting.limit, &canary, on_progress).await?;
     bar.finish_and_clear();
-    meant.tell(session, "replay", progress.replayed, Some(&progress))
+    meant.report(session, "replay", progress.replayed, Some(&progress))
 }
 
 pub async fn discard<B: Backend>(
@@ -90,21 +90,21 @@ pub async fn discard<B: Backend>(
     let Some(meant) = agreed(session, &mut filter, acting, "discard", &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
     let discarded = operator.discard(&filter, acting.limit).await?;
-    meant.tell(session, "discard", discarded, None)
+    meant.report(session, "discard", discarded, None)
 }
 
-/// What is meant, once it is agreed to; nothing, when there is nothing to do.
+/// The matching deliveries, once the person has confirmed. None when there is nothing to do.
 async fn agreed<B: Backend>(
     session: &Session<B>,
     filter: &mut DeliveryFilter,
     acting: &Acting,
     verb: &str,
     states: &[State],
-) -> Result<Option<MeantDeliveries>, Failure> {
+) -> Result<Option<MatchingDeliveries>, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(filter)?;
     acting.confirming.check()?;
-    let meant = MeantDeliveries::find(session, filter, acting.limit, states).await?;
+    let meant = MatchingDeliveries::find(session, filter, acting.limit, states).await?;
     let output = session.output;
     let count = meant.deliveries.len();
     if acting.confirming.is_dry_run || count == 0 {
@@ -130,14 +130,14 @@ async fn agreed<B: Backend>(
     Ok(Some(meant))
 }
 
-impl MeantDeliveries {
+impl MatchingDeliveries {
     async fn find<B: Backend>(
         session: &Session<B>,
         filter: &DeliveryFilter,
         limit: u32,
         states: &[State],
     ) -> Result<Self, Failure> {
-        // By its message also what is not poisoned is meant, and they are few.
+        // With a message id, deliveries in other states match too, and they are few.
         let state = if filter.message_id.is_some() { None } else { Some(State::Poisoned) };
         let rows_max = limit.max(COUNT_MAX).saturating_add(1);
         let mut deliveries = session.operator().deliveries(filter, state, rows_max).await?;
@@ -152,7 +152,7 @@ impl MeantDeliveries {
         format!("{left}{}", if self.is_counted { "" } else { " or more" })
     }
 
-    fn tell<B: Backend>(
+    fn report<B: Backend>(
         &self,
         session: &Session<B>,
         verb: &str,
@@ -165,15 +165,15 @@ impl MeantDeliveries {
         let has_failed = watched.is_some_and(|progress| progress.failed > 0);
         let exit = if left > 0 || stopped.is_some() || has_failed { Exit::Partly } else { Exit::Well };
         if session.output.is_json {
-            let mut told = json!({
+            let mut report = json!({
                 "action": verb, "dry_run": false, "meant": self.deliveries.len(), "affected": affected, "remaining": left,
             });
             if let Some(progress) = watched {
-                told["done"] = progress.done.into();
-                told["failed"] = progress.failed.into();
-                told["stopped"] = json!(stopped);
+                report["done"] = progress.done.into();
+                report["failed"] = progress.failed.into();
+                report["stopped"] = json!(stopped);
             }
-            session.output.document(&told)?;
+            session.output.document(&report)?;
             return Ok(exit);
         }
         session.output.line(format!("{verb}: {affected} deliveries"))?;
@@ -183,9 +183,9 @@ impl MeantDeliveries {
         }
         match stopped {
             Some(CanaryStop::Failures) => {
-                session.output.line("stopped: too many failed again; the rest was not touched")?;
+                session.output.line("stopped: too many failed again; the rest was not changed")?;
             }
-            Some(CanaryStop::Waited) => session.output.line("waited no longer: does a process run the handler?")?,
+            Some(CanaryStop::Waited) => session.output.line("stopped waiting: does a process run the handler?")?,
             Some(_) | None => {}
         }
         if left > 0 {
@@ -196,7 +196,7 @@ impl MeantDeliveries {
 }
 
 impl CanaryArguments {
-    /// How to watch, if at all. To wait without a canary is one step that may fail.
+    /// The canary to run, if any. Waiting without a canary is one step in which everything may fail.
     fn watch(&self, limit: u32) -> Option<Canary> {
         let step_wait_max = self.wait.unwrap_or(Canary::default().step_wait_max);
         match (self.is_canary, self.wait) {
@@ -212,6 +212,6 @@ impl CanaryArguments {
 fn ratio(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-        Ok(_) | Err(_) => Err("a number from 0 to 1".to_owned()),
+        Ok(_) | Err(_) => Err("expected a number from 0 to 1".to_owned()),
     }
 }

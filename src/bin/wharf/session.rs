@@ -1,4 +1,4 @@
-//! What every command has: the store, the output, and in whose name it acts.
+//! What every command has: the store, the output, and the name for the audit.
 
 use wharf::Store;
 use wharf::operate::Operator;
@@ -14,12 +14,12 @@ pub struct Session<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    /// To look.
+    /// For reading.
     pub fn operator(&self) -> Operator<B> {
         self.store.operate().acting_as(&self.actor)
     }
 
-    /// To act.
+    /// For actions.
     pub fn acting(&self, because: Option<&String>) -> Operator<B> {
         match because {
             Some(because) => self.operator().because(because),
@@ -27,7 +27,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Says what to do where there is no inbox, before a statement fails on it.
+    /// Fails with advice if the schema is missing or old, before a statement fails because of it.
     pub async fn check_schema(&self) -> Result<(), Failure> {
         let version = self.store.schema_version().await?;
         match version.found {

@@ -1,4 +1,4 @@
-//! `status`: what is still to be done for each handler, who does it, and how fast.
+//! `status`: the backlog and throughput of each handler, and the processes.
 
 use serde_json::json;
 use wharf::operate::{HandlerStatus, ProcessorStatus};
@@ -70,7 +70,7 @@ fn processor_row(processor: &ProcessorStatus) -> Vec<Cell> {
     ]
 }
 
-/// Small rates are worth a digit more.
-fn rate(per_sec: f64) -> String {
+/// Small rates are shown with one more digit.
+pub fn rate(per_sec: f64) -> String {
     if per_sec > 0.0 && per_sec < 10.0 { format!("{per_sec:.1}") } else { format!("{per_sec:.0}") }
 }

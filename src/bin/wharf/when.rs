@@ -1,15 +1,15 @@
-//! Moments and spans as people read them: ages in two units, times to the second.
+//! Formats times for people: durations in two units, points in time to the second.
 
 use std::time::{Duration, SystemTime};
 
-/// How long ago that was.
+/// How long ago the moment was.
 pub fn age(moment: SystemTime) -> String {
-    // A clock that is ahead of ours is no negative age; and nobody wants the milliseconds.
+    // If the other clock is ahead, the age is zero. Milliseconds are left out.
     let age = SystemTime::now().duration_since(moment).unwrap_or_default();
     span(Duration::from_secs(age.as_secs()))
 }
 
-/// The two largest units.
+/// Formats a duration in its two largest units.
 pub fn span(span: Duration) -> String {
     let secs = span.as_secs();
     let (days, hours, minutes) = (secs / 86_400, secs / 3_600 % 24, secs / 60 % 60);
@@ -26,7 +26,7 @@ pub fn secs(secs: f64) -> String {
     span(Duration::try_from_secs_f64(secs).unwrap_or_default())
 }
 
-/// To the second, in UTC.
+/// Formats a point in time to the second, in UTC.
 pub fn at(moment: SystemTime) -> String {
     humantime::format_rfc3339_seconds(moment).to_string()
 }
@@ -37,9 +37,9 @@ mod tests {
 
     #[test]
     fn spans_have_two_units() {
-        let told = |secs| span(Duration::from_secs(secs));
-        assert_eq!([told(0), told(59), told(61), told(11_520)], ["0s", "59s", "1m 1s", "3h 12m"]);
-        assert_eq!(told(3 * 86_400 + 7_200), "3d 2h");
+        let shown = |secs| span(Duration::from_secs(secs));
+        assert_eq!([shown(0), shown(59), shown(61), shown(11_520)], ["0s", "59s", "1m 1s", "3h 12m"]);
+        assert_eq!(shown(3 * 86_400 + 7_200), "3d 2h");
         assert_eq!(span(Duration::from_millis(7)), "7ms");
     }
 }

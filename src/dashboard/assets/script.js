@@ -1,12 +1,15 @@
-// Keeps a page up to date: hears that there is something new, loads the page again and puts its regions in place. Pages work without it.
+// Updates a page: on an event, it loads the page again and replaces its regions. Pages work without this script.
 "use strict";
 (() => {
-  const source = document.body.dataset.live;
+  let source = document.body.dataset.live;
   if (!source || !window.EventSource) return;
   let events = null;
-  let ended = false;
+  let ended = null;
   let loading = false;
   let again = false;
+  let silence = null;
+  let waiting = null;
+  let pause = 1000;
 
   const tell = (live) => {
     const state = document.querySelector("[data-live-state]");
@@ -15,7 +18,7 @@
     state.querySelector(".word").textContent = live ? "live" : "not live";
   };
 
-  // A region in which somebody is typing, or has marked text, stays as it is.
+  // A region in which the visitor is typing or has selected text is not replaced.
   const isBusy = (region) => {
     const active = document.activeElement;
     const selection = document.getSelection();
@@ -23,37 +26,45 @@
       (selection && !selection.isCollapsed && region.contains(selection.anchorNode));
   };
 
+  // What tells a link or a button from the others of its region.
+  const name = (found) => `${found.tagName} ${found.getAttribute("href") ?? found.textContent.trim().slice(0, 80)}`;
+
   const put = (fresh, old) => {
     if (isBusy(old) || fresh.innerHTML === old.innerHTML) return;
     const opened = [...old.querySelectorAll("details")].map((details) => details.open);
-    const focused = old.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    const focused = old.contains(document.activeElement) ? name(document.activeElement) : null;
     old.replaceChildren(...fresh.childNodes);
     old.querySelectorAll("details").forEach((details, place) => { details.open = opened[place] ?? details.open; });
-    if (focused) {
-      const link = [...old.querySelectorAll("a[href]")].find((link) => link.getAttribute("href") === focused);
-      if (link) link.focus({ preventScroll: true });
-    }
+    if (focused === null) return;
+    // The keyboard stays where it was. If that is gone, it continues with the content.
+    const same = [...old.querySelectorAll("a[href], button, summary, pre")].find((found) => name(found) === focused);
+    (same && !same.disabled ? same : document.getElementById("main")).focus({ preventScroll: true });
   };
 
   const load = async () => {
     if (loading) { again = true; return; }
     loading = true;
     try {
-      const answer = await fetch(location.pathname + location.search, { headers: { accept: "text/html" } });
-      if (answer.ok && !answer.redirected) {
+      const answer = await fetch(location.pathname + location.search, { headers: { accept: "text/html", "x-wharf-update": "1" } });
+      // The session has ended, or the page is gone: the visitor sees the login page, or why.
+      if (answer.redirected || [401, 403, 404].includes(answer.status)) { location.reload(); return; }
+      if (!answer.ok) later();
+      if (answer.ok) {
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const old of document.querySelectorAll("[data-region]")) {
           const fresh = page.getElementById(old.id);
           if (fresh) put(fresh, old);
         }
+        source = page.body.dataset.live;
+        if (source !== ended) open();
         tell(events !== null);
       }
-    } catch { tell(false); }
+    } catch { tell(false); later(); }
     loading = false;
     if (again) { again = false; load(); }
   };
 
-  // What the menu counts comes with the event. A list does not move under somebody's hand: it says that there is something new.
+  // The event has the counts of the menu. A list is not replaced while the visitor reads it: a notice offers to reload it.
   let before = null;
   const count = (data) => {
     tell(true);
@@ -77,15 +88,32 @@
   const isLive = () => document.querySelector("[data-live-load]") !== null;
   const onEvent = (event) => { if (isLive()) load(); else if (event && event.data.startsWith("{")) count(event.data); };
 
-  const close = () => { if (events) { events.close(); events = null; } };
-  // A tab that nobody sees holds no connection: browsers allow few of them.
+  // The events of an action have ended. When its page is loaded again, it names the events of every other page; `load` opens those.
+  const end = (of) => { ended = of; close(); load(); };
+
+  const close = () => { clearTimeout(silence); if (events) { events.close(); events = null; } };
+
+  // A browser gives up a stream for good when the answer is an error: of a proxy while the dashboard restarts, or because the session has ended.
+  // Loading the page tells which, and opens the stream again.
+  const later = () => {
+    if (events || waiting || document.hidden) return;
+    waiting = setTimeout(() => { waiting = null; load(); }, pause);
+    pause = Math.min(pause * 2, 60000);
+  };
+  // A hidden tab closes its connection, because browsers allow only a few.
   const open = () => {
-    if (events || ended || document.hidden) return;
-    events = new EventSource(source);
-    events.onopen = () => tell(true);
+    if (events || document.hidden) return;
+    const of = source;
+    events = new EventSource(of);
+    events.onopen = () => { clearTimeout(silence); pause = 1000; tell(true); };
     events.onmessage = onEvent;
-    events.addEventListener("end", () => { ended = true; close(); load(); });
-    events.onerror = () => tell(false);
+    events.addEventListener("end", () => end(of));
+    events.onerror = () => {
+      if (events && events.readyState === EventSource.CLOSED) { close(); tell(false); later(); return; }
+      // The server ends a stream every minute, and the browser opens it again at once.
+      clearTimeout(silence);
+      silence = setTimeout(() => tell(false), 5000);
+    };
   };
 
   document.addEventListener("visibilitychange", () => {

@@ -1,4 +1,4 @@
-//! Does what a preview has shown, in the visitor's name, and leads to where the result is seen.
+//! Performs the previewed action in the visitor's name, and redirects to the page that shows the result.
 
 use std::sync::Arc;
 
@@ -10,33 +10,64 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::super::app::App;
+use super::super::bound::{self, Bound};
 use super::super::guard::Visit;
-use super::super::jobs::{LongActVerb, Plan};
+use super::super::long_act::{Plan, Work, at_once, carefully};
 use super::super::query::{DeliveryQuery, QuarantineQuery, encoded};
 use super::super::refusal::Refusal;
 use super::Page;
-use super::preview::{ActVerb, meant};
+use super::preview::{ActVerb, meant, open, state_of, with_message};
+use crate::operate::Canary;
 use crate::store::Backend;
-use crate::types::{QuarantineFilter, State as Standing};
+use crate::store::operating::SeenDelivery;
+use crate::types::{DeliveryFilter, QuarantineFilter, State as DeliveryState};
 
-/// Deliveries of one message that an act takes; there is one for each handler.
+/// The maximum number of deliveries of one message in an action. A message has one for each handler.
 const OF_MESSAGE_MAX: u32 = 1_000;
-/// Quarantined records that one act takes.
-const QUARANTINED_MAX: u32 = 10_000;
 
 #[derive(Deserialize)]
 pub(in super::super) struct ActForm {
     verb: ActVerb,
-    /// What is meant, as the query of a URL: no character of it is changed on its way through the page.
+    /// The filter as a URL query, so that the page passes every character through unchanged.
     #[serde(default)]
     target: String,
     #[serde(default)]
     because: String,
     #[serde(default)]
     pace: String,
-    /// How many the preview has counted.
-    #[serde(default)]
-    expected: u64,
+    /// How many rows the preview counted.
+    expected: Option<u64>,
+    /// When the preview was made, in microseconds.
+    previewed: Option<u64>,
+    /// The digest of the deliveries that the preview of an action on one message showed.
+    seen: Option<String>,
+    /// The pending or running deliveries that the preview of an action on many messages counted.
+    list: Option<String>,
+}
+
+impl ActForm {
+    fn bound(&self) -> Bound {
+        Bound::new(self.previewed, self.expected)
+    }
+
+    fn canary(&self) -> Canary {
+        if self.pace == "at-once" { at_once() } else { carefully() }
+    }
+
+    /// The previewed deliveries. Without a preview, those that match now.
+    async fn listed<B: Backend>(
+        &self,
+        app: &App<B>,
+        filter: &DeliveryFilter,
+        state: DeliveryState,
+    ) -> Result<Vec<SeenDelivery>, Refusal> {
+        if let Some(list) = &self.list {
+            return bound::read_list(list);
+        }
+        let (operator, filter) = (app.operator(), filter.clone());
+        let found = app.reads.run(async move { open(&operator, &filter, state).await }).await?;
+        Ok(found.iter().map(bound::seen).collect())
+    }
 }
 
 #[derive(Deserialize)]
@@ -50,8 +81,7 @@ pub(in super::super) async fn act<B: Backend>(
     Form(asked): Form<ActForm>,
 ) -> Page {
     let path = match asked.verb {
-        ActVerb::Replay | ActVerb::Discard => on_deliveries(&app, &visit, &asked).await?,
-        ActVerb::Release => release(&app, &visit, &asked).await?,
+        ActVerb::Replay | ActVerb::Discard | ActVerb::Release => on_deliveries(&app, &visit, &asked).await?,
         ActVerb::Accept | ActVerb::Delete => on_quarantine(&app, &visit, &asked).await?,
         ActVerb::Pause | ActVerb::Resume | ActVerb::CloseBreaker => on_handler(&app, &visit, &asked).await?,
     };
@@ -62,48 +92,96 @@ pub(in super::super) async fn act<B: Backend>(
 
 async fn on_deliveries<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) -> Result<String, Refusal> {
     let query: DeliveryQuery = target(asked)?;
-    let (filter, operator) = (meant(query.filter()?), app.acting(&visit.visitor, &asked.because));
-    if filter.message_id.is_some() {
-        let count = match asked.verb {
-            ActVerb::Replay => operator.replay(&filter, OF_MESSAGE_MAX).await?,
-            _ => operator.discard(&filter, OF_MESSAGE_MAX).await?,
+    if !query.message.is_empty() {
+        return match asked.verb {
+            ActVerb::Release => release(app, visit, asked, &query).await,
+            _ => on_message(app, visit, asked, &query).await,
         };
-        let message = encoded(&[("message", &query.message), ("source", &query.source)]);
-        return Ok(format!("/message?{message}&told={}-{count}", asked.verb.name()));
     }
-    let verb = match (asked.verb, asked.pace.as_str()) {
-        (ActVerb::Replay, "at-once") => LongActVerb::Replay,
-        (ActVerb::Replay, _) => LongActVerb::ReplayCarefully,
-        _ => LongActVerb::Discard,
+    let filter = meant(query.filter()?);
+    let state = state_of(asked.verb, &query)?;
+    let work = match (asked.verb, state) {
+        (ActVerb::Replay, _) => Work::Replay { filter, canary: asked.canary() },
+        (_, DeliveryState::Poisoned) => Work::Discard { filter },
+        (ActVerb::Discard, _) => Work::DiscardSeen { seen: asked.listed(app, &filter, state).await?, filter },
+        _ => Work::Release { seen: asked.listed(app, &filter, state).await?, filter },
     };
+    let left = format!("{}?{}", query.path(state), query.encoded());
+    start(app, visit, asked, work, (query.words(), left))
+}
+
+/// Starts the action in the background, and returns the path of its page.
+fn start<B: Backend>(
+    app: &App<B>,
+    visit: &Visit,
+    asked: &ActForm,
+    work: Work,
+    (about, left): (Vec<(&'static str, String)>, String),
+) -> Result<String, Refusal> {
     let (actor, because) = (app.name_of(&visit.visitor), asked.because.clone());
-    let plan = Plan { verb, query, filter, actor, because, expected: asked.expected };
-    let id = app.jobs.start(operator, plan)?;
+    let (expected, bound) = (asked.expected.unwrap_or_default(), asked.bound());
+    let plan = Plan { work, about, left, actor, because, expected, bound };
+    let id = app.jobs.start(app.acting(&visit.visitor, &asked.because), &app.sampler, plan)?;
     Ok(format!("/jobs/{id}"))
 }
 
-async fn release<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) -> Result<String, Refusal> {
-    let (query, AttemptQuery { attempt }): (DeliveryQuery, AttemptQuery) = (target(asked)?, target(asked)?);
+/// Replays or discards the deliveries of one message.
+async fn on_message<B: Backend>(
+    app: &App<B>,
+    visit: &Visit,
+    asked: &ActForm,
+    query: &DeliveryQuery,
+) -> Result<String, Refusal> {
+    let (filter, operator) = (query.filter()?, app.acting(&visit.visitor, &asked.because));
+    // Another attempt or another handler's delivery since the preview is not what the visitor has decided about.
+    let found = with_message(&operator, asked.verb, &filter).await?;
+    if asked.seen.as_ref().is_some_and(|seen| *seen != bound::digest(&found)) {
+        return Ok(format!("/act?verb={}&{}&changed=yes", asked.verb.name(), query.encoded()));
+    }
+    let limit = asked.bound().limit(OF_MESSAGE_MAX);
+    let count = match asked.verb {
+        ActVerb::Replay => operator.replay(&filter, limit).await?,
+        _ => operator.discard(&filter, limit).await?,
+    };
+    let message = encoded(&[("message", &query.message), ("source", &query.source)]);
+    Ok(format!("/message?{message}&result={}-{count}", asked.verb.name()))
+}
+
+async fn release<B: Backend>(
+    app: &App<B>,
+    visit: &Visit,
+    asked: &ActForm,
+    query: &DeliveryQuery,
+) -> Result<String, Refusal> {
+    let AttemptQuery { attempt } = target(asked)?;
     let operator = app.acting(&visit.visitor, &asked.because);
-    let running = operator.deliveries(&query.filter()?, Some(Standing::Running), 2).await?;
+    let running = operator.deliveries(&query.filter()?, Some(DeliveryState::Running), 2).await?;
     let released = match running.iter().find(|run| run.attempts == attempt) {
         Some(run) => operator.release(run).await?,
         None => false,
     };
     let message = encoded(&[("message", &query.message), ("source", &query.source)]);
-    Ok(format!("/message?{message}&told=release-{}", u8::from(released)))
+    Ok(format!("/message?{message}&result=release-{}", u8::from(released)))
 }
 
 async fn on_quarantine<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) -> Result<String, Refusal> {
     let query: QuarantineQuery = target(asked)?;
     let mut filter = query.filter()?;
     filter.all = filter == QuarantineFilter::default();
+    if filter.id.is_none() {
+        let work = match asked.verb {
+            ActVerb::Accept => Work::Accept { filter, canary: asked.canary() },
+            _ => Work::Delete { filter },
+        };
+        return start(app, visit, asked, work, (query.words(), format!("/quarantine?{}", query.encoded())));
+    }
     let operator = app.acting(&visit.visitor, &asked.because);
+    let filter = asked.bound().quarantined(&filter);
     let count = match asked.verb {
-        ActVerb::Accept => operator.replay_quarantined(&filter, QUARANTINED_MAX).await?,
-        _ => operator.discard_quarantined(&filter, QUARANTINED_MAX).await?,
+        ActVerb::Accept => operator.replay_quarantined(&filter, 1).await?,
+        _ => operator.discard_quarantined(&filter, 1).await?,
     };
-    Ok(format!("/quarantine?told={}-{count}", asked.verb.name()))
+    Ok(format!("/quarantine?result={}-{count}", asked.verb.name()))
 }
 
 async fn on_handler<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) -> Result<String, Refusal> {
@@ -114,12 +192,12 @@ async fn on_handler<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) ->
         ActVerb::CloseBreaker => operator.close_breaker(&query.handler).await?,
         _ => operator.resume(&query.handler).await?,
     };
-    Ok(format!("/?told={}-{}#handlers", asked.verb.name(), u8::from(is_changed)))
+    Ok(format!("/?result={}-{}#handlers", asked.verb.name(), u8::from(is_changed)))
 }
 
-/// What is meant, read as the query of a URL is.
+/// Parses the target as a URL query.
 fn target<T: DeserializeOwned>(asked: &ActForm) -> Result<T, Refusal> {
-    let unreadable = || Refusal::wrong("what is to be acted on cannot be read");
+    let unreadable = || Refusal::wrong("the target of the action cannot be parsed");
     let uri: Uri = format!("/?{}", asked.target).parse().map_err(|_| unreadable())?;
     let Query(read) = Query::try_from_uri(&uri).map_err(|_| unreadable())?;
     Ok(read)

@@ -1,4 +1,4 @@
-//! The audit: who did what, and why; the newest first.
+//! The audit page: who did what, and why. The newest come first.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -16,7 +16,7 @@ use super::{Frame, Page, PagePlace, html};
 use crate::store::Backend;
 use crate::types::AuditEntry;
 
-/// Acts on a page.
+/// How many entries a page shows.
 const ROWS: u32 = 100;
 
 #[derive(Deserialize)]

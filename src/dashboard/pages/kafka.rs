@@ -1,4 +1,4 @@
-//! Kafka: what each partition is doing, how far the ledger is, and what Kafka had lost. Looked up once for all tabs.
+//! The Kafka page: the state and position of each partition, and the gaps. Looked up once for all tabs.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -14,9 +14,9 @@ use super::{Frame, Page, PagePlace, html};
 use crate::store::Backend;
 use crate::types::{IngestFacts, LedgerFilter, LedgerGap, LedgerStatus};
 
-/// Partitions that are shown.
+/// How many partitions the page shows.
 const PARTITIONS_MAX: u32 = 1_000;
-/// Gaps that are shown.
+/// How many gaps the page shows.
 const GAPS_MAX: u32 = 100;
 
 #[derive(Template)]
@@ -29,7 +29,7 @@ struct KafkaPage {
     ingests: Vec<IngestRow>,
 }
 
-/// Partitions of one consumer group.
+/// The partitions of one consumer group.
 struct ConsumerGroupView {
     name: String,
     lag: String,
@@ -42,8 +42,8 @@ struct PartitionRow {
     cluster: String,
     next: String,
     lag: String,
-    /// Words and the class of its sign.
-    standing: String,
+    /// The state in words; `class` is its CSS class.
+    state: String,
     class: &'static str,
     since: Option<When>,
     moved: When,
@@ -54,6 +54,7 @@ struct PartitionRow {
 struct GapRow {
     group: String,
     partition: String,
+    cluster: String,
     from: String,
     to: String,
     missing: String,
@@ -62,10 +63,12 @@ struct GapRow {
 
 struct IngestRow {
     group: String,
+    /// Empty if it is the group's name.
+    source: String,
     name: String,
     seen: String,
     is_silent: bool,
-    trouble: String,
+    problem: String,
 }
 
 pub(in super::super) async fn kafka<B: Backend>(
@@ -108,28 +111,28 @@ fn group(positions: &[LedgerStatus], now: SystemTime) -> ConsumerGroupView {
 
 fn row(position: &LedgerStatus, now: SystemTime) -> PartitionRow {
     let stopped = position.stopped_at.is_some();
-    let standing = match (stopped, position.standing.as_deref()) {
+    let state = match (stopped, position.state.as_deref()) {
         (true, _) => "stopped",
-        (false, Some(standing)) => standing,
-        (false, None) => "not read by anybody",
+        (false, Some(state)) => state,
+        (false, None) => "not read by any process",
     };
     PartitionRow {
         partition: format!("{}[{}]", position.topic, position.partition),
         cluster: position.cluster_id.clone(),
         next: if position.next_offset < 0 {
-            "the first there is".to_owned()
+            "the first available".to_owned()
         } else {
             text::signed(position.next_offset)
         },
         lag: position.lag.map_or_else(|| "–".to_owned(), text::signed),
-        class: match standing {
+        class: match state {
             "reading" => "done",
             "stopped" => "poisoned",
-            "standing still" => "failed",
+            "blocked" => "failed",
             _ => "pending",
         },
-        standing: standing.to_owned(),
-        since: position.stopped_at.or(position.standing_since).map(|at| When::new(at, now)),
+        state: state.to_owned(),
+        since: position.stopped_at.or(position.state_since).map(|at| When::new(at, now)),
         moved: When::new(position.updated_at, now),
         process: position.ingest.clone().unwrap_or_default(),
         why: position.stopped_why.clone().or_else(|| position.why.clone()).unwrap_or_default(),
@@ -140,6 +143,7 @@ fn gap_row(gap: &LedgerGap, now: SystemTime) -> GapRow {
     GapRow {
         group: gap.consumer_group.clone(),
         partition: format!("{}[{}]", gap.topic, gap.partition),
+        cluster: gap.cluster_id.clone(),
         from: text::signed(gap.from_offset),
         to: text::signed(gap.to_offset),
         missing: text::signed(gap.to_offset.saturating_sub(gap.from_offset)),
@@ -150,9 +154,10 @@ fn gap_row(gap: &LedgerGap, now: SystemTime) -> GapRow {
 fn ingest_row(ingest: &IngestFacts) -> IngestRow {
     IngestRow {
         group: ingest.consumer_group.clone(),
+        source: Some(ingest.source.clone()).filter(|source| *source != ingest.consumer_group).unwrap_or_default(),
         name: ingest.name.clone(),
         seen: text::span(ingest.seen_secs_ago),
         is_silent: ingest.seen_secs_ago > 60.0,
-        trouble: ingest.trouble.clone().unwrap_or_default(),
+        problem: ingest.problem.clone().unwrap_or_default(),
     }
 }

@@ -1,4 +1,4 @@
-//! Server-sent events: a page hears that there is something new and loads itself again. What it loads was looked up once for all.
+//! Server-sent events: they notify pages of new data, and the pages reload. The data is looked up once for all pages.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,18 +6,28 @@ use std::time::Duration;
 
 use axum::extract::{Path, State};
 use axum::response::sse::{Event, KeepAlive, Sse};
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 
 use super::super::app::App;
 use super::super::refusal::Refusal;
 use crate::store::Backend;
 
-/// A page is told of a change of an act no more often.
+/// How long a stream lasts. The page then opens another one. A stream without an end would keep a service that shuts down gracefully from ending.
+const STREAM_LASTS: Duration = Duration::from_secs(60);
+/// How long a page waits before it opens a stream again.
+const REOPEN_AFTER: Duration = Duration::from_secs(1);
+/// The minimum time between two events about an action.
 const JOB_EVERY: Duration = Duration::from_millis(300);
 
 type Events<S> = Sse<axum::response::sse::KeepAliveStream<S>>;
 
-/// One event for each look of the sampler, with what the menu counts.
+/// Ends the stream after a while, whether or not there are events.
+fn lasting<S: Stream<Item = Result<Event, Infallible>>>(lasts: Duration, events: S) -> impl Stream<Item = S::Item> {
+    let first = stream::iter([Ok(Event::default().retry(REOPEN_AFTER))]);
+    first.chain(events).take_until(tokio::time::sleep(lasts))
+}
+
+/// Sends one event for each snapshot of the sampler, with the counts of the menu.
 pub(in super::super) async fn live<B: Backend>(
     State(app): State<Arc<App<B>>>,
 ) -> Events<impl Stream<Item = Result<Event, Infallible>>> {
@@ -31,10 +41,10 @@ pub(in super::super) async fn live<B: Backend>(
         let event = Event::default().data(serde_json::Value::Object(data).to_string());
         Some((Ok(event), (app, looks)))
     });
-    Sse::new(events).keep_alive(KeepAlive::default())
+    Sse::new(lasting(STREAM_LASTS, events)).keep_alive(KeepAlive::default())
 }
 
-/// One event for each change of an act; the last when it has ended.
+/// Sends one event for each change of an action, and a last one when it has ended.
 pub(in super::super) async fn of_job<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Path(id): Path<u64>,
@@ -43,7 +53,7 @@ pub(in super::super) async fn of_job<B: Backend>(
     let changes = job.progress.subscribe();
     let events = stream::unfold(Some((job, changes)), async |watched| {
         let (job, mut changes) = watched?;
-        // Also what came between the page and this request is told.
+        // Changes that happened between the page and this request count too.
         let affected = changes.borrow_and_update().affected;
         let is_ended = changes.borrow().ended.is_some();
         let event = Event::default().event(if is_ended { "end" } else { "message" }).data(affected.to_string());
@@ -54,5 +64,16 @@ pub(in super::super) async fn of_job<B: Backend>(
         changes.changed().await.ok()?;
         Some((Ok(event), Some((job, changes))))
     });
-    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+    Ok(Sse::new(lasting(STREAM_LASTS, events)).keep_alive(KeepAlive::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_ends_although_nothing_happens() {
+        let events = lasting(Duration::from_millis(1), stream::pending());
+        assert_eq!(events.count().await, 1, "only how soon to open it again");
+    }
 }

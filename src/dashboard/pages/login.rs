@@ -1,4 +1,4 @@
-//! Asks for the token, and for a name under which acts are audited.
+//! The login page: asks for the token, and for a name for the audit.
 
 use std::sync::Arc;
 
@@ -36,14 +36,15 @@ struct LoginPage {
     base: String,
     next: String,
     name: String,
-    is_wrong: bool,
+    /// Why the visitor was not let in.
+    problem: Option<&'static str>,
 }
 
 pub(in super::super) async fn page(
     Extension(visit): Extension<Visit>,
     Query(NextQuery { next }): Query<NextQuery>,
 ) -> Response {
-    html(&LoginPage { base: visit.base, next, name: String::new(), is_wrong: false })
+    html(&LoginPage { base: visit.base, next, name: String::new(), problem: None })
 }
 
 pub(in super::super) async fn log_in<B: Backend>(
@@ -51,20 +52,30 @@ pub(in super::super) async fn log_in<B: Backend>(
     Extension(visit): Extension<Visit>,
     Form(LoginForm { token, name, next }): Form<LoginForm>,
 ) -> Response {
-    let Some(session) = app.access.log_in(&token, name.trim()) else {
-        let mut response = html(&LoginPage { base: visit.base, next, name, is_wrong: true });
-        *response.status_mut() = StatusCode::UNAUTHORIZED;
-        return response;
+    let session = match name.trim() {
+        // The audit would have the name of the person who started the dashboard instead.
+        "" => Err((StatusCode::BAD_REQUEST, "A name is missing: the audit records who acts.")),
+        name => app.access.log_in(&token, name).ok_or((StatusCode::UNAUTHORIZED, "The token is wrong.")),
     };
-    // Not `Secure`: behind a proxy that ends TLS this server cannot know, and without TLS the token itself is no safer.
+    let session = match session {
+        Ok(session) => session,
+        Err((status, problem)) => {
+            let mut response = html(&LoginPage { base: visit.base, next, name, problem: Some(problem) });
+            *response.status_mut() = status;
+            return response;
+        }
+    };
+    // Not `Secure`: behind a proxy that terminates TLS this server cannot know, and without TLS the token itself is no safer.
     let path = if visit.base.is_empty() { "/" } else { &visit.base };
     let cookie = format!("{COOKIE}={session}; Path={path}; HttpOnly; SameSite=Lax");
     ([(header::SET_COOKIE, cookie)], Redirect::to(&format!("{}{}", visit.base, own_path(&next)))).into_response()
 }
 
-/// Back to where the visitor wanted to go, if that is a page of ours.
+/// The page that the visitor requested, if it is a page of the dashboard.
 fn own_path(next: &str) -> &str {
-    let is_own = next.starts_with('/') && !next.starts_with("//") && !next.contains(['\\', '\r', '\n']);
+    // Browsers drop tabs and line ends from a URL, and read a backslash as a slash.
+    let is_foreign = |character: char| character == '\\' || character.is_control();
+    let is_own = next.starts_with('/') && !next.starts_with("//") && !next.contains(is_foreign);
     if is_own { next } else { "/" }
 }
 
@@ -75,9 +86,16 @@ mod tests {
     #[test]
     fn nobody_is_sent_elsewhere() {
         assert_eq!(own_path("/poisoned?handler=mail"), "/poisoned?handler=mail");
-        for foreign in
-            ["", "//evil.example", "https://evil.example", "/\\evil.example", "/\r\nx", "javascript:alert(1)"]
-        {
+        for foreign in [
+            "",
+            "//evil.example",
+            "https://evil.example",
+            "/\\evil.example",
+            "/\r\nx",
+            "/\t/evil.example",
+            "/\u{0}x",
+            "javascript:alert(1)",
+        ] {
             assert_eq!(own_path(foreign), "/", "{foreign}");
         }
     }

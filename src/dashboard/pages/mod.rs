@@ -1,4 +1,4 @@
-//! The pages, one file each: looks up what its template shows. Nothing here decides who may see it; `guard.rs` has done so.
+//! The pages, one file each. A page looks up what its template shows. `guard.rs` has already checked the visitor's rights.
 
 pub(super) mod act;
 pub(super) mod audit;
@@ -31,20 +31,20 @@ use crate::types::{DeliverySummary, HandlerStatus};
 
 type Page = std::result::Result<Response, Refusal>;
 
-/// What stands around every page: its name, the menu with counts, and what the visitor may do.
+/// The frame around every page: its title, the menu with counts, and the rights of the visitor.
 struct Frame {
     base: String,
     title: &'static str,
-    /// Where the page hears that there is something new: a path below the base.
+    /// The path of the page's event stream, below the base.
     live: String,
-    /// Whether the page is loaded anew where there is no script.
+    /// Whether the page reloads by itself where scripts are disabled.
     is_reloaded: bool,
     menu: Vec<MenuItem>,
     may_act: bool,
     visitor: String,
     database: String,
     taken: Option<When>,
-    /// Why the newest look failed.
+    /// Why the newest snapshot failed.
     error: Option<String>,
 }
 
@@ -65,16 +65,16 @@ const MENU: [(&str, &str); 7] = [
     ("/audit", "Audit"),
 ];
 
-/// Which page it is.
+/// The identity of a page.
 #[derive(Clone, Copy)]
 struct PagePlace {
-    /// Of the menu.
+    /// The path in the menu.
     path: &'static str,
     title: &'static str,
 }
 
 impl Frame {
-    /// A frame with what the sampler saw last.
+    /// A frame with the sampler's last snapshot.
     async fn new<B: Backend>(app: &App<B>, visit: &Visit, place: PagePlace) -> (Self, Option<Arc<Snapshot>>) {
         let snapshot = app.sampler.latest().await;
         (Self::of(app, visit, place, snapshot.as_deref()), snapshot)
@@ -97,7 +97,7 @@ impl Frame {
             menu: MENU.into_iter().map(item).collect(),
             may_act: visit.visitor.may_act,
             visitor: app.name_of(&visit.visitor),
-            // Without what the packager adds.
+            // Drops the suffix that the packager adds to the version.
             database: facts
                 .map_or_else(String::new, |facts| facts.database.split(" (").next().unwrap_or_default().to_owned()),
             taken: snapshot.map(|snapshot| When::new(snapshot.taken_at, SystemTime::now())),
@@ -105,14 +105,14 @@ impl Frame {
         }
     }
 
-    /// A page that is loaded anew every few seconds also where there is no script.
+    /// A page that reloads every few seconds also where scripts are disabled.
     fn reloaded(mut self) -> Self {
         self.is_reloaded = true;
         self
     }
 }
 
-/// What the menu says beside its pages: nothing beside those of which there is none.
+/// The counts beside the menu items. A count of zero is not shown.
 fn menu_counts(snapshot: &Snapshot) -> Vec<(&'static str, Option<String>)> {
     let Some(diagnosis) = snapshot.diagnosis.as_deref() else { return Vec::new() };
     let poisoned: u64 = diagnosis.handlers.iter().map(|handler| handler.poisoned).sum();
@@ -121,11 +121,11 @@ fn menu_counts(snapshot: &Snapshot) -> Vec<(&'static str, Option<String>)> {
     vec![("/poisoned", shown(poisoned)), ("/quarantine", shown(quarantined))]
 }
 
-/// A page from its template.
+/// Renders a template.
 pub(super) fn html(template: &impl Template) -> Response {
     match template.render() {
         Ok(page) => ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], text::visible(page)).into_response(),
-        // Only a formatter that fails makes a template fail, and ours do not.
+        // Rendering fails only if a formatter fails, and those in use do not.
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
@@ -133,7 +133,7 @@ pub(super) fn html(template: &impl Template) -> Response {
 /// A delivery as a row of a list.
 struct DeliveryView {
     message: String,
-    /// The message's story.
+    /// The query of the message's page.
     story: String,
     handler: String,
     topic: String,
@@ -143,9 +143,9 @@ struct DeliveryView {
     error: String,
     attempts: i32,
     at: Option<When>,
-    /// What `at` is.
+    /// The meaning of `at`.
     at_is: &'static str,
-    /// Query of an act on this one.
+    /// The query of an action on this delivery.
     this: String,
     can_replay: bool,
     can_discard: bool,
@@ -167,7 +167,7 @@ impl DeliveryView {
         let this = super::query::encoded(&[of_message[0], of_message[1], ("handler", &handler), ("attempt", &attempt)]);
         let can_act = found.message_id.is_some() && found.handler_key.is_some();
         Self {
-            message: found.message_id.clone().unwrap_or_else(|| "(the message is gone)".to_owned()),
+            message: found.message_id.clone().unwrap_or_else(|| "(deleted message)".to_owned()),
             story: super::query::encoded(&of_message),
             handler,
             topic: found.topic.clone().unwrap_or_default(),
@@ -189,7 +189,7 @@ impl DeliveryView {
     }
 }
 
-/// Handlers that can be chosen in a filter.
+/// The handlers that a filter offers.
 fn handler_choices(snapshot: Option<&Snapshot>, chosen: &str) -> Vec<Choice> {
     let diagnosis = snapshot.and_then(|snapshot| snapshot.diagnosis.as_deref());
     let keys = diagnosis.map(|diagnosis| &diagnosis.handlers[..]).unwrap_or_default();
@@ -211,8 +211,8 @@ impl Choice {
     }
 }
 
-/// What an act came to, as the page after it is told in its URL: `replay-3`.
-fn told(code: &str) -> Option<String> {
+/// The result of an action in words. The URL of the next page has it in the form `replay-3`.
+fn result(code: &str) -> Option<String> {
     let (verb, count) = code.rsplit_once('-')?;
     let count: u64 = count.parse().ok()?;
     let number = text::number(count);
@@ -220,19 +220,21 @@ fn told(code: &str) -> Option<String> {
         ("pause", 0) => "It was paused already.".to_owned(),
         ("resume", 0) => "It was not paused.".to_owned(),
         ("close-breaker", 0) => "It was not open.".to_owned(),
-        (_, 0) => "Nothing was changed: it had changed before.".to_owned(),
+        (_, 0) => "Nothing was changed: the state had changed in between.".to_owned(),
         ("replay", 1) => "One delivery was replayed: it is due now.".to_owned(),
         ("replay", _) => format!("{number} deliveries were replayed: they are due now."),
         ("discard", 1) => "One delivery was discarded.".to_owned(),
         ("discard", _) => format!("{number} deliveries were discarded."),
-        ("release", _) => "The claim was taken away: the delivery is due now.".to_owned(),
-        ("pause", _) => "Paused: nothing more of it is started, within a third of the lease.".to_owned(),
+        ("release", _) => "The claim was released: the delivery is due now.".to_owned(),
+        ("pause", _) => "Paused: within a third of the lease, no process starts its deliveries any more.".to_owned(),
         ("close-breaker", _) => "Closed: its deliveries are claimed again.".to_owned(),
         ("resume", _) => "Resumed: its deliveries are claimed again.".to_owned(),
+        ("accept", 1) => "A replay of 1 record was requested. A running inbox does it within seconds.".to_owned(),
         ("accept", _) => {
-            format!("Asked for {number} of them to be accepted anew. A running inbox does so within seconds.")
+            format!("A replay of {number} records was requested. A running inbox does it within seconds.")
         }
-        ("delete", _) => format!("{number} of them were deleted."),
+        ("delete", 1) => "One record was deleted.".to_owned(),
+        ("delete", _) => format!("{number} records were deleted."),
         _ => return None,
     };
     Some(text)

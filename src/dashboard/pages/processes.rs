@@ -1,4 +1,4 @@
-//! Processes that run handlers: who is alive, what each holds, and what it says of itself. As the sampler saw them.
+//! The page of processes that run handlers: which are alive, their claims and their reports, from the sampler's last snapshot.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -70,6 +70,7 @@ fn row(processor: &ProcessorStatus, now: SystemTime) -> ProcessRow {
         done: rates(|rate| rate.done_per_sec),
         failed: rates(|rate| rate.failed_per_sec),
         intake: match report.and_then(|report| report.is_intake_open) {
+            Some(true) if report.is_some_and(|report| !report.closed_sources.is_empty()) => "partly closed",
             Some(true) => "open",
             Some(false) => "closed",
             None => "–",

@@ -1,4 +1,4 @@
-//! Records that could not become messages: in groups by reason, one by one, and one of them whole.
+//! The quarantine pages: groups by reason, single records, and one record with its payload.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,6 +9,7 @@ use axum::extract::{Query, State};
 use serde::Deserialize;
 
 use super::super::app::App;
+use super::super::groups::Groups;
 use super::super::guard::Visit;
 use super::super::query::{self, QuarantineQuery, encoded};
 use super::super::refusal::Refusal;
@@ -16,37 +17,24 @@ use super::super::text::{self, When};
 use super::story::RecordView;
 use super::{Frame, Page, PagePlace, html};
 use crate::store::Backend;
-use crate::types::{HandlerStatus, QuarantineGroup, QuarantineSummary};
+use crate::types::{HandlerStatus, QuarantineSummary};
 
 #[derive(Deserialize)]
-pub(in super::super) struct ToldQuery {
+pub(in super::super) struct ResultQuery {
     #[serde(default)]
-    told: String,
+    result: String,
 }
 
 #[derive(Template)]
 #[template(path = "quarantine.html")]
 struct QuarantinePage {
     frame: Frame,
-    told: Option<String>,
+    result: Option<String>,
     query: QuarantineQuery,
-    groups: Vec<ReasonGroupView>,
+    groups: Groups,
     rows: Vec<QuarantineRow>,
-    total: String,
-    is_any: bool,
     all: String,
     more: Option<String>,
-}
-
-struct ReasonGroupView {
-    topic: String,
-    reason: String,
-    example: String,
-    count: String,
-    asked: u64,
-    first: When,
-    last: When,
-    query: String,
 }
 
 struct QuarantineRow {
@@ -67,42 +55,26 @@ pub(in super::super) async fn quarantine<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Extension(visit): Extension<Visit>,
     Query(query): Query<QuarantineQuery>,
-    Query(ToldQuery { told }): Query<ToldQuery>,
+    Query(ResultQuery { result }): Query<ResultQuery>,
 ) -> Page {
     let (frame, _) = Frame::new(&app, &visit, PLACE).await;
     let (filter, rows_max, now) = (query.filter()?, query::rows(&query.rows), SystemTime::now());
-    let groups = app.operator().quarantine_groups(&filter, HandlerStatus::COUNT_MAX as u32).await?;
-    let found = app.operator().quarantined(&filter, rows_max + 1).await?;
-    let total = groups.iter().map(|group| group.records).sum::<u64>().min(HandlerStatus::COUNT_MAX);
-    let is_more = found.len() > rows_max as usize && rows_max < query::ROWS_MAX;
+    let operator = app.operator();
+    let search = async move {
+        let groups = operator.quarantine_groups(&filter, HandlerStatus::COUNT_MAX as u32).await?;
+        Ok((groups, operator.quarantined(&filter, rows_max + 1).await?))
+    };
+    let (groups, found) = app.reads.run(search).await?;
     let page = QuarantinePage {
         frame,
-        told: super::told(&told),
-        groups: groups.iter().map(|group| ReasonGroupView::new(group, &query, now)).collect(),
+        result: super::result(&result),
+        groups: Groups::of_quarantine(&groups, &query),
         rows: found.iter().take(rows_max as usize).map(|one| QuarantineRow::new(one, now)).collect(),
-        total: text::count(total),
-        is_any: total > 0,
         all: query.encoded(),
-        more: is_more.then(|| format!("{}&rows={}", query.encoded(), query::ROWS_MAX)),
+        more: query::more(&query.encoded(), found.len(), rows_max),
         query,
     };
     Ok(html(&page))
-}
-
-impl ReasonGroupView {
-    fn new(group: &QuarantineGroup, query: &QuarantineQuery, now: SystemTime) -> Self {
-        let of_group = QuarantineQuery { topic: group.topic.clone(), reason: group.reason.clone(), ..query.clone() };
-        Self {
-            topic: group.topic.clone(),
-            reason: group.reason.clone(),
-            example: group.example.clone().unwrap_or_default(),
-            count: text::count(group.records),
-            asked: group.replay_asked,
-            first: When::new(group.first_at, now),
-            last: When::new(group.last_at, now),
-            query: of_group.encoded(),
-        }
-    }
 }
 
 impl QuarantineRow {
@@ -147,11 +119,18 @@ pub(in super::super) async fn record<B: Backend>(
 ) -> Page {
     let (frame, _) = Frame::new(&app, &visit, PLACE).await;
     let found = app.operator().quarantined_record(query.id).await?;
-    let found = found.ok_or_else(|| Refusal::missing(format!("record {} is not in quarantine any more", query.id)))?;
+    let found = found.ok_or_else(|| Refusal::missing(format!("record {} is no longer in quarantine", query.id)))?;
     let page = RecordPage {
         frame,
         row: QuarantineRow::new(&found.summary, SystemTime::now()),
-        record: RecordView::new(&found.record, &visit, !query.payload.is_empty())?,
+        record: RecordView::new(
+            &found.record,
+            found.record.payload().map(|payload| payload.len() as u64),
+            &visit,
+            !query.payload.is_empty(),
+        )?
+        .decoded(&app, &found.record)
+        .await,
         this: encoded(&[("id", &query.id.to_string())]),
     };
     Ok(html(&page))

@@ -1,4 +1,4 @@
-//! The start page: what is wrong first, then how it goes, then every handler.
+//! The start page: symptoms first, then errors and plots, then every handler.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,33 +18,35 @@ use crate::operate::{Severity, Symptom};
 use crate::store::Backend;
 use crate::types::{ErrorSummary, HandlerStatus, Lag};
 
-/// Failing groups that are shown; the page of poisoned deliveries has all.
+/// How many failing groups are shown. The page of poisoned deliveries has all.
 const FAILING_MAX: usize = 8;
 
 #[derive(Deserialize)]
 pub(in super::super) struct StartQuery {
     #[serde(default)]
-    told: String,
+    result: String,
 }
 
 #[derive(Template)]
 #[template(path = "start.html")]
 struct StartPage {
     frame: Frame,
-    told: Option<String>,
+    result: Option<String>,
     findings: Vec<FindingView>,
     failing: Vec<FailingRow>,
     plots: Vec<Plot>,
+    /// The time of the first sample, if the plots do not cover an hour yet.
+    since: Option<String>,
     handlers: Vec<HandlerRow>,
 }
 
-/// A symptom and where to go with it.
+/// A symptom and a link to the page that helps with it.
 struct FindingView {
     is_problem: bool,
     code: String,
     what: String,
     advice: String,
-    /// Path and query, and what the link says.
+    /// The path with its query, and the text of the link.
     link: Option<(String, &'static str)>,
 }
 
@@ -73,10 +75,10 @@ struct HandlerRow {
     lag: String,
     processes: u64,
     paused: Option<When>,
-    /// Since when its breaker is open, and what opened it.
+    /// Since when the breaker is open, and the error that opened it.
     broken: Option<(When, String)>,
     unknown: Option<When>,
-    /// How many start in a second at the most; empty without a limit.
+    /// The rate limit in words. Empty without a limit.
     limit: String,
     is_ordered: bool,
     is_idle: bool,
@@ -92,12 +94,14 @@ pub(in super::super) async fn start<B: Backend>(
     let diagnosis = snapshot.as_ref().and_then(|snapshot| snapshot.diagnosis.as_deref());
     let groups = snapshot.as_ref().map(|snapshot| &snapshot.groups[..]).unwrap_or_default();
     let lags = diagnosis.and_then(|found| found.facts.as_ref()).map(|facts| &facts.lags[..]).unwrap_or_default();
+    let points = app.sampler.points();
     let page = StartPage {
         frame: frame.reloaded(),
-        told: super::told(&query.told),
+        result: super::result(&query.result),
         findings: diagnosis.map(|found| found.symptoms.iter().map(finding).collect()).unwrap_or_default(),
         failing: groups.iter().take(FAILING_MAX).map(|group| failing(group, now)).collect(),
-        plots: plot::plots(&app.sampler.points(), now),
+        plots: plot::plots(&points, now),
+        since: plot::since(&points, now),
         handlers: diagnosis
             .map(|found| found.handlers.iter().map(|handler| handler_row(handler, lags, now)).collect())
             .unwrap_or_default(),
@@ -111,17 +115,15 @@ fn finding(symptom: &Symptom) -> FindingView {
         format!("{path}?{}", encoded(&[("handler", handler)]))
     };
     let link = match &*symptom.code {
-        "poisoned" | "held keys" => Some((of_handler("/poisoned"), "Look at them")),
-        "quarantine" | "replay waits" => Some(("/quarantine".to_owned(), "Look at them")),
+        "poisoned" | "held keys" => Some((of_handler("/poisoned"), "Show")),
+        "quarantine" | "replay waits" => Some(("/quarantine".to_owned(), "Show")),
         "paused" | "breaker open" => {
             let handler = symptom.handler_key.as_deref().unwrap_or_default();
             let (verb, name) =
                 if symptom.code == "paused" { ("resume", "Resume…") } else { ("close-breaker", "Close it…") };
             Some((format!("/act?{}", encoded(&[("verb", verb), ("handler", handler)])), name))
         }
-        "backoff" | "slow" | "unknown key" => {
-            Some((format!("{}&state=pending", of_handler("/deliveries")), "Look at them"))
-        }
+        "backoff" | "slow" | "unknown key" => Some((format!("{}&state=pending", of_handler("/deliveries")), "Show")),
         "dead process" | "long run" | "pool exhausted" | "intake closed" => {
             Some(("/processes".to_owned(), "Processes"))
         }

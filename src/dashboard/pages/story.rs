@@ -1,4 +1,4 @@
-//! One message's story: the record, and for each handler its attempts in time, with their errors, and who acted.
+//! The page of one message: the record, and for each handler a timeline of attempts, errors and operator actions.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -6,23 +6,29 @@ use std::time::SystemTime;
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Query, State};
+use axum::http::HeaderMap;
 use serde::Deserialize;
 
-use super::super::app::App;
+use super::super::app::{App, StoryKey, StoryLook};
+use super::super::decoding::DecodedView;
 use super::super::guard::Visit;
 use super::super::query::encoded;
 use super::super::refusal::Refusal;
 use super::super::text::{self, When};
 use super::{DeliveryView, Frame, Page, PagePlace, html};
+use crate::operate::Operator;
 use crate::store::Backend;
-use crate::types::{DeliveryDetails, DeliveryFilter, Record, State as Standing};
+use crate::store::story::{DeliveryStory, MessageStory};
+use crate::types::{DeliveryFilter, DeliverySummary, Record, State as DeliveryState};
 
-/// Handlers of a message that are shown.
+/// How many handlers of a message are shown.
 const HANDLERS_MAX: u32 = 100;
-/// Bytes of a payload that are shown.
+/// How many bytes of a payload are shown.
 const PAYLOAD_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a key or of a header's value that are shown.
+/// How many bytes of a key or a header value are shown.
 const VALUE_BYTES_MAX: usize = 4 << 10;
+/// The script sends this header when it updates an open page. An update does not replace the record.
+const UPDATE_HEADER: &str = "x-wharf-update";
 
 #[derive(Deserialize)]
 pub(in super::super) struct StoryQuery {
@@ -32,14 +38,14 @@ pub(in super::super) struct StoryQuery {
     #[serde(default)]
     payload: String,
     #[serde(default)]
-    told: String,
+    result: String,
 }
 
 #[derive(Template)]
 #[template(path = "story.html")]
 struct StoryPage {
     frame: Frame,
-    told: Option<String>,
+    result: Option<String>,
     message: String,
     source: String,
     received: Option<When>,
@@ -47,15 +53,15 @@ struct StoryPage {
     /// The query of this page.
     this: String,
     handlers: Vec<HandlerStory>,
-    /// Whether it goes on: then the page is kept up to date.
+    /// Whether a delivery is not finished yet. Then the page updates by itself.
     is_open: bool,
-    /// Other messages with this id, by their source.
+    /// Other messages with the same id, by their source.
     others: Vec<(String, String)>,
 }
 
 struct HandlerStory {
     row: DeliveryView,
-    /// The error that it has now.
+    /// The current error.
     steps: Vec<StoryStep>,
     correction: Option<CorrectionView>,
 }
@@ -66,7 +72,7 @@ struct CorrectionView {
     payload: Option<String>,
 }
 
-/// Something that happened to a delivery.
+/// An entry of the timeline.
 struct StoryStep {
     at: Option<(SystemTime, When)>,
     class: &'static str,
@@ -78,31 +84,43 @@ struct StoryStep {
 pub(in super::super) async fn story<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Extension(visit): Extension<Visit>,
+    headers: HeaderMap,
     Query(query): Query<StoryQuery>,
 ) -> Page {
-    let (frame, _) = Frame::new(&app, &visit, PagePlace { path: "/deliveries", title: "Message" }).await;
+    let (frame, snapshot) = Frame::new(&app, &visit, PagePlace { path: "/deliveries", title: "Message" }).await;
     let (operator, now, is_shown) = (app.operator(), SystemTime::now(), !query.payload.is_empty());
-    let mut filter = DeliveryFilter::default().message_id(&query.message);
-    filter.source = Some(query.source.clone()).filter(|source| !source.is_empty());
-    let found = operator.deliveries(&filter, None, HANDLERS_MAX).await?;
-    let Some(first) = found.first() else {
-        return Err(Refusal::missing(format!("there is no delivery of a message {:?}", query.message)));
+    let key = StoryKey { message: query.message.clone(), source: query.source.clone() };
+    let look = look(&operator, &key);
+    // Without a snapshot there is nothing to tell a new look from an old one.
+    let found = match &snapshot {
+        Some(snapshot) => app.stories.get(key.clone(), snapshot.number, look).await?,
+        None => Arc::new(look.await?),
     };
-    let (mut handlers, mut record, mut others) = (Vec::new(), None, Vec::new());
-    for delivery in &found {
+    let Some(first) = found.deliveries.first() else {
+        return Err(Refusal::missing(format!("no delivery of a message {:?} exists", query.message)));
+    };
+    let story = &found.story;
+    let record = match &story.record {
+        Some(head) => {
+            let is_read = is_shown && !headers.contains_key(UPDATE_HEADER);
+            let whole = if is_read { operator.message_record(first).await? } else { None };
+            let view = RecordView::new(whole.as_ref().unwrap_or(head), story.payload_bytes, &visit, is_shown)?;
+            Some(if let Some(whole) = &whole { view.decoded(&app, whole).await } else { view })
+        }
+        None => None,
+    };
+    let (mut handlers, mut others) = (Vec::new(), Vec::new());
+    for delivery in &found.deliveries {
         if delivery.message_seq != first.message_seq {
             let source = delivery.source.clone().unwrap_or_default();
             others.push((encoded(&[("message", &query.message), ("source", &source)]), source));
             continue;
         }
-        let Some(details) = operator.delivery(delivery).await? else { continue };
-        if let (None, Some(found)) = (&record, &details.record) {
-            record = Some(RecordView::new(found, &visit, is_shown)?);
-        }
-        handlers.push(HandlerStory::new(&details, &visit, is_shown, now));
+        let result = story.deliveries.get(&delivery.handler_id).unwrap_or(&NOTHING_HAPPENED);
+        handlers.push(HandlerStory::new(delivery, result, &visit, is_shown, now));
     }
     others.dedup();
-    // What needs a person, or goes on, comes first.
+    // Poisoned deliveries come first, then unfinished ones.
     handlers.sort_by_key(|handler| match handler.row.state {
         "poisoned" => 0,
         "running" | "pending" => 1,
@@ -111,7 +129,7 @@ pub(in super::super) async fn story<B: Backend>(
     let source = first.source.clone().unwrap_or_default();
     let page = StoryPage {
         frame,
-        told: super::told(&query.told),
+        result: super::result(&query.result),
         this: encoded(&[("message", &query.message), ("source", &source)]),
         message: query.message,
         source,
@@ -124,9 +142,28 @@ pub(in super::super) async fn story<B: Backend>(
     Ok(html(&page))
 }
 
+async fn look<B: Backend>(operator: &Operator<B>, key: &StoryKey) -> crate::types::Result<StoryLook> {
+    let mut filter = DeliveryFilter::default().message_id(&key.message);
+    filter.source = Some(key.source.clone()).filter(|source| !source.is_empty());
+    let deliveries = operator.deliveries(&filter, None, HANDLERS_MAX).await?;
+    let story = match deliveries.first() {
+        Some(first) => operator.story(first).await?,
+        None => MessageStory::default(),
+    };
+    Ok(StoryLook { deliveries, story })
+}
+
+/// Of a delivery without failures and acts.
+static NOTHING_HAPPENED: DeliveryStory = DeliveryStory { history: Vec::new(), failures: Vec::new(), correction: None };
+
 impl HandlerStory {
-    fn new(details: &DeliveryDetails, visit: &Visit, is_shown: bool, now: SystemTime) -> Self {
-        let delivery = &details.delivery;
+    fn new(
+        delivery: &DeliverySummary,
+        details: &DeliveryStory,
+        visit: &Visit,
+        is_shown: bool,
+        now: SystemTime,
+    ) -> Self {
         let moment = |at: SystemTime| Some((at, When::new(at, now)));
         let mut steps = Vec::new();
         if let Some(received) = delivery.received_at {
@@ -144,9 +181,9 @@ impl HandlerStory {
             let because = act.because.as_ref().map_or_else(String::new, |because| format!(": {because}"));
             steps.push(StoryStep { who: format!("{person}{because}"), ..step });
         }
-        // What has no time stays where it was put: after the ones before it.
+        // An entry without a time keeps its place after the entries before it.
         steps.sort_by_key(|step| step.at.as_ref().map(|(at, _)| *at));
-        steps.push(StoryStep::standing(details, now));
+        steps.push(StoryStep::status(delivery, now));
         let correction = details.correction.as_ref().map(|correction| CorrectionView {
             at: correction.corrected_at.map(|at| When::new(at, now)),
             size: text::bytes(correction.payload.len() as u64),
@@ -161,32 +198,31 @@ impl StoryStep {
         Self { at, class, what, error: String::new(), who: String::new() }
     }
 
-    /// What it has come to, or waits for.
-    fn standing(details: &DeliveryDetails, now: SystemTime) -> Self {
-        let delivery = &details.delivery;
+    /// The outcome of the delivery, or what it waits for.
+    fn status(delivery: &DeliverySummary, now: SystemTime) -> Self {
         let why = |word: &str| match &delivery.reason {
             Some(reason) => format!("{word}: {reason}"),
             None => word.to_owned(),
         };
         let (at, class, what) = match delivery.state {
-            Standing::Done => (delivery.finished_at, "done", format!("attempt {}: done", delivery.attempts)),
-            Standing::Poisoned => (delivery.finished_at, "poisoned", why("poisoned")),
-            Standing::Discarded => (delivery.finished_at, "discarded", why("discarded")),
-            Standing::Running => (None, "running", format!("attempt {} is running", delivery.attempts)),
-            Standing::Pending if delivery.due_at.is_none() => {
-                (None, "pending", "waits for another of its key".to_owned())
+            DeliveryState::Done => (delivery.finished_at, "done", format!("attempt {}: done", delivery.attempts)),
+            DeliveryState::Poisoned => (delivery.finished_at, "poisoned", why("poisoned")),
+            DeliveryState::Discarded => (delivery.finished_at, "discarded", why("discarded")),
+            DeliveryState::Running => (None, "running", format!("attempt {} is running", delivery.attempts)),
+            DeliveryState::Pending if delivery.due_at.is_none() => {
+                (None, "pending", "waits for an earlier delivery of its order key".to_owned())
             }
-            Standing::Pending => (delivery.due_at, "pending", "pending, due".to_owned()),
+            DeliveryState::Pending => (delivery.due_at, "pending", "pending, due".to_owned()),
         };
         let mut step = Self::new(at.map(|at| (at, When::new(at, now))), class, what);
-        if let (Standing::Running, Some(process)) = (delivery.state, &delivery.locked_by) {
+        if let (DeliveryState::Running, Some(process)) = (delivery.state, &delivery.locked_by) {
             step.who = format!("in {process}");
         }
         step
     }
 }
 
-/// A record as it is shown: key, values of headers and payload only when they were asked for by somebody who may see them.
+/// A record for display. Key, header values and payload are included only if the visitor requests them and may see them.
 pub(super) struct RecordView {
     pub(super) topic: String,
     pub(super) position: String,
@@ -196,13 +232,21 @@ pub(super) struct RecordView {
     pub(super) headers: Vec<(String, String)>,
     pub(super) size: String,
     pub(super) payload: Option<String>,
+    /// Payload and key as the decoder of the dashboard shows them.
+    pub(super) decoded: Vec<DecodedView>,
     pub(super) is_cut: bool,
     pub(super) may_see: bool,
     pub(super) is_shown: bool,
 }
 
 impl RecordView {
-    pub(super) fn new(record: &Record, visit: &Visit, is_asked: bool) -> Result<Self, Refusal> {
+    /// The size of the payload is given, because the record may have been read without it.
+    pub(super) fn new(
+        record: &Record,
+        payload_bytes: Option<u64>,
+        visit: &Visit,
+        is_asked: bool,
+    ) -> Result<Self, Refusal> {
         let may_see = visit.visitor.may_see_payloads;
         if is_asked && !may_see {
             return Err(Refusal::forbidden("you have no right to see payloads"));
@@ -221,16 +265,25 @@ impl RecordView {
             recorded: record.recorded_at().map(|at| When::new(at, SystemTime::now())),
             key: value(record.key()),
             headers: headers.map(|(name, bytes)| (text::shown(name, VALUE_BYTES_MAX), value(bytes))).collect(),
-            size: payload.map_or_else(|| "none (a tombstone)".to_owned(), |bytes| text::bytes(bytes.len() as u64)),
+            size: payload_bytes.map_or_else(|| "none (a tombstone)".to_owned(), text::bytes),
             payload: payload.filter(|_| is_asked).map(pretty),
+            decoded: Vec::new(),
             is_cut: payload.is_some_and(|bytes| bytes.len() > PAYLOAD_BYTES_MAX),
             may_see,
             is_shown: is_asked,
         })
     }
+
+    /// Adds the decoded payload and key, if the visitor has requested them.
+    pub(super) async fn decoded<B: Backend>(mut self, app: &App<B>, record: &Record) -> Self {
+        if self.is_shown {
+            self.decoded = app.decoding.of(record).await;
+        }
+        self
+    }
 }
 
-/// JSON on several lines, every number and name as it came; other text as it is, bytes in hexadecimal.
+/// Formats JSON on several lines without changing names or numbers, other text unchanged, and other bytes in hexadecimal.
 fn pretty(payload: &[u8]) -> String {
     let is_json =
         payload.len() <= PAYLOAD_BYTES_MAX && serde_json::from_slice::<serde::de::IgnoredAny>(payload).is_ok();

@@ -1,4 +1,4 @@
-//! What is known of a partition after Kafka has answered, or has not.
+//! The facts about a partition, with and without a reply from Kafka.
 
 use super::super::native::leader::Watermarks;
 use super::*;
@@ -8,12 +8,16 @@ fn place() -> TopicPartition {
 }
 
 /// A partition whose ledger is at 5, of a topic with this id.
-fn sought(topic_id: Option<&str>) -> Sought {
+fn sought(topic_id: Option<&str>) -> PartitionToFind {
     let ledger = LedgerRow { next_offset: 5, leader_epoch: None, topic_id: topic_id.map(str::to_owned), stopped: None };
-    Sought { asked: Asked { place: place(), generation: 1, has_ledger: false, cut: None }, ledger: Some(ledger) }
+    PartitionToFind {
+        asked: Asked { place: place(), generation: 1, has_ledger: false, cut: None },
+        ledger: Some(ledger),
+        decided: None,
+    }
 }
 
-/// A leader that says where the log begins and ends, and this of the topic's id; `None`: nothing.
+/// The answers of a leader: where the log begins and ends, and the topic id; `None`: no answer about the id.
 fn answers(topic_id: Option<Option<&str>>) -> Answers {
     let topic_ids = topic_id.map(|id| (place().0, id.map(str::to_owned)));
     Answers {
@@ -22,7 +26,7 @@ fn answers(topic_id: Option<Option<&str>>) -> Answers {
     }
 }
 
-fn topic(sought: &Sought, mut answers: Answers) -> Option<Topic> {
+fn topic(sought: &PartitionToFind, mut answers: Answers) -> Option<Topic> {
     known(sought, &mut answers, &Offsets::new()).ok().map(|known| known.topic)
 }
 
@@ -35,7 +39,7 @@ fn without_an_answer_about_the_id_a_ledger_that_has_one_is_asked_again() {
 #[test]
 fn another_id_is_another_topic_and_a_broker_without_ids_is_believed() {
     assert_eq!(topic(&sought(Some("A")), answers(Some(Some("A")))), Some(Topic::Same));
-    assert_eq!(topic(&sought(Some("A")), answers(Some(Some("B")))), Some(Topic::MadeAnew));
+    assert_eq!(topic(&sought(Some("A")), answers(Some(Some("B")))), Some(Topic::Recreated));
     assert_eq!(topic(&sought(Some("A")), answers(Some(None))), Some(Topic::Same));
     assert_eq!(topic(&sought(None), answers(Some(Some("B")))), Some(Topic::Same));
 }
@@ -48,14 +52,14 @@ fn without_an_answer_about_the_log_nothing_is_known() {
 
 #[test]
 fn without_a_ledger_the_group_decides_and_its_coordinator_must_answer() {
-    let new = Sought { ledger: None, ..sought(None) };
+    let new = PartitionToFind { ledger: None, ..sought(None) };
     let committed = |answer: KafkaResult<Committed>| {
         known(&new, &mut answers(None), &[(place(), answer)].into()).map(|known| known.committed)
     };
     assert_eq!(committed(Ok(Committed::ByAnother(3))), Ok(Committed::ByAnother(3)));
     assert!(committed(Err(KafkaError::Canceled)).is_err());
-    // This process has read it: only the database can have lost its position.
-    let read = Sought { asked: Asked { has_ledger: true, ..new.asked.clone() }, ledger: None };
+    // This process has read it before, so the database has lost its position.
+    let read = PartitionToFind { asked: Asked { has_ledger: true, ..new.asked.clone() }, ledger: None, decided: None };
     let known = known(&read, &mut answers(None), &Offsets::new()).map(|known| known.committed);
     assert_eq!(known, Ok(Committed::ByUs));
 }

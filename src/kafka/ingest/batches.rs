@@ -1,22 +1,27 @@
-//! Has batches written: a task for each lane that has something to do, on the store's thread.
+//! Writes batches: one task for each busy lane, on the store's thread.
+//!
+//! Aborting a task loses nothing: a batch whose result is unknown is read again from the position in the ledger.
 
 use std::sync::Arc;
 
 use rdkafka::consumer::Consumer;
 
-use super::super::desk::Batch;
-use super::super::for_ever::for_ever;
+use super::super::assigned::Batch;
 use super::super::rebalance::{Context, Notice};
+use super::super::retry_forever::retry_forever;
 use super::Work;
 use crate::accept::{self, Followed, Intake, Patience, RowBatch};
 use crate::store::Backend;
 use crate::store::ledger::LedgerMove;
 
 impl<B: Backend> Work<B> {
-    /// Sets the lanes going that stand still. A lane goes on by itself as long as something waits for it.
+    /// Starts idle lanes that have records. A running lane takes its next batch itself, without the ingest thread, and
+    /// ends when no records wait for it.
     pub(super) fn start_batches(&mut self) {
         for lane in 0..self.intake.limits.accept_batches {
-            let Some(first) = self.consumer.context().desk().next_batch(lane, &self.intake.limits) else { continue };
+            let Some(first) = self.consumer.context().assigned().next_batch(lane, &self.intake.limits) else {
+                continue;
+            };
             let (intake, context) = (Arc::clone(&self.intake), Arc::clone(self.consumer.context()));
             let tell = self.tell.clone();
             let writing = async move {
@@ -33,7 +38,9 @@ impl<B: Backend> Work<B> {
     }
 }
 
-/// Writes a batch, for as long as it takes. One that follows another is sent at once, and again after the other has ended if that was too early.
+/// Writes a batch, retrying without end. A batch that follows another of its partition is sent at once. If the store
+/// answers that the earlier batch is not stored yet, or does not answer, the batch is sent again when the earlier one
+/// has ended.
 async fn write<B: Backend>(intake: &Arc<Intake<B>>, context: &Context, batch: Batch) -> Vec<LedgerMove> {
     let Batch { id, rows, ledger, is_following } = batch;
     let followed = match is_following {
@@ -46,9 +53,10 @@ async fn write<B: Backend>(intake: &Arc<Intake<B>>, context: &Context, batch: Ba
         Followed::NotYet | Followed::InDoubt => {
             context.turn(id).await;
             let batch = RowBatch { rows: &rows, ledger: &ledger, is_in_doubt };
-            for_ever(intake.limits.backoff_max, "accept", || accept::write(intake, batch, Patience::ForEver)).await
+            retry_forever(intake.limits.backoff_max, "accept", || accept::write(intake, batch, Patience::ForEver)).await
         }
     };
-    // The rows are dropped before room is made for others. Not left to the thread that reads, which may be reading for a while.
+    // The rows are dropped here, on the store's thread and before room is made for others. The ingest thread may be
+    // busy reading.
     written.ledger
 }

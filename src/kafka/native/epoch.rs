@@ -1,4 +1,5 @@
-//! Leader epochs and the cluster's id: what identifies a position besides its offset. rdkafka 0.39 offers neither epoch.
+//! Leader epochs and the cluster id, which identify a position together with its offset. rdkafka 0.39 has no leader
+//! epochs.
 
 use std::ffi::{CStr, c_int};
 use std::time::Duration;
@@ -10,14 +11,15 @@ use rdkafka::bindings::{
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::message::BorrowedMessage;
 
-/// The epoch of the leader that wrote the record. `None` when the broker did not tell.
+/// The epoch of the leader that wrote the record. `None` when the broker did not send it.
 pub(in crate::kafka) fn leader_epoch(message: &BorrowedMessage<'_>) -> Option<i32> {
     // SAFETY: the message lives while it is borrowed.
     let epoch = unsafe { rd_kafka_message_leader_epoch(message.ptr()) };
     (epoch >= 0).then_some(epoch)
 }
 
-/// Gives each entry of the list its leader epoch, in order. A position that is set with an epoch is compared with the leader's log (KIP-320).
+/// Sets the leader epoch of each entry of the list, in order. The leader compares a position that has an epoch with its
+/// log (KIP-320).
 pub(in crate::kafka) fn set_leader_epochs(list: &mut TopicPartitionList, epochs: impl Iterator<Item = Option<i32>>) {
     let count = list.count();
     for (index, epoch) in epochs.take(count).enumerate() {
@@ -29,7 +31,7 @@ pub(in crate::kafka) fn set_leader_epochs(list: &mut TopicPartitionList, epochs:
     }
 }
 
-/// The cluster's own id. `None` when no broker has told it within the time.
+/// The cluster id. `None` when no broker has answered within `wait`. Blocks.
 pub(in crate::kafka) fn cluster_id<C: ConsumerContext>(consumer: &BaseConsumer<C>, wait: Duration) -> Option<String> {
     let wait_ms = c_int::try_from(wait.as_millis()).unwrap_or(c_int::MAX);
     // SAFETY: the client lives as long as the consumer. The text is a C string of ours until it is freed, here.

@@ -1,7 +1,8 @@
-//! Asks who leads partitions, and each leader about all of its partitions at once: where their logs begin and end, and which ids their topics have.
+//! Finds the leaders of partitions, and asks each leader about all of its partitions at once: where their logs begin
+//! and end, and the ids of their topics.
 //!
-//! Each question is one request to one broker, however many partitions it leads. A broker that does not answer delays only the questions
-//! sent to it. Every call here blocks.
+//! The number of requests depends on the number of leaders, not of partitions. A broker that does not answer delays
+//! only its own requests. Every function here blocks, for at most its `wait`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
@@ -11,28 +12,30 @@ use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::bindings::{
-    rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_broker,
+    rd_kafka_AclOperation_t as Operation, rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new,
+    rd_kafka_AdminOptions_set_broker, rd_kafka_AdminOptions_set_include_authorized_operations,
     rd_kafka_AdminOptions_set_isolation_level, rd_kafka_AdminOptions_set_request_timeout, rd_kafka_AdminOptions_t,
     rd_kafka_DescribeTopics, rd_kafka_DescribeTopics_result_topics, rd_kafka_IsolationLevel_t, rd_kafka_ListOffsets,
     rd_kafka_ListOffsets_result_infos, rd_kafka_ListOffsetsResultInfo_topic_partition,
-    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names, rd_kafka_TopicDescription_error,
-    rd_kafka_TopicDescription_name, rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id,
-    rd_kafka_Uuid_base64str, rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_destroy,
-    rd_kafka_event_DescribeTopics_result, rd_kafka_event_ListOffsets_result, rd_kafka_event_destroy,
-    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_queue_destroy,
-    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t,
+    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
+    rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name,
+    rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id, rd_kafka_Uuid_base64str, rd_kafka_admin_op_t,
+    rd_kafka_error_code, rd_kafka_error_destroy, rd_kafka_event_DescribeTopics_result,
+    rd_kafka_event_ListOffsets_result, rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t,
+    rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
+    rd_kafka_queue_t, rd_kafka_t,
 };
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaRespErr;
 
-/// How Kafka writes that a topic has no id.
+/// How Kafka encodes that a topic has no id.
 const NO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
-/// ListOffsets takes these in place of an offset.
+/// ListOffsets takes these values in place of a timestamp.
 const EARLIEST: i64 = -2;
 const LATEST: i64 = -1;
 
-/// The first offset that a log has and the one that comes next.
+/// The first offset that a log has, and the offset of the next record to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::kafka) struct Watermarks {
     pub(in crate::kafka) low: i64,
@@ -48,7 +51,7 @@ pub(in crate::kafka) enum LogEnd {
     Committed,
 }
 
-/// What a leader answered. Partitions and topics that it said nothing of are missing.
+/// The answers of a leader. Partitions and topics without an answer are missing.
 #[derive(Debug, Default)]
 pub(in crate::kafka) struct Answers {
     /// By topic and partition.
@@ -57,21 +60,22 @@ pub(in crate::kafka) struct Answers {
     pub(in crate::kafka) topic_ids: HashMap<Arc<str>, Option<String>>,
 }
 
-/// Who leads the partitions of each topic that this consumer was assigned, where somebody does. One request, whatever the number of topics.
+/// The leader of each partition that has one, for the topics that this consumer knows. One request for all topics.
 pub(in crate::kafka) fn leaders<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     wait: Duration,
 ) -> KafkaResult<HashMap<String, HashMap<i32, i32>>> {
     let mut metadata = ptr::null();
-    // SAFETY: the client lives as long as the consumer. No topic is named, and not all are asked for: that means those the client knows.
+    // SAFETY: the client lives as long as the consumer. No topic is named and `all_topics` is false, so the request is
+    // for the topics that the client knows.
     let error =
         unsafe { rd_kafka_metadata(consumer.client().native_ptr(), 0, ptr::null_mut(), &mut metadata, millis(wait)) };
     if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
         return Err(KafkaError::MetadataFetch(error.into()));
     }
     let mut leaders = HashMap::new();
-    // SAFETY: without an error there is an answer, which is ours to destroy, once. Its topics and their partitions are as many as it
-    // says, and names end with a NUL.
+    // SAFETY: without an error there is an answer, which is ours to destroy, once. It has as many topics and partitions
+    // as its counts say, and names end with a NUL.
     unsafe {
         for index in 0..usize::try_from((*metadata).topic_cnt).unwrap_or_default() {
             let topic = &*(*metadata).topics.add(index);
@@ -86,8 +90,8 @@ pub(in crate::kafka) fn leaders<C: ConsumerContext>(
     Ok(leaders)
 }
 
-/// Asks `leader` about partitions that it leads. Three requests, all sent before the first answer is waited for. The ids of the topics may
-/// take `ids_wait` and no longer.
+/// Asks `leader` about partitions that it leads. Three requests, all sent before the first answer is awaited.
+/// `ids_wait` is the timeout for the topic ids.
 pub(in crate::kafka) fn ask<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     leader: i32,
@@ -109,17 +113,26 @@ pub(in crate::kafka) fn ask<C: ConsumerContext>(
     Answers { watermarks: watermarks.collect(), topic_ids: topic_ids(&described.wait(ids_deadline), &topics) }
 }
 
-/// Asks one broker for the ids of topics. Those that it said nothing of are missing.
-pub(in crate::kafka) fn topic_ids_by<C: ConsumerContext>(
+/// A topic, as a broker describes it to this client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::kafka) struct Described {
+    /// `None`: the broker is older than topic ids (before Kafka 2.8).
+    pub(in crate::kafka) id: Option<String>,
+    /// Whether the client may read it; `None` when the broker does not report it (before Kafka 2.3).
+    pub(in crate::kafka) may_read: Option<bool>,
+}
+
+/// Asks one broker about topics. Topics without an answer are missing.
+pub(in crate::kafka) fn topics_by<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     broker: i32,
     topics: &[Arc<str>],
     wait: Duration,
-) -> HashMap<Arc<str>, Option<String>> {
-    topic_ids(&describe(consumer, broker, topics, wait).wait(Instant::now() + wait), topics)
+) -> HashMap<Arc<str>, Described> {
+    described_topics(&describe(consumer, broker, topics, wait).wait(Instant::now() + wait), topics)
 }
 
-/// Where the logs of partitions end, in their order; all partitions must have the same leader.
+/// Where the logs of partitions end, in the order of `places`. The partitions may have different leaders.
 pub(in crate::kafka) fn log_ends<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     places: &[(Arc<str>, i32)],
@@ -130,6 +143,22 @@ pub(in crate::kafka) fn log_ends<C: ConsumerContext>(
     offsets(&list_offsets(consumer, places, LATEST, end, wait).wait(deadline), places)
 }
 
+/// For each partition, the first offset whose record has this timestamp or a later one; `None` when there is no such
+/// record. Times are milliseconds since 1970. The partitions may have different leaders.
+pub(in crate::kafka) fn offsets_at<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    places: &[(Arc<str>, i32)],
+    millis: i64,
+    wait: Duration,
+) -> Vec<KafkaResult<Option<i64>>> {
+    let answer = list_offsets(consumer, places, millis.max(0), LogEnd::Committed, wait).wait(Instant::now() + wait);
+    raw_offsets(&answer, places)
+        .into_iter()
+        .map(|offset| offset.map(|offset| (offset >= 0).then_some(offset)))
+        .collect()
+}
+
+/// The topics of these partitions, each once.
 fn topics(places: &[(Arc<str>, i32)]) -> Vec<Arc<str>> {
     let mut topics: Vec<Arc<str>> = places.iter().map(|(topic, _)| Arc::clone(topic)).collect();
     topics.sort_unstable();
@@ -141,6 +170,7 @@ fn topics(places: &[(Arc<str>, i32)]) -> Vec<Arc<str>> {
 struct Awaited(*mut rd_kafka_queue_t);
 
 impl Awaited {
+    /// Waits for the answer until the deadline.
     fn wait(self, deadline: Instant) -> Event {
         let left = deadline.saturating_duration_since(Instant::now());
         // SAFETY: the queue lives until `self` is dropped.
@@ -150,7 +180,7 @@ impl Awaited {
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        // SAFETY: made by `send`, destroyed once. librdkafka drops an answer that comes later.
+        // SAFETY: the queue was created by `send` and is destroyed once. librdkafka drops an answer that comes later.
         unsafe { rd_kafka_queue_destroy(self.0) }
     }
 }
@@ -159,7 +189,7 @@ impl Drop for Awaited {
 struct Event(*mut rd_kafka_event_t);
 
 impl Event {
-    /// What librdkafka says of the request as a whole.
+    /// The error of the whole request.
     fn error(&self) -> RDKafkaRespErr {
         match self.0.is_null() {
             true => RDKafkaRespErr::RD_KAFKA_RESP_ERR__TIMED_OUT,
@@ -178,14 +208,15 @@ impl Drop for Event {
     }
 }
 
-/// Sends an admin request; `request` is given client, options and queue, which live while it runs.
+/// Sends an admin request. `request` gets the client, the options and the queue, which are valid while it runs.
 fn send<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     kind: rd_kafka_admin_op_t,
     wait: Duration,
     request: impl FnOnce(*mut rd_kafka_t, *mut rd_kafka_AdminOptions_t, *mut rd_kafka_queue_t),
 ) -> Awaited {
-    // SAFETY: the client lives as long as the consumer; librdkafka copies the options; the queue belongs to what is returned.
+    // SAFETY: the client lives as long as the consumer; librdkafka copies the options; the queue belongs to the
+    // returned value.
     unsafe {
         let client = consumer.client().native_ptr();
         let queue = rd_kafka_queue_new(client);
@@ -197,6 +228,7 @@ fn send<C: ConsumerContext>(
     }
 }
 
+/// Requests an offset of each partition: `which` is a timestamp in milliseconds, [`EARLIEST`] or [`LATEST`].
 fn list_offsets<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     places: &[(Arc<str>, i32)],
@@ -212,8 +244,8 @@ fn list_offsets<C: ConsumerContext>(
         LogEnd::Written => rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED,
         LogEnd::Committed => rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
     };
-    // SAFETY: the list has `cnt` elements and lives until the end of this function; librdkafka copies it. rdkafka's own setters know
-    // no such values. The error of the option is null or ours.
+    // SAFETY: the list has `cnt` elements and lives until the end of this function; librdkafka copies it. The offsets
+    // are set directly, because rdkafka's setters refuse these values. The error of the option is null or ours.
     send(consumer, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS, wait, |client, options, queue| unsafe {
         let native = list.ptr();
         for index in 0..usize::try_from((*native).cnt).unwrap_or_default() {
@@ -229,14 +261,19 @@ fn list_offsets<C: ConsumerContext>(
 
 /// The offset of each of `places`, in their order.
 fn offsets(event: &Event, places: &[(Arc<str>, i32)]) -> Vec<KafkaResult<i64>> {
+    raw_offsets(event, places).into_iter().map(not_negative).collect()
+}
+
+/// Like [`offsets`], but with a negative number if Kafka has found no offset.
+fn raw_offsets(event: &Event, places: &[(Arc<str>, i32)]) -> Vec<KafkaResult<i64>> {
     let failed = |error: RDKafkaRespErr| Err(KafkaError::MetadataFetch(error.into()));
     let error = event.error();
     if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
         return places.iter().map(|_| failed(error)).collect();
     }
     let mut found: HashMap<(&str, i32), KafkaResult<i64>> = HashMap::with_capacity(places.len());
-    // SAFETY: the event is not null, or it would have been an error. Result, infos and names belong to it, and it lives to the end of
-    // this function; the infos are `count` pointers that are not null.
+    // SAFETY: the event is not null, or it would have been an error. Result, infos and names belong to it, and it lives
+    // to the end of this function; the infos are `count` pointers that are not null.
     unsafe {
         let result = rd_kafka_event_ListOffsets_result(event.0);
         let mut count = 0;
@@ -256,10 +293,10 @@ fn offsets(event: &Event, places: &[(Arc<str>, i32)]) -> Vec<KafkaResult<i64>> {
     }
     let unanswered = || failed(RDKafkaRespErr::RD_KAFKA_RESP_ERR__NOENT);
     let offsets = places.iter().map(|(topic, partition)| found.remove(&(&**topic, *partition)));
-    offsets.map(|offset| not_negative(offset.unwrap_or_else(unanswered))).collect()
+    offsets.map(|offset| offset.unwrap_or_else(unanswered)).collect()
 }
 
-/// A log without an answer has a negative offset.
+/// A negative offset means that there is no answer.
 fn not_negative(offset: KafkaResult<i64>) -> KafkaResult<i64> {
     offset.and_then(|offset| match offset {
         0.. => Ok(offset),
@@ -267,7 +304,8 @@ fn not_negative(offset: KafkaResult<i64>) -> KafkaResult<i64> {
     })
 }
 
-/// Of this broker: without one, librdkafka waits for the controller, which may be another broker that is away.
+/// Requests the ids of topics, and whether this client may read them. Names the broker, because otherwise librdkafka
+/// asks the controller, which may be away.
 fn describe<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     broker: i32,
@@ -279,18 +317,28 @@ fn describe<C: ConsumerContext>(
     // SAFETY: the names live until the end of this function; librdkafka copies them.
     send(consumer, rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, wait, |client, options, queue| unsafe {
         rd_kafka_AdminOptions_set_broker(options, broker, ptr::null_mut(), 0);
+        let refused = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
+        if !refused.is_null() {
+            rd_kafka_error_destroy(refused);
+        }
         let topics = rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         rd_kafka_DescribeTopics(client, topics, options, queue);
         rd_kafka_TopicCollection_destroy(topics);
     })
 }
 
+/// The ids in the answer to [`describe`].
 fn topic_ids(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Option<String>> {
+    described_topics(event, topics).into_iter().map(|(topic, described)| (topic, described.id)).collect()
+}
+
+/// The topics in the answer to [`describe`], without those that the broker has no description of.
+fn described_topics(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Described> {
     if event.error() != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
         return HashMap::new();
     }
-    // SAFETY: as in `offsets`: everything that is read belongs to the event, which lives.
-    let described: HashMap<&str, Option<String>> = unsafe {
+    // SAFETY: as in `raw_offsets`: everything that is read belongs to the event, which outlives this block.
+    let described: HashMap<&str, Described> = unsafe {
         let result = rd_kafka_event_DescribeTopics_result(event.0);
         let mut count = 0;
         let topics = match result.is_null() {
@@ -303,12 +351,12 @@ fn topic_ids(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Option<Str
     topics.iter().filter_map(|topic| Some((Arc::clone(topic), described.get(&**topic)?.clone()))).collect()
 }
 
-/// Name and id of a topic; none when the broker says an error.
+/// A topic and its name; `None` when the broker answers with an error.
 ///
 /// # Safety
-/// The description lives for `'a`.
-unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'a str, Option<String>)> {
-    // SAFETY: as the caller says; librdkafka ends names and ids with a NUL.
+/// The description must live for `'a`.
+unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'a str, Described)> {
+    // SAFETY: guaranteed by the caller; librdkafka ends names and ids with a NUL.
     unsafe {
         let error = rd_kafka_TopicDescription_error(topic);
         if !error.is_null() && rd_kafka_error_code(error) != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
@@ -318,10 +366,20 @@ unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'
         let id = rd_kafka_TopicDescription_topic_id(topic);
         let text = if id.is_null() { ptr::null() } else { rd_kafka_Uuid_base64str(id) };
         let id = (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned());
-        Some((name, id.filter(|id| id != NO_ID)))
+        let mut count = 0;
+        let operations = rd_kafka_TopicDescription_authorized_operations(topic, &mut count);
+        let may = |index| {
+            matches!(
+                *operations.add(index),
+                Operation::RD_KAFKA_ACL_OPERATION_READ | Operation::RD_KAFKA_ACL_OPERATION_ALL
+            )
+        };
+        let may_read = (!operations.is_null()).then(|| (0..count).any(may));
+        Some((name, Described { id: id.filter(|id| id != NO_ID), may_read }))
     }
 }
 
+/// The time in librdkafka's unit.
 fn millis(wait: Duration) -> c_int {
     c_int::try_from(wait.as_millis()).unwrap_or(c_int::MAX)
 }

@@ -1,4 +1,4 @@
-//! Where a partition begins, and that a truncated log is never read on in silence.
+//! Where a partition begins, and that a truncated log is always reported.
 
 use proptest::prelude::*;
 
@@ -8,12 +8,12 @@ fn ledger_at(offset: i64) -> Option<At> {
     Some(At { offset, epoch: Some(0) })
 }
 
-fn at(ledger: Option<i64>, committed: Committed) -> Begin {
+fn at(ledger: Option<i64>, committed: Committed) -> Start {
     start(Known { ledger: ledger.and_then(ledger_at), topic: Topic::Same, committed, low: 10, high: 20 })
 }
 
-fn begins(offset: i64, epoch: Option<i32>) -> Begin {
-    Begin::At(At { offset, epoch })
+fn begins(offset: i64, epoch: Option<i32>) -> Start {
+    Start::At(At { offset, epoch })
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn the_ledger_is_right_wherever_it_speaks() {
 fn a_group_from_before_the_inbox_goes_on_where_it_was() {
     assert_eq!(at(None, Committed::ByAnother(15)), begins(15, None));
     assert_eq!(at(None, Committed::ByAnother(25)), begins(20, None));
-    assert_eq!(at(None, Committed::ByAnother(3)), Begin::AfterGap { from: 3, to: 10 });
+    assert_eq!(at(None, Committed::ByAnother(3)), Start::AfterGap { from: 3, to: 10 });
 }
 
 #[test]
@@ -43,12 +43,12 @@ fn a_ledger_that_was_reset_begins_at_the_first_record_and_notes_no_gap() {
 
 #[test]
 fn what_kafka_no_longer_has_is_a_gap_and_another_log_is_not_touched() {
-    assert_eq!(at(Some(3), Committed::ByUs), Begin::AfterGap { from: 3, to: 10 });
+    assert_eq!(at(Some(3), Committed::ByUs), Start::AfterGap { from: 3, to: 10 });
     let ledger = At { offset: 21, epoch: Some(0) };
-    assert_eq!(at(Some(21), Committed::ByUs), Begin::Nowhere(Stop::EndsBefore { ledger, high: 20 }));
+    assert_eq!(at(Some(21), Committed::ByUs), Start::Nowhere(Stop::EndsBefore { ledger, high: 20 }));
     let ledger = At { offset: 12, epoch: Some(0) };
-    let known = Known { ledger: Some(ledger), topic: Topic::MadeAnew, committed: Committed::ByUs, low: 10, high: 20 };
-    assert_eq!(start(known), Begin::Nowhere(Stop::MadeAnew { ledger, high: 20 }));
+    let known = Known { ledger: Some(ledger), topic: Topic::Recreated, committed: Committed::ByUs, low: 10, high: 20 };
+    assert_eq!(start(known), Start::Nowhere(Stop::Recreated { ledger, high: 20 }));
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn a_stopped_ledger_stays_stopped_whatever_kafka_has() {
         topic_id: None,
         stopped: stopped.map(str::to_owned),
     };
-    assert_eq!(stopped(&row(Some("cut")), None), Some(Begin::Stopped { ledger: 12, why: "cut".to_owned() }));
+    assert_eq!(stopped(&row(Some("cut")), None), Some(Start::Stopped { ledger: 12, why: "cut".to_owned() }));
     assert_eq!(stopped(&row(None), None), None);
-    // A person has moved it before the cut meanwhile.
+    // An operator has moved the ledger to the truncated offset meanwhile.
     assert_eq!(stopped(&row(None), Some(At { offset: 12, epoch: Some(1) })), None);
 }
 
@@ -72,7 +72,7 @@ fn a_stop_names_both_offsets_and_epochs() {
     assert!(text.contains("offset 6000 (leader epoch 3)") && text.contains("offset 5000 (leader epoch 4)"), "{text}");
 }
 
-/// A log as the broker has it: the leader epoch of each record.
+/// A broker's log: the leader epoch of each record.
 struct Log(Vec<i32>);
 
 impl Log {
@@ -81,7 +81,7 @@ impl Log {
         self.0.iter().filter(|of| **of <= epoch).count() as i64
     }
 
-    /// The first record that a consumer gets which was set to `at`: librdkafka goes back to where the epoch ends.
+    /// The first record that a consumer gets after seeking to `at`: librdkafka goes back to the end of the epoch.
     fn first_read(&self, at: At) -> Option<At> {
         let offset = at.epoch.map_or(at.offset, |epoch| at.offset.min(self.end_of(epoch)));
         let epoch = *self.0.get(usize::try_from(offset).unwrap())?;
@@ -90,8 +90,8 @@ impl Log {
 }
 
 proptest! {
-    // A log is read up to the ledger, cut, and written to under a newer epoch, for as long as it takes. Whatever was written after the cut
-    // before the ledger is either reported or still to come: it is never passed over.
+    // A log is read up to the ledger, truncated, and written under a newer epoch. Records that were written after the
+    // truncation, before the ledger, are either reported or still read: they are never skipped.
     #[test]
     fn a_log_that_was_cut_before_the_ledger_is_never_read_on_in_silence(
         ledger in 1i64..40, unread in 0i64..10, cut in 0i64..50, written in 0usize..60,
@@ -107,8 +107,8 @@ proptest! {
 
         let is_cut_off = kept < ledger;
         match begun {
-            Begin::Nowhere(Stop::EndsBefore { .. }) => prop_assert!(is_cut_off && ledger > high),
-            Begin::At(begun) => {
+            Start::Nowhere(Stop::EndsBefore { .. }) => prop_assert!(is_cut_off && ledger > high),
+            Start::At(begun) => {
                 prop_assert_eq!(begun, at);
                 match log.first_read(begun) {
                     Some(record) if is_cut(begun, record) => prop_assert!(is_cut_off && record.offset == kept),
@@ -124,10 +124,10 @@ proptest! {
     fn what_kafka_deleted_is_a_gap(ledger in 0i64..40, low in 0i64..20, length in 0i64..20) {
         let high = low + length;
         match start(Known { ledger: ledger_at(ledger), topic: Topic::Same, committed: Committed::ByAnother(7), low, high }) {
-            Begin::At(next) => prop_assert!(next.offset == ledger && ledger >= low),
-            Begin::AfterGap { from, to } => prop_assert!(from == ledger && to == low && from < to),
-            Begin::Nowhere(stop) => prop_assert!(ledger > high && stop.ledger().offset == ledger),
-            Begin::Stopped { .. } => prop_assert!(false),
+            Start::At(next) => prop_assert!(next.offset == ledger && ledger >= low),
+            Start::AfterGap { from, to } => prop_assert!(from == ledger && to == low && from < to),
+            Start::Nowhere(stop) => prop_assert!(ledger > high && stop.ledger().offset == ledger),
+            Start::Stopped { .. } => prop_assert!(false),
         }
     }
 }

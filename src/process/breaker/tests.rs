@@ -1,4 +1,4 @@
-//! What the breaker of one process makes of the results of runs.
+//! How the breaker of one process reacts to the results of runs.
 
 use super::*;
 use crate::handler::Failure;
@@ -31,7 +31,7 @@ impl LaneBreaker {
 const NOBODY: Option<Blame> = Some(Blame::Nobody { again_in: EVERY });
 
 #[test]
-fn so_many_failures_in_a_row_open_it_and_none_of_them_is_held_against_other_deliveries() {
+fn the_configured_number_of_failures_in_a_row_opens_it() {
     let breaker = breaker(3);
     assert_eq!(breaker.ran(&done(), 0), None);
     assert_eq!(breaker.ran(&away(), 1), Some(Blame::Delivery { outages_max: 3 }));
@@ -43,7 +43,7 @@ fn so_many_failures_in_a_row_open_it_and_none_of_them_is_held_against_other_deli
 }
 
 #[test]
-fn a_success_and_any_other_failure_end_the_row() {
+fn a_success_or_another_failure_resets_the_count() {
     let breaker = breaker(2);
     let others = [done(), Answer::Finished(Err(Failure::retry("no"))), Answer::Finished(Err(Failure::poison("no")))];
     for other in others {
@@ -54,7 +54,7 @@ fn a_success_and_any_other_failure_end_the_row() {
 }
 
 #[test]
-fn what_says_nothing_about_the_dependency_changes_nothing() {
+fn outcomes_unrelated_to_the_dependency_change_nothing() {
     let breaker = breaker(2);
     assert!(breaker.ran(&away(), 1).is_some());
     for nothing in [Answer::Panicked("oh".to_owned()), Answer::Finished(Err(Failure::snooze(EVERY)))] {
@@ -64,7 +64,7 @@ fn what_says_nothing_about_the_dependency_changes_nothing() {
 }
 
 #[test]
-fn one_delivery_that_fails_while_others_succeed_is_blamed_each_time_and_opens_nothing() {
+fn one_delivery_that_fails_while_others_succeed_is_counted_and_does_not_open_it() {
     let breaker = breaker(3);
     for outages in 0..20 {
         assert_eq!(breaker.ran(&done(), 0), None);
@@ -75,25 +75,25 @@ fn one_delivery_that_fails_while_others_succeed_is_blamed_each_time_and_opens_no
 
 // Each process has seen it fail once or twice only.
 #[test]
-fn one_delivery_that_has_failed_in_other_processes_opens_it_where_nothing_succeeds() {
+fn one_delivery_that_has_failed_in_other_processes_opens_it_if_nothing_succeeds() {
     let breaker = breaker(5);
     assert_eq!(breaker.ran_again(&away(), 1, 4), NOBODY);
 }
 
 #[test]
-fn without_the_option_failures_are_decided_as_usual_until_a_person_opens_it() {
+fn without_the_option_failures_are_decided_as_usual_until_an_operator_opens_it() {
     let breaker = Arc::new(LaneBreaker::new(None));
     assert!((0..100).all(|_| breaker.ran(&away(), 1).is_none()));
-    breaker.learn(true);
+    breaker.learn(breaker.asking(), true);
     assert!(breaker.is_open() && breaker.ran(&away(), 1).is_some());
 }
 
 #[test]
 fn there_is_one_probe_and_it_cannot_get_lost() {
     let breaker = breaker(1);
-    breaker.learn(true);
+    breaker.learn(breaker.asking(), true);
     assert!(breaker.asks(Instant::now()) && breaker.take_probe().is_none());
-    breaker.answered(ProbeAnswer::Granted(7), Instant::now(), EVERY);
+    breaker.answered(breaker.asking(), ProbeAnswer::Granted(7), Instant::now(), EVERY);
     let probe = breaker.take_probe();
     assert!(probe.is_some() && breaker.take_probe().is_none() && !breaker.asks(Instant::now() + EVERY));
     drop(probe);
@@ -102,27 +102,52 @@ fn there_is_one_probe_and_it_cannot_get_lost() {
 }
 
 #[test]
-fn a_probe_that_fails_or_passes_is_reported_as_such() {
+fn the_result_of_a_probe_is_reported() {
     for (answer, end) in [(away(), ProbeEnd::Failed(EVERY)), (done(), ProbeEnd::Passed)] {
         let breaker = breaker(1);
-        breaker.learn(true);
-        breaker.answered(ProbeAnswer::Granted(7), Instant::now(), EVERY);
+        breaker.learn(breaker.asking(), true);
+        breaker.answered(breaker.asking(), ProbeAnswer::Granted(7), Instant::now(), EVERY);
         let delivery = Judged { of: (1, 1), outages: 0 };
         breaker.judge(&answer, delivery, breaker.take_probe(), String::new);
         assert_eq!(breaker.first_report(), Some(Report::Ended { no: 7, end }));
-        // It is closed when the database says so.
+        // It stays open until the database says that it is closed.
         assert!(breaker.is_open());
     }
 }
 
 #[test]
-fn what_the_database_says_is_older_than_what_it_has_not_been_told() {
+fn unwritten_reports_override_the_state_in_the_database() {
     let breaker = breaker(1);
     assert_eq!(breaker.ran(&away(), 1), NOBODY);
     assert_eq!(breaker.first_report(), Some(Report::Open { error: "away".to_owned() }));
-    breaker.learn(false);
+    breaker.learn(breaker.asking(), false);
     assert!(breaker.is_open());
     breaker.reported();
-    breaker.learn(false);
+    breaker.learn(breaker.asking(), false);
     assert!(!breaker.is_open());
+}
+
+#[test]
+fn an_answer_to_a_question_that_is_older_than_a_report_does_not_close_it() {
+    let breaker = breaker(1);
+    let asked = breaker.asking();
+    assert_eq!(breaker.ran(&away(), 1), NOBODY);
+    breaker.reported();
+    breaker.learn(asked, false);
+    assert!(breaker.is_open());
+}
+
+#[test]
+fn calls_of_several_deliveries_that_time_out_open_it_and_blame_none_of_them() {
+    let breaker = breaker(3);
+    breaker.call_timed_out(|| "late".to_owned());
+    breaker.call_timed_out(|| "late".to_owned());
+    assert_eq!(breaker.ran(&done(), 1), None);
+    for _ in 0..2 {
+        breaker.call_timed_out(|| "late".to_owned());
+        assert!(!breaker.is_open());
+    }
+    breaker.call_timed_out(|| "late".to_owned());
+    assert!(breaker.is_open());
+    assert_eq!(breaker.first_report(), Some(Report::Open { error: "late".to_owned() }));
 }

@@ -1,10 +1,9 @@
-//! Accepts a batch: messages, deliveries and the ledger in one statement, quarantined records and known identities in a short
-//! transaction.
+//! Accepts a batch: new messages in one statement, quarantined records and known identities in a short transaction.
 //!
-//! The fast path is one autocommitted statement. The ledger moves with whatever leaves nothing of the batch open, never before.
-//! Identities that already exist take the slow path, which locks their message rows first, so that two processes that know one handler
-//! under two ids cannot both add a delivery. No step joins two arrays: whatever the planner believes of their length, the cost stays
-//! that of the batch.
+//! The fast path is one autocommitted statement. The ledger moves in the transaction that stores the last part of the
+//! batch. Identities that already exist take the slow path, which locks their message rows first, so that two processes
+//! that know one handler under two ids cannot both add a delivery. No step joins two arrays: whatever length the
+//! planner assumes, the cost stays that of the batch.
 
 mod known;
 
@@ -27,30 +26,30 @@ use crate::store::seam::{AcceptBatch, Accepted, Answers, NewDelivery, NewMessage
 use crate::types::{Error, Kind, Result};
 use known::{Stored, place, split_conflicts, stored};
 
-/// How often an identity may vanish between the two paths (purged that very moment) before we give up on the batch.
+/// How often the two paths are repeated when identities are purged between them. After that the batch fails.
 const ROUNDS_MAX: usize = 5;
 
 rows! {
-    /// The seqs that were set aside, one a message in the order of the batch, and none when its turn has not come; those that were used; and
-    /// whose ledger has moved.
+    /// The reserved seqs, one per message in the order of the batch (none if an earlier batch is not stored yet); the
+    /// seqs that were used; and the partitions whose ledger has moved.
     InsertedRow { seqs: Vec<i64>, used: Vec<i64>, moved_topics: Vec<String>, moved_partitions: Vec<i32> }
 
-    /// A message that was there before. `ord` is its place among those asked for, from 1.
+    /// A message that was stored before. `ord` is its 1-based index in the query.
     KnownRow { ord: i64, seq: i64, payload_hash: Vec<u8> }
 }
 
 statements! {
-    /// Inserts what is new; returns the seqs that were set aside, one a message in the order of the batch, and those of them that were
-    /// used. Messages come sorted by identity, so that two acceptors never wait for each other in a circle; `rank` is their place in the
-    /// batch, which the seq follows. Arrays are unnested in SELECT lists, side by side: in FROM each would be written out as a table
-    /// of its own first, five times as dear. An identity that outlived its message is not new. synchronous_commit is forced: the offset is
-    /// committed on the strength of this statement. The ledger's rows are locked first and in order: a batch that follows another one of its
-    /// partition waits here until that one is committed, reads the ledger as it is then (`held`, not the statement's snapshot), and
-    /// writes nothing unless its turn has come.
+    /// Inserts new messages. Returns the reserved seqs, one per message in the order of the batch, and those of them
+    /// that were used. Messages are sorted by identity, so that two accepts cannot deadlock; the seq follows `rank`,
+    /// their place in the batch. Arrays are unnested in SELECT lists: in FROM each would first be materialized, five
+    /// times slower. An identity that is kept without its message is not new. synchronous_commit is forced: the offset
+    /// is committed after this statement. The ledger's rows are locked first and in order: a batch that follows another
+    /// one of its partition waits here until that one is committed, reads the current ledger (`held`, not the
+    /// statement's snapshot), and writes nothing if the earlier batch is missing.
     ///
-    /// A delivery in an order is stored as held when it follows another of its key in the batch, or when one that stands in its way could be
-    /// locked: whoever finishes that one waits for this statement, and then finds what it held. Otherwise it is due, and the claim decides.
-    /// Where no delivery is in an order, nothing of that is looked at.
+    /// An ordered delivery is stored as held if it follows another of its key in the batch, or if a member before it
+    /// could be locked: a statement that finishes that member waits for this one, and then finds the held delivery.
+    /// Otherwise it is due, and the claim decides.
     Insert<'a>("
         WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
                                       WHERE current_setting('synchronous_commit') = 'off'),
@@ -90,8 +89,8 @@ statements! {
                 ORDER BY b.due_at, b.message_seq LIMIT 1
                 FOR NO KEY UPDATE SKIP LOCKED) b),
         delivery AS (
-            INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at, locked_until, locked_by, attempts)
-            SELECT d.seq, d.handler_id, d.order_hash,
+            INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, fair_hash, due_at, locked_until, locked_by, attempts)
+            SELECT d.seq, d.handler_id, d.order_hash, d.fair_hash,
                    CASE WHEN d.order_hash IS NOT NULL
                         THEN CASE WHEN d.is_follower AND (SELECT count(*) FROM message) = :count THEN 'infinity'
                                   WHEN (d.handler_id, d.order_hash) IN (SELECT handler_id, order_hash FROM blocker) THEN 'infinity'
@@ -101,10 +100,10 @@ statements! {
                    CASE WHEN d.is_handed_over THEN now() + :lease_ms * interval '1 millisecond' END,
                    CASE WHEN d.is_handed_over THEN :processor END,
                    CASE WHEN d.is_handed_over THEN 1 ELSE 0 END
-            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over, w.delay_ms, w.due_at, w.order_hash, w.is_follower
+            FROM (SELECT (SELECT by_rank FROM seqs)[w.rank] AS seq, w.handler_id, w.is_handed_over, w.delay_ms, w.due_at, w.order_hash, w.fair_hash, w.is_follower
                   FROM (SELECT unnest(:delivery_ranks) AS rank, unnest(:delivery_handlers) AS handler_id,
                                unnest(:delivery_handed_over) AS is_handed_over, unnest(:delivery_delays_ms) AS delay_ms,
-                               unnest(:delivery_due_ats) AS due_at, unnest(:delivery_orders) AS order_hash,
+                               unnest(:delivery_due_ats) AS due_at, unnest(:delivery_orders) AS order_hash, unnest(:delivery_tenants) AS fair_hash,
                                unnest(:delivery_followers) AS is_follower) w) d
             WHERE CASE WHEN (SELECT count(*) FROM message) = :count THEN true ELSE d.seq IN (SELECT seq FROM message) END),
         ledger AS (
@@ -124,13 +123,13 @@ statements! {
         headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>, lease_ms: i64, processor: Option<i32>,
         delivery_ranks: Vec<i32>, delivery_handlers: Vec<i16>, delivery_handed_over: Vec<bool>,
         delivery_delays_ms: Vec<Option<i64>>, delivery_due_ats: Vec<Option<PgTimestamp>>,
-        delivery_orders: Vec<Option<i64>>, delivery_followers: Vec<bool>, order_handlers: Vec<i16>, order_hashes: Vec<i64>,
+        delivery_orders: Vec<Option<i64>>, delivery_tenants: Vec<Option<i64>>, delivery_followers: Vec<bool>, order_handlers: Vec<i16>, order_hashes: Vec<i64>,
         ledger_groups: Vec<&'a str>, ledger_clusters: Vec<&'a str>, ledger_topics: Vec<&'a str>,
         ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
         ledger_epochs: Vec<Option<i32>>, is_following: bool,
     }
 
-    /// Finds known identities and locks their rows, in the order of seq: deadlock-free, and nobody adds deliveries meanwhile.
+    /// Locks known messages in the order of seq: this cannot deadlock, and no other session adds deliveries meanwhile.
     LockKnown<'a>("
         SELECT f.ord, f.seq, f.payload_hash
         FROM (SELECT u.ord, m.seq FROM unnest(:message_ids, :sources) WITH ORDINALITY AS u (message_id, source, ord)
@@ -147,14 +146,14 @@ statements! {
     Remembered("SELECT coalesce(inbox_remembered(:identity_hashes), '{}')")
     -> Vec<i32> { identity_hashes: Vec<IdentityHash> }
 
-    /// Adds a handler's delivery unless it has one under any of its ids: one row of the arrays for each id, `group_no` tells which
-    /// belong together. Ids that became one handler count as one, also for a process that knows only the older one. In an order all are due: the
-    /// claim decides whose turn it is.
+    /// Adds a handler's delivery unless it has one under any of its ids: the arrays have one row per id, and `group_no`
+    /// tells which rows belong together. Ids that became one handler count as one, also for a process that knows only
+    /// the older one. Deliveries of an ordered handler are all due: the claim decides which one runs first.
     #[derive(Default)]
     AddMissing("
         WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current, :delays_ms, :due_ats, :orders)
-                AS w (message_seq, handler_id, group_no, is_current, delay_ms, due_at, order_hash)),
+            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current, :delays_ms, :due_ats, :orders, :tenants)
+                AS w (message_seq, handler_id, group_no, is_current, delay_ms, due_at, order_hash, fair_hash)),
         taken AS MATERIALIZED (
             SELECT DISTINCT w.group_no FROM wanted w
             WHERE (SELECT true FROM inbox_handler own
@@ -162,19 +161,19 @@ statements! {
                    CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d
                                        WHERE d.message_seq = w.message_seq AND d.handler_id = same.id LIMIT 1) d
                    WHERE own.id = w.handler_id LIMIT 1))
-        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at)
-        SELECT message_seq, handler_id, order_hash, greatest(now() + coalesce(delay_ms, 0) * interval '1 millisecond', due_at) FROM wanted
+        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, fair_hash, due_at)
+        SELECT message_seq, handler_id, order_hash, fair_hash, greatest(now() + coalesce(delay_ms, 0) * interval '1 millisecond', due_at) FROM wanted
         WHERE is_current AND (group_no IN (SELECT group_no FROM taken)) IS NOT TRUE
         ORDER BY message_seq, handler_id
         ON CONFLICT (message_seq, handler_id) DO NOTHING
         RETURNING message_seq")
     -> i64 {
         message_seqs: Vec<i64>, handler_ids: Vec<i16>, group_nos: Vec<i32>, are_current: Vec<bool>,
-        delays_ms: Vec<Option<i64>>, due_ats: Vec<Option<PgTimestamp>>, orders: Vec<Option<i64>>,
+        delays_ms: Vec<Option<i64>>, due_ats: Vec<Option<PgTimestamp>>, orders: Vec<Option<i64>>, tenants: Vec<Option<i64>>,
     }
 }
 
-/// What became of a batch so far.
+/// The results of a batch so far.
 struct Progress {
     answers: Vec<Option<Accepted>>,
     /// Row ids of the batch's quarantined records.
@@ -182,7 +181,8 @@ struct Progress {
     moved: Moved,
 }
 
-/// Accepts the batch; `None` when it is not its turn. An identity that stands in it twice is new once; the others find it in the slow path.
+/// Accepts the batch; `None` if an earlier batch is not stored yet. If an identity occurs twice in the batch, the first
+/// is new and the slow path finds the others.
 pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Result<Option<Answers>> {
     let sent_at = Instant::now();
     let answers = vec![None; batch.messages.len()];
@@ -209,14 +209,14 @@ pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) ->
     let messages = progress.answers.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
         Error::new(
             Kind::Server,
-            format!("cannot accept {} messages: their identities come and go", batch.messages.len()),
+            format!("cannot accept {} messages: their identities were purged meanwhile", batch.messages.len()),
         )
     })?;
     let ledger = ledger::moves(&batch.ledger, &progress.moved);
     Ok(Some(Answers { sent_at, messages, quarantined: progress.quarantined, ledger }))
 }
 
-/// The fast path. With records to quarantine it is a transaction of two statements, else a single autocommitted one.
+/// The fast path: one autocommitted statement, or a transaction of two if there are records to quarantine.
 async fn insert_new(
     conn: &mut AsyncPgConnection,
     batch: &AcceptBatch,
@@ -254,7 +254,7 @@ async fn insert_new(
     Ok(LedgerTurn::Come)
 }
 
-/// The slow path: identities that were there before.
+/// The slow path, for identities that were stored before.
 async fn add_to_known(
     conn: &mut AsyncPgConnection,
     batch: &AcceptBatch,
@@ -271,7 +271,7 @@ async fn add_to_known(
             let (same, conflicting) = split_conflicts(&messages, &found);
             let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<i64>(conn).await? };
             let conflicts = quarantine::write(conn, &conflicting).await?;
-            // What vanished between the two paths comes round again, and the ledger with it.
+            // The next round inserts messages that were purged between the two paths, and moves the ledger.
             let is_last = found.len() + remembered.len() == known.len();
             let moved = if is_last { ledger::advance(conn, &batch.ledger).await? } else { Moved::default() };
             QueryResult::Ok((found, conflicts, remembered, added, moved))
@@ -283,7 +283,7 @@ async fn add_to_known(
     for at in remembered {
         progress.answers[known[at]] = Some(Accepted::Remembered);
     }
-    // Of copies in one batch only the first tells of what was added.
+    // If a batch has several copies of a record, only the receipt of the first reports added deliveries.
     let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, seq| {
         *counts.entry(seq).or_default() += 1;
         counts
@@ -299,7 +299,7 @@ async fn add_to_known(
     Ok(())
 }
 
-/// Places of the messages that were not found and are known by their identity alone: they have been purged.
+/// The places of messages that were not found and whose identities are kept: they were purged.
 async fn remembered(
     conn: &mut AsyncPgConnection,
     messages: &[&NewMessage],
@@ -327,13 +327,13 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         .iter()
         .flat_map(|(rank, message)| message.deliveries.iter().map(move |delivery| (*rank, delivery)))
         .collect();
-    // Mostly none is delayed: then the arrays are empty, and the columns NULL.
+    // Usually none is delayed: then the arrays are empty, and the columns NULL.
     let are_delayed = deliveries.iter().any(|(_, delivery)| delivery.due.is_some());
     let delayed = || deliveries.iter().filter(|_| are_delayed).map(|(_, delivery)| delivery.due());
     let order = OrderColumns::of(&deliveries);
     messages.sort_unstable_by_key(|(rank, new)| (&new.message.id, &new.message.source, *rank));
     Insert {
-        // In the order of ranks, unlike the rest.
+        // These are in the order of ranks, unlike the other arrays.
         identity_hashes: open.iter().map(|&index| identity_hash(&batch.messages[index])).collect(),
         count: rank(open.len()) - 1,
         ranks: messages.iter().map(|(rank, _)| *rank).collect(),
@@ -355,6 +355,7 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         delivery_delays_ms: delayed().map(|(delay, _)| delay.map(millis)).collect(),
         delivery_due_ats: delayed().map(|(_, due_at)| due_at.map(to_postgres)).collect(),
         delivery_orders: deliveries.iter().map(|(_, delivery)| delivery.order_hash).collect(),
+        delivery_tenants: order.tenants,
         delivery_followers: order.followers,
         order_handlers: order.handlers,
         order_hashes: order.hashes,
@@ -391,6 +392,7 @@ fn add_missing(same: &[(i64, &NewMessage)]) -> AddMissing {
                 add.delays_ms.push(delay.map(millis));
                 add.due_ats.push(due_at.map(to_postgres));
                 add.orders.push(delivery.order_hash);
+                add.tenants.push(delivery.fair_hash);
             }
         }
     }

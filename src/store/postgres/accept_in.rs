@@ -1,8 +1,9 @@
-//! Accepts messages in a transaction of the caller's: they appear with the caller's own writes, or not at all.
+//! Accepts messages in the caller's transaction: they are committed together with the caller's own writes.
 //!
-//! One call is one savepoint: what is refused leaves nothing behind, and the caller's transaction can go on. SAVEPOINT is also what tells
-//! whether a transaction is open, whoever began it. The work is done by a function with settings of its own, so that none of them stays with the
-//! caller's transaction, and with the rights of the inbox's owner, so that the caller needs none on tables.
+//! Each call uses one savepoint: a rejected message leaves nothing behind, and the caller's transaction can continue.
+//! SAVEPOINT also shows whether a transaction is open. The work is done by a SQL function with its own settings, so
+//! that none of them stays in the caller's transaction, and with the rights of the inbox's owner, so that the caller
+//! needs no rights on tables.
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
@@ -15,29 +16,32 @@ use crate::store::seam::{Accepted, NewMessage};
 use crate::types::{Error, Kind, Result};
 
 rows! {
-    PreparedRow { became: String, seq: Option<i64>, deliveries: Option<i32> }
+    PreparedRow { result: String, seq: Option<i64>, deliveries: Option<i32> }
 }
 
 statements! {
-    /// One call a message, in order. The handlers of a message are a slice of the arrays, so that no array is joined with another.
+    /// One call per message, in order. The handlers of a message are a slice of the arrays, so that no arrays are
+    /// joined.
     Prepared<'a>("
-        SELECT a.became, a.seq, a.deliveries
+        SELECT a.result, a.seq, a.deliveries
         FROM unnest(:message_ids, :sources, :topics, :payload_hashes, :kafka_partitions, :kafka_offsets, :recorded_ats, :record_keys, :headers,
                     :payloads, :firsts, :lasts) WITH ORDINALITY
             AS r (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key, headers, payload, first, last, ord)
         CROSS JOIN LATERAL inbox_accept_prepared(
             :schema, r.message_id, r.source, r.topic, r.payload_hash, r.kafka_partition, r.kafka_offset, r.recorded_at, r.record_key, r.headers, r.payload,
-            (:handler_ids)[r.first : r.last], (:orders)[r.first : r.last], (:delays_ms)[r.first : r.last], (:due_ats)[r.first : r.last]) a
+            (:handler_ids)[r.first : r.last], (:orders)[r.first : r.last], (:tenants)[r.first : r.last], (:delays_ms)[r.first : r.last], (:due_ats)[r.first : r.last]) a
         ORDER BY r.ord")
     -> PreparedRow {
         schema: &'a str, message_ids: Vec<&'a str>, sources: Vec<&'a str>, topics: Vec<&'a str>, payload_hashes: Vec<&'a [u8]>,
         kafka_partitions: Vec<Option<i32>>, kafka_offsets: Vec<Option<i64>>, recorded_ats: Vec<Option<PgTimestamp>>,
         record_keys: Vec<Option<&'a [u8]>>, headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>, firsts: Vec<i32>,
-        lasts: Vec<i32>, handler_ids: Vec<i16>, orders: Vec<Option<i64>>, delays_ms: Vec<Option<i64>>,
+        lasts: Vec<i32>, handler_ids: Vec<i16>, orders: Vec<Option<i64>>, tenants: Vec<Option<i64>>, delays_ms: Vec<Option<i64>>,
         due_ats: Vec<Option<PgTimestamp>>,
     }
 }
 
+/// Accepts all batches behind one savepoint. A conflict rolls all of them back; the results show which message caused
+/// it.
 pub(super) async fn accept_in(
     conn: &mut AsyncPgConnection,
     schema: &str,
@@ -64,6 +68,7 @@ pub(super) async fn accept_in(
     Ok(answers)
 }
 
+/// Accepts the batches one after the other, each with one statement.
 async fn accept_all(conn: &mut AsyncPgConnection, schema: &str, batches: &[Vec<NewMessage>]) -> Result<Vec<Accepted>> {
     let mut answers = Vec::new();
     for messages in batches {
@@ -77,17 +82,20 @@ async fn accept_all(conn: &mut AsyncPgConnection, schema: &str, batches: &[Vec<N
     Ok(answers)
 }
 
+/// The result of one message. The texts are those of the SQL function.
 fn answer(row: &PreparedRow) -> Result<Accepted> {
     let count = row.deliveries.and_then(|count| usize::try_from(count).ok()).unwrap_or_default();
-    match (row.became.as_str(), row.seq) {
+    match (row.result.as_str(), row.seq) {
         ("accepted", Some(seq)) => Ok(Accepted::New { seq }),
         ("duplicate", Some(seq)) => Ok(Accepted::Duplicate { seq, added: count }),
         ("duplicate", None) => Ok(Accepted::Remembered),
         ("conflict", _) => Ok(Accepted::Conflict { quarantine_id: None }),
-        (other, _) => Err(Error::bug(format!("a message became {other:?}"))),
+        (other, _) => Err(Error::bug(format!("unknown result of accepting a message: {other:?}"))),
     }
 }
 
+/// The arguments of one batch. The deliveries of all messages are in one array each; `firsts` and `lasts` are 1-based
+/// bounds.
 fn prepared<'a>(schema: &'a str, messages: &'a [NewMessage]) -> Prepared<'a> {
     let mut firsts = Vec::with_capacity(messages.len());
     let mut lasts = Vec::with_capacity(messages.len());
@@ -114,6 +122,7 @@ fn prepared<'a>(schema: &'a str, messages: &'a [NewMessage]) -> Prepared<'a> {
         lasts,
         handler_ids: deliveries().map(|delivery| delivery.ids.current).collect(),
         orders: deliveries().map(|delivery| delivery.order_hash).collect(),
+        tenants: deliveries().map(|delivery| delivery.fair_hash).collect(),
         delays_ms: deliveries().map(|delivery| delivery.due().0.map(millis)).collect(),
         due_ats: deliveries().map(|delivery| delivery.due().1.map(to_postgres)).collect(),
     }

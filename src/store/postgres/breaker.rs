@@ -1,4 +1,5 @@
-//! Breakers in `inbox_handler`. The right to probe is given by a conditional update of one row, so of all processes at most one has it.
+//! Breakers in `inbox_handler`. A conditional update of one row grants the right to probe, so at most one process has
+//! it.
 
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ rows! {
 }
 
 statements! {
+    /// All ids of a handler change together; a breaker that is open keeps its error.
     Open<'a>("
         UPDATE inbox_handler
         SET breaker_opened_at = now(), breaker_error = :error, breaker_probe_at = now() + :probe_after_ms * interval '1 millisecond',
@@ -24,7 +26,7 @@ statements! {
         WHERE id = ANY (:handler_ids) AND breaker_opened_at IS NULL")
     { handler_ids: &'a [i16], probe_after_ms: i64, error: &'a str }
 
-    /// Two that ask at the same time: the second waits for the first one's row, and finds it taken.
+    /// Of two concurrent requests, the second waits for the row lock of the first, and finds the right granted.
     Ask("
         WITH granted AS (
             UPDATE inbox_handler SET breaker_probe_no = breaker_probe_no + 1, breaker_probe_until = now() + :lease_ms * interval '1 millisecond'
@@ -39,7 +41,7 @@ statements! {
         UPDATE inbox_handler SET breaker_probe_until = now() + :lease_ms * interval '1 millisecond'
         WHERE id = :id AND breaker_probe_no = :no AND breaker_probe_until IS NOT NULL") { id: i16, no: i64, lease_ms: i64 }
 
-    /// The fence is read from the locked row: `FOR NO KEY UPDATE` waits for whoever changes it, and sees what became of it.
+    /// The fence is read from the locked row: `FOR NO KEY UPDATE` waits for a concurrent change and sees its result.
     Close<'a>("
         WITH current AS MATERIALIZED (
             SELECT 1 FROM inbox_handler WHERE id = :id AND breaker_probe_no = :no AND breaker_opened_at IS NOT NULL FOR NO KEY UPDATE)
@@ -47,6 +49,7 @@ statements! {
         SET breaker_opened_at = NULL, breaker_error = NULL, breaker_probe_at = NULL, breaker_probe_until = NULL
         WHERE id = ANY (:handler_ids) AND (SELECT count(*) FROM current) > 0") { id: i16, no: i64, handler_ids: &'a [i16] }
 
+    /// Fenced by the number: a right that has expired and was granted again is not ended.
     GiveBack("
         UPDATE inbox_handler
         SET breaker_probe_until = NULL, breaker_probe_at = greatest(breaker_probe_at, now() + :again_in_ms * interval '1 millisecond')
@@ -84,6 +87,7 @@ impl Breaking for Postgres {
     }
 }
 
+/// Ends a probe. Only a successful one closes the breaker.
 async fn end(conn: &mut AsyncPgConnection, handler_ids: &[i16], no: i64, end: ProbeEnd) -> QueryResult<bool> {
     let id = probe_row(handler_ids);
     let again_in_ms = match end {

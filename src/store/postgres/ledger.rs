@@ -1,7 +1,8 @@
-//! The ledger: per consumer group, cluster, topic and partition the next offset to accept; and the gaps it had to pass over.
+//! The ledger: the next offset to accept per consumer group, cluster, topic and partition, and the gaps.
 //!
-//! Moved in the transaction that accepts, read when a partition is assigned. It only ever grows, so a process that was paused and wakes
-//! up late cannot set it back; and it moves only from where it is believed to be, so a database that lost its end does not pretend.
+//! It moves in the transaction that accepts, and is read when a partition is assigned. It only grows, so a process that
+//! was suspended and resumes late cannot move it back. It moves only from the expected offset, so a database that lost
+//! its last transactions is detected.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,9 +18,10 @@ use crate::store::rows::{GapRow, gap};
 use crate::store::seam::AcceptBatch;
 use crate::types::Result;
 
-/// Whether what precedes a batch in its partitions is stored.
+/// Whether the records before a batch in its partitions are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LedgerTurn {
+    /// They are stored.
     Come,
     /// Nothing may be written.
     NotYet,
@@ -29,13 +31,13 @@ pub(super) enum LedgerTurn {
 pub(super) type Moved = HashSet<(String, i32)>;
 
 rows! {
-    StandingRow {
+    PositionRow {
         topic: String, partition: i32, next_offset: i64, leader_epoch: Option<i32>, topic_id: Option<String>, stopped: Option<String>,
     }
 }
 
 statements! {
-    /// The same as in accept's own statement, for batches that take the longer way.
+    /// The same as in the accept statement, for batches that need several statements.
     Advance<'a>("
         UPDATE inbox_ledger l
         SET next_offset = greatest(l.next_offset, e.next_offset), updated_at = now(),
@@ -52,7 +54,8 @@ statements! {
         from_offsets: Vec<i64>, next_offsets: Vec<i64>, leader_epochs: Vec<Option<i32>>,
     }
 
-    /// How many ledgers are where they are believed to be. Their rows stay locked, in the same order as by accept's own statement.
+    /// How many ledgers are at the expected offset. Their rows stay locked, in the same order as in the accept
+    /// statement.
     Hold<'a>("
         SELECT count(*) FILTER (WHERE is_there)
         FROM (SELECT l.next_offset >= e.from_offset AND l.stopped_at IS NULL AS is_there
@@ -70,10 +73,10 @@ statements! {
         FROM unnest(:topics, :partitions) AS p (topic, kafka_partition)
         JOIN inbox_ledger l ON l.consumer_group = :group AND l.cluster_id = :cluster_id AND l.topic = p.topic
                            AND l.kafka_partition = p.kafka_partition")
-    -> StandingRow { topics: Vec<&'a str>, partitions: Vec<i32>, group: &'a str, cluster_id: &'a str }
+    -> PositionRow { topics: Vec<&'a str>, partitions: Vec<i32>, group: &'a str, cluster_id: &'a str }
 
-    /// Sorted by the caller: two processes never wait for each other in a circle. The epoch belongs to the record before the offset, so a
-    /// position that moves here has none.
+    /// Sorted by the caller, so that two processes never deadlock. The epoch belongs to the record before the offset,
+    /// so it is unknown after a move.
     Open<'a>("
         INSERT INTO inbox_ledger AS l (consumer_group, cluster_id, topic, kafka_partition, next_offset, topic_id)
         SELECT :group, :cluster_id, * FROM unnest(:topics, :partitions, :next_offsets, :topic_ids)
@@ -86,7 +89,23 @@ statements! {
         topic_ids: Vec<Option<&'a str>>,
     }
 
-    /// A ledger that has moved meanwhile was moved by somebody who knows better.
+    Has<'a>("
+        SELECT t.topic FROM unnest(:topics) AS t (topic)
+        WHERE EXISTS (SELECT FROM inbox_ledger l
+                      WHERE l.consumer_group = :group AND l.cluster_id = :cluster_id AND l.topic = t.topic)")
+    -> String { topics: Vec<&'a str>, group: &'a str, cluster_id: &'a str }
+
+    /// If the ledger already has a partition of the topic, nothing changes.
+    Begin<'a>("
+        INSERT INTO inbox_ledger (consumer_group, cluster_id, topic, kafka_partition, next_offset)
+        SELECT :group, :cluster_id, o.* FROM unnest(:topics, :partitions, :next_offsets) AS o (topic, kafka_partition, next_offset)
+        WHERE NOT EXISTS (SELECT FROM inbox_ledger l
+                          WHERE l.consumer_group = :group AND l.cluster_id = :cluster_id AND l.topic = o.topic)
+        ON CONFLICT DO NOTHING") {
+        group: &'a str, cluster_id: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, next_offsets: Vec<i64>,
+    }
+
+    /// A ledger that has moved in the meantime is left alone: a newer decision moved it.
     Stop<'a>("
         UPDATE inbox_ledger l SET stopped_at = now(), stopped_why = s.why
         FROM unnest(:topics, :partitions, :next_offsets, :whys) AS s (topic, kafka_partition, next_offset, why)
@@ -96,6 +115,7 @@ statements! {
         whys: Vec<&'a str>,
     }
 
+    /// The same gap is found again after a restart; it is stored once.
     NoteGaps<'a>("
         INSERT INTO inbox_gap (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset)
         SELECT :group, :cluster_id, * FROM unnest(:topics, :partitions, :from_offsets, :to_offsets)
@@ -104,7 +124,7 @@ statements! {
         to_offsets: Vec<i64>,
     }
 
-    /// Scans the messages: a person asked.
+    /// Scans the messages; used only on an operator's request.
     States<'a>("
         SELECT l.topic, l.kafka_partition, l.next_offset, coalesce(s.stored, 0), s.highest, l.cluster_id,
                CASE WHEN l.stopped_at IS NOT NULL THEN coalesce(l.stopped_why, '') END
@@ -118,12 +138,13 @@ statements! {
         ORDER BY l.topic, l.kafka_partition") -> LedgerState { group: &'a str }
 
     Gaps<'a>("
-        SELECT topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
+        SELECT cluster_id, topic, kafka_partition, from_offset, to_offset, noticed_at FROM inbox_gap
         WHERE consumer_group = :group ORDER BY topic, kafka_partition, from_offset, to_offset")
     -> GapRow<PgTimestamp> { group: &'a str }
 }
 
-/// Waits for a batch that precedes this one, in a transaction of several statements. Asks nothing for a batch that follows no other.
+/// Waits for the batch before this one, in a transaction of several statements. Reads nothing for a batch that follows
+/// no other.
 pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> QueryResult<LedgerTurn> {
     let entries = &batch.ledger;
     if !batch.is_following {
@@ -140,7 +161,7 @@ pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Q
     Ok(if usize::try_from(there) == Ok(entries.len()) { LedgerTurn::Come } else { LedgerTurn::NotYet })
 }
 
-/// Moves the ledger; returns what has moved.
+/// Moves the ledger; returns which partitions have moved.
 pub(super) async fn advance(conn: &mut AsyncPgConnection, entries: &[LedgerEntry]) -> QueryResult<Moved> {
     if entries.is_empty() {
         return Ok(Moved::default());
@@ -157,6 +178,7 @@ pub(super) async fn advance(conn: &mut AsyncPgConnection, entries: &[LedgerEntry
     Ok(advance.load(conn).await?.into_iter().collect())
 }
 
+/// The result for each entry, in the order given.
 pub(super) fn moves(entries: &[LedgerEntry], moved: &Moved) -> Vec<LedgerMove> {
     let has_moved = |entry: &LedgerEntry| {
         moved.iter().any(|(topic, partition)| **topic == *entry.topic && *partition == entry.partition)
@@ -176,15 +198,16 @@ pub(super) async fn read(
         group: &reader.group,
         cluster_id: &reader.cluster_id,
     };
-    let rows = read.load::<StandingRow>(conn).await.map_err(database("cannot read the ledger"))?;
-    let standing = |row: StandingRow| {
-        let StandingRow { topic, partition, next_offset, leader_epoch, topic_id, stopped } = row;
+    let rows = read.load::<PositionRow>(conn).await.map_err(database("cannot read the ledger"))?;
+    let position = |row: PositionRow| {
+        let PositionRow { topic, partition, next_offset, leader_epoch, topic_id, stopped } = row;
         ((topic, partition), LedgerRow { next_offset, leader_epoch, topic_id, stopped })
     };
-    let mut found: HashMap<(String, i32), LedgerRow> = rows.into_iter().map(standing).collect();
+    let mut found: HashMap<(String, i32), LedgerRow> = rows.into_iter().map(position).collect();
     Ok(partitions.iter().map(|(topic, partition)| found.remove(&(topic.to_string(), *partition))).collect())
 }
 
+/// The position and its gap are written together, so that no gap is lost.
 pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings: &[Opening]) -> Result<()> {
     let mut sorted: Vec<&Opening> = openings.iter().collect();
     sorted.sort_unstable_by_key(|opening| (&opening.topic, opening.partition));
@@ -214,6 +237,27 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings
     written.await.map(drop).map_err(database("cannot write the ledger"))
 }
 
+pub(super) async fn has(conn: &mut AsyncPgConnection, reader: &Reader, topics: &[Arc<str>]) -> Result<Vec<bool>> {
+    let names = topics.iter().map(|topic| &**topic).collect();
+    let has = Has { topics: names, group: &reader.group, cluster_id: &reader.cluster_id };
+    let known: Vec<String> = has.load(conn).await.map_err(database("cannot read the ledger"))?;
+    Ok(topics.iter().map(|topic| known.iter().any(|known| **known == **topic)).collect())
+}
+
+pub(super) async fn begin(conn: &mut AsyncPgConnection, reader: &Reader, openings: &[Opening]) -> Result<()> {
+    let mut sorted: Vec<&Opening> = openings.iter().collect();
+    sorted.sort_unstable_by_key(|opening| (&opening.topic, opening.partition));
+    let begin = Begin {
+        group: &reader.group,
+        cluster_id: &reader.cluster_id,
+        topics: sorted.iter().map(|opening| &*opening.topic).collect(),
+        partitions: sorted.iter().map(|opening| opening.partition).collect(),
+        next_offsets: sorted.iter().map(|opening| opening.at).collect(),
+    };
+    begin.execute(conn).await.map(drop).map_err(database("cannot write the ledger"))
+}
+
+/// The reason is kept for the operator who has to act.
 pub(super) async fn stop(conn: &mut AsyncPgConnection, reader: &Reader, stops: &[Stopping]) -> Result<()> {
     let mut sorted: Vec<&Stopping> = stops.iter().collect();
     sorted.sort_unstable_by_key(|stop| (&stop.topic, stop.partition));
@@ -228,6 +272,7 @@ pub(super) async fn stop(conn: &mut AsyncPgConnection, reader: &Reader, stops: &
     stop.execute(conn).await.map(drop).map_err(database("cannot stop a partition in the ledger"))
 }
 
+/// Reads every stored message, so it may take minutes on a large inbox.
 pub(super) async fn report(conn: &mut AsyncPgConnection, group: &str) -> Result<LedgerReport> {
     let partitions = States { group }.load(conn).await.map_err(database("cannot read the ledger"))?;
     let gaps = Gaps { group }.load::<GapRow<PgTimestamp>>(conn).await.map_err(database("cannot read the gaps"))?;

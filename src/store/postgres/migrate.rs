@@ -1,21 +1,24 @@
 //! Migrations: embedded SQL, run once each, in order, under a lock that ends with its transaction.
 //!
-//! The versions stand in a table of our own, because a service that migrates its own tables with diesel in the same schema owns
-//! diesel's table. A schema newer than this build is refused, unless the newer migration says that this build can live with it.
+//! The versions are in a table of the inbox, because a service may migrate its own tables in the same schema with
+//! diesel, which owns diesel's table. A schema newer than this build is refused, unless the newer migration declares
+//! that this build is compatible.
 
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
-use super::errors::{Trouble, database};
+use super::errors::{Rollback, database};
 use super::statement::{only_row, statements};
 use crate::store::version::{self, Migration, SchemaRow};
 use crate::types::Result;
 
+/// In the order in which they run. Never changed after a release.
 pub(super) const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
     sql: include_str!("../../../migrations/postgres/0001_inbox/up.sql"),
     compatible_with: 1,
 }];
 
+/// The schema that this build needs.
 const VERSION: i32 = version::newest(MIGRATIONS);
 
 const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
@@ -24,8 +27,10 @@ const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
     applied_at      timestamptz NOT NULL DEFAULT now())";
 
 statements! {
-    /// One migrator at a time and schema. Released by the end of the transaction, so a cancelled one leaves nothing behind.
-    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf migrate ' || current_schema(), 0)) IS NULL") -> bool {}
+    /// One migrator per schema at a time. The lock is released at the end of the transaction, even if the migrator is
+    /// cancelled; if it is frozen, the server ends its session.
+    Lock("SELECT set_config('idle_in_transaction_session_timeout', '10s', true) IS NOT NULL
+             AND pg_advisory_xact_lock(hashtextextended('wharf migrate ' || current_schema(), 0)) IS NULL") -> bool {}
 
     HasVersions("SELECT to_regclass('inbox_migration') IS NOT NULL") -> bool {}
 
@@ -35,7 +40,7 @@ statements! {
     { version: i32, compatible_with: i32 }
 }
 
-/// Runs what is missing.
+/// Runs the missing migrations.
 pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
     if let Some(found) = newest(conn).await? {
         version::refuse_unknown(found, VERSION)?;
@@ -43,7 +48,7 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
             return Ok(());
         }
     }
-    conn.transaction::<(), Trouble, _>(async |conn| {
+    conn.transaction::<(), Rollback, _>(async |conn| {
         Lock {}.load::<bool>(conn).await?;
         conn.batch_execute(CREATE_VERSIONS).await?;
         // Read again: another process may have migrated while this one waited for the lock.
@@ -58,10 +63,10 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
         Ok(())
     })
     .await
-    .map_err(|trouble| trouble.or(database("cannot migrate the schema")))
+    .map_err(|rollback| rollback.or(database("cannot migrate the schema")))
 }
 
-/// The newest migration that the database has had; none when there is no inbox.
+/// The newest migration of the database; `None` when it has no inbox.
 pub(super) async fn newest(conn: &mut AsyncPgConnection) -> Result<Option<SchemaRow>> {
     let cannot = || database("cannot read the schema version");
     let has_versions: bool = HasVersions {}.load(conn).await.and_then(only_row).map_err(cannot())?;

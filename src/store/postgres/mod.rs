@@ -1,7 +1,9 @@
-//! The PostgreSQL store: production, any number of processes, version 14 and newer, also through PgBouncer in transaction mode.
+//! The PostgreSQL store: for production, any number of processes, version 14 and newer, also through PgBouncer in
+//! transaction mode.
 //!
-//! One file a stage. Each act takes a connection from the pool and gives it back; nobody holds one while waiting for another, so a
-//! pool of one works. Renewal has a connection of its own, because claims must live while every other connection is busy.
+//! There is one file per stage. Each operation takes a connection from the pool and returns it. No operation holds a
+//! connection while it waits for another, so a pool of one works. Renewal has its own connection, because claims must
+//! be renewed while all other connections are busy.
 
 mod accept;
 mod accept_in;
@@ -9,6 +11,8 @@ mod breaker;
 mod claim;
 mod connect;
 mod errors;
+mod fair;
+mod hosts;
 mod ingest;
 mod ledger;
 mod migrate;
@@ -37,6 +41,7 @@ use std::time::Duration;
 
 pub use connect::PostgresOptions;
 
+use bytes::Bytes;
 use diesel_async::AsyncPgConnection;
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use tokio::runtime::Handle;
@@ -45,75 +50,112 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, HeldBack, Lost,
-    NewMessage, PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    AcceptBatch, Accepted, Answers, Backlog, BlockedHandlers, ClaimId, ClaimRequest, Claims, HandlerIds, Lost,
+    NewMessage, PoolStatus, ProcessorInfo, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 use connect::Connector;
-use transact::{Cancelling, PostgresTransaction};
+use transact::{Cancelling, PostgresTransaction, Session};
 
-/// PostgreSQL 14 or newer.
+/// PostgreSQL 14 or newer, the store for production. Any number of processes may share one database, also through
+/// PgBouncer in transaction mode. [`Store::connect`] opens it; `docs/deployment.md` has the details.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use wharf::{Postgres, Store};
+///
+/// let store = Store::<Postgres>::connect(&std::env::var("DATABASE_URL")?).await?;
+/// # Ok(()) }
+/// ```
 pub struct Postgres {
+    /// For the engine and for operators.
     pool: Pool<AsyncPgConnection>,
     /// One connection that only renewal uses.
     renewal: Pool<AsyncPgConnection>,
+    /// For transactional handlers, driven by their runtime: a round trip then wakes no other thread.
+    handlers: Pool<AsyncPgConnection>,
     connector: Connector,
+    /// The server's address for error messages, without secrets.
     target: String,
-    /// Where the inbox is. Known once handlers are registered.
+    /// Whether a session is shared through a pooler.
+    session: Session,
+    /// The schema of the inbox. Set when handlers are registered.
     schema: OnceLock<String>,
-    pool_size: usize,
-    /// How long an act may take at the very most: the server ends statements earlier.
+    /// Upper limit for the time of an operation: the server ends statements earlier.
     patience: Duration,
-    /// Last: the pools' connections are driven by it.
+    /// Declared last, so that it is dropped after the pools: it drives their connections.
     reactor: Reactor,
 }
 
 impl Store<Postgres> {
-    /// Connects with the default options. The URL is libpq's: `postgres://user:password@host:5432/database?sslmode=verify-full`. It may
-    /// name several hosts (`host1,host2`, with `target_session_attrs=read-write`: the one that can be written to), a client certificate (`sslcert`, `sslkey`), and a
-    /// password file (`passfile`). What comes from a file is read anew for each connection.
+    /// Connects with the default options. The URL has the form of libpq:
+    /// `postgres://user:password@host:5432/database?sslmode=verify-full`. It may name several hosts (`host1,host2`,
+    /// with `target_session_attrs=read-write` for the one that accepts writes), a client certificate (`sslcert`,
+    /// `sslkey`), and a password file (`passfile`). Files are read again for each connection.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wharf::Result<()> {
+    /// use wharf::{Postgres, Store};
+    ///
+    /// // The first of two hosts that accepts writes; the tables are in the schema `inbox`.
+    /// let url = "postgres://shop@db1,db2/shop?target_session_attrs=read-write&options=-csearch_path%3Dinbox";
+    /// let store = Store::<Postgres>::connect(url).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the URL cannot be used or the database does not answer.
+    /// When the URL is invalid or the database does not answer.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::connect_with(url, PostgresOptions::default()).await
     }
 
-    /// Connects with options of your own.
+    /// Connects with the given options.
+    ///
+    /// ```no_run
+    /// # async fn run() -> wharf::Result<()> {
+    /// use std::time::Duration;
+    /// use wharf::store::PostgresOptions;
+    /// use wharf::{Postgres, Store};
+    ///
+    /// let options = PostgresOptions::default().pool_size(20).statement_timeout(Duration::from_secs(30));
+    /// let store = Store::<Postgres>::connect_with("postgres://shop@db.example.com/shop", options).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// When the URL or an option cannot be used, the database does not answer, or a setting of the session, behind a pooler that of the
-    /// role, is one that the engine cannot work with.
+    /// When the URL or an option is invalid, the database does not answer, or the engine cannot work with a setting of
+    /// the session (behind a pooler: of the role).
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self> {
-        if options.pool_size == 0 {
-            return Err(Error::configuration("pool_size is at least 1"));
-        }
+        options.validate()?;
         Self::open(Connector::new(url, &options)?, &options).await
     }
 
+    /// Connects once, to verify the settings of a session. Further connections are opened on demand.
     async fn open(connector: Connector, options: &PostgresOptions) -> Result<Self> {
         let reactor = Reactor::start()?;
-        let backend = Postgres {
-            pool: connector.pool(options.pool_size, reactor.handle())?,
-            renewal: connector.pool(1, reactor.handle())?,
+        let mut backend = Postgres {
+            pool: connector.pool(options.pool_size, Some(reactor.handle()))?,
+            renewal: connector.pool(1, Some(reactor.handle()))?,
+            handlers: connector.for_handlers().pool(options.handler_connections, None)?,
             target: connector.target(),
+            session: Session::Pooled,
             schema: OnceLock::new(),
             connector,
-            pool_size: options.pool_size,
             patience: options.statement_timeout + options.connect_timeout,
             reactor,
         };
-        connect::verify(&mut *backend.conn().await?).await?;
+        backend.session = connect::verify(&mut *backend.conn().await?).await?;
         Ok(Self::new(backend))
     }
 }
 
-/// Runs a statement file's act on a connection, within a time that only a database that will never answer can exceed: a proxy that keeps the
-/// socket alive for a dead server, say. The connection is closed then, never reused, and what became of the act is not known. The error of
-/// an act that is `judged` says whether the connection was lost with it.
+/// Runs an operation on a connection, within a time limit that only a database that never answers can exceed, for
+/// example behind a proxy that keeps the socket open for a dead server. After the time limit the connection is closed,
+/// never reused, and the result of the operation is unknown. For a `judged` operation, the error tells whether the
+/// connection was lost with it.
 macro_rules! act {
     ($self:ident, judged $conn:ident => $act:expr) => {
         $crate::store::postgres::act!($self, $conn => async {
@@ -136,7 +178,7 @@ macro_rules! act {
         let mut $conn = got.unwrap_or_else(|_| Err($self.no_answer($patience)))?;
         let acted = tokio::time::timeout_at(deadline, $act).await;
         match acted {
-            // What is lost is not used again; neither is a session with a server that is not the primary any more.
+            // A lost connection is not reused, nor is a session with a server that is no longer the primary.
             Ok(Err(error)) if error.is_connection() => {
                 drop(diesel_async::pooled_connection::deadpool::Object::take($conn));
                 Err(error)
@@ -152,11 +194,13 @@ macro_rules! act {
 use act;
 
 impl Postgres {
+    /// The error of an operation that took too long. Whether it took effect is unknown.
     fn no_answer(&self, patience: Duration) -> Error {
         let patience = humantime::format_duration(patience);
         Error::new(Kind::Connection, format!("no answer from {} within {patience}", self.target))
     }
 
+    /// A connection of the pool. Waits for at most `connect_timeout`.
     async fn conn(&self) -> Result<Object<AsyncPgConnection>> {
         connect::get(&self.pool, &self.target).await
     }
@@ -166,7 +210,7 @@ impl fmt::Debug for Postgres {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Postgres")
             .field("target", &self.target)
-            .field("pool_size", &self.pool_size)
+            .field("pool_size", &self.pool.status().max_size)
             .finish_non_exhaustive()
     }
 }
@@ -181,7 +225,7 @@ impl Seam for Postgres {
     const IS_SETTLED_IN_SQL: bool = true;
 
     async fn migrate(&self) -> Result<()> {
-        // However long it takes: a migration of a large table is not to be cut off.
+        // No time limit: the migration of a large table must not be interrupted.
         migrate::migrate(&mut *self.conn().await?).await
     }
 
@@ -193,7 +237,7 @@ impl Seam for Postgres {
         act!(self, conn => async {
             let ids = register::register(&mut conn, wanted).await?;
             let schema = register::schema(&mut conn).await?;
-            // It is the same each time.
+            // It is the same on each call.
             self.schema.get_or_init(|| schema);
             Result::<_, Error>::Ok(ids)
         })
@@ -204,7 +248,7 @@ impl Seam for Postgres {
             .schema
             .get()
             .ok_or_else(|| Error::bug("messages were accepted before the handlers were registered"))?;
-        // Not one of the store's: how long it may take is up to the caller.
+        // This is not a connection of the store: the caller decides how long it may take.
         accept_in::accept_in(conn, schema, &batches).await
     }
 
@@ -224,7 +268,11 @@ impl Seam for Postgres {
         act!(self, conn => claim::claim(&mut conn, request))
     }
 
-    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
+    async fn payloads(&self, message_seqs: &[i64]) -> Result<Vec<(i64, Bytes)>> {
+        act!(self, conn => claim::payloads(&mut conn, message_seqs))
+    }
+
+    async fn settle(&self, by: &Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
         act!(self, judged conn => process::settle(&mut conn, by, settlements))
     }
 
@@ -233,30 +281,37 @@ impl Seam for Postgres {
     }
 
     async fn renew(&self, processor: i32, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
-        // A connection that does not answer is closed early enough to try a fresh one before the lease ends.
+        // A connection that does not answer is closed early enough to try a new one before the lease ends.
         let patience = self.patience.min(lease / 4);
         act!(self, &self.renewal, within patience, conn => process::renew(&mut conn, processor, claims, lease))
     }
 
     async fn begin(&self, processor: i32) -> Result<PostgresTransaction> {
         let cancelling = Cancelling { tls: self.connector.tls(), reactor: self.reactor.handle().clone() };
-        PostgresTransaction::begin(self.conn().await?, cancelling, self.patience, processor).await
+        PostgresTransaction::begin(
+            connect::get(&self.handlers, &self.target).await?,
+            cancelling,
+            self.patience,
+            self.session,
+            processor,
+        )
+        .await
     }
 
     async fn read_back(&self, claim: ClaimId) -> Result<ReadBack> {
         act!(self, conn => transact::read_back(&mut conn, claim))
     }
 
-    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, HeldBack)> {
-        act!(self, conn => upkeep::enroll(&mut conn, processor))
+    async fn register_processor(&self, processor: &ProcessorInfo) -> Result<(i32, BlockedHandlers)> {
+        act!(self, conn => upkeep::register_processor(&mut conn, processor))
     }
 
-    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<HeldBack> {
-        act!(self, conn => upkeep::keep_alive(&mut conn, id, processor))
+    async fn heartbeat(&self, id: i32, processor: &ProcessorInfo) -> Result<BlockedHandlers> {
+        act!(self, conn => upkeep::heartbeat(&mut conn, id, processor))
     }
 
-    async fn withdraw(&self, id: i32) -> Result<()> {
-        act!(self, conn => upkeep::withdraw(&mut conn, id))
+    async fn remove_processor(&self, id: i32) -> Result<()> {
+        act!(self, conn => upkeep::remove_processor(&mut conn, id))
     }
 
     async fn check_unknown(&self, processor: i32, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
@@ -278,7 +333,7 @@ impl Seam for Postgres {
     }
 
     fn transactions_max(&self) -> usize {
-        self.pool_size.saturating_sub(2).max(1)
+        self.handlers.status().max_size
     }
 }
 
@@ -291,6 +346,14 @@ impl Ledger for Postgres {
         act!(self, conn => ledger::open(&mut conn, reader, openings))
     }
 
+    async fn has_ledger(&self, reader: &Reader, topics: &[Arc<str>]) -> Result<Vec<bool>> {
+        act!(self, conn => ledger::has(&mut conn, reader, topics))
+    }
+
+    async fn begin_topic(&self, reader: &Reader, openings: &[Opening]) -> Result<()> {
+        act!(self, conn => ledger::begin(&mut conn, reader, openings))
+    }
+
     async fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> Result<()> {
         act!(self, conn => ledger::stop(&mut conn, reader, stops))
     }
@@ -299,12 +362,12 @@ impl Ledger for Postgres {
         act!(self, conn => ingest::report(&mut conn, report))
     }
 
-    async fn end_ingest(&self, group: &str, name: &str) -> Result<()> {
-        act!(self, conn => ingest::end(&mut conn, group, name))
+    async fn end_ingest(&self, group: &str, source: &str, name: &str) -> Result<()> {
+        act!(self, conn => ingest::end(&mut conn, group, source, name))
     }
 
     async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
-        // However long it takes: it reads every message.
+        // No time limit: it reads every message.
         ledger::report(&mut *self.conn().await?, group).await
     }
 }

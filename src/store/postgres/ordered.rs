@@ -1,19 +1,22 @@
-//! Claims deliveries of ordered handlers: of each key at most one, and never beside another of its key.
+//! Claims deliveries of ordered handlers: at most one of each key, and never while another of its key runs.
 //!
-//! Which deliveries of a key are not held ("members": due, in a retry's pause, claimed, or poisoned and holding the key) is mostly one. A claim
-//! locks all members that its snapshot shows. Of two claims of one key the one with the later snapshot shows the other's delivery too, and
-//! either cannot lock it or finds it running: so two of one key never run at a time, whatever made them due (accepts that raced, replays,
-//! a rename). Among members the lowest seq is claimed. Every other one is held, behind a member that is locked here: whoever finishes that one
-//! waits for this statement, and `inbox_promote` then finds what it held. So nothing is held behind nobody.
+//! The deliveries of a key that are not held ("members") are due, waiting for a retry, claimed, or poisoned and holding
+//! the key. Usually there is one. A claim locks all members that its snapshot shows. Of two claims of one key, the one
+//! with the later snapshot also sees the other's delivery, and either cannot lock it or finds it running. So two
+//! deliveries of one key never run at the same time, whatever made them due (concurrent accepts, replays, a rename).
+//! Among members, the lowest seq is claimed. The others are held behind a member that is locked here: a statement that
+//! finishes that member waits for this one, and `inbox_promote` then finds the held deliveries. So no delivery is held
+//! without a member before it.
 //!
-//! Where somebody else has a member of a key locked, the key is left alone until the next claim. Never waits for a row.
+//! If another session has locked a member of a key, the key is skipped until the next claim. Never waits for a row.
 
 use std::collections::HashSet;
 
 use super::claim::{asked, claim_statements, claimed_rows, gate};
 use crate::store::seam::NewDelivery;
 
-/// Members of a key that one claim looks at. Where there are more, replays of a thousand at once, say, they are held first.
+/// Members of a key that one claim reads. If there are more (for example after a replay of 1,000 deliveries of one
+/// key), the claim first holds the surplus.
 macro_rules! members_max {
     () => {
         "1000"
@@ -34,7 +37,7 @@ macro_rules! claim_ordered_sql {
                 WHERE d.handler_id = ask.handler_id AND d.finished_at IS NULL
                   AND d.due_at >= ask.bottom AND d.due_at <= now()
                   AND CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
-                           ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
+                           ELSE d.locked_until IS NULL AND d.crashes < :suspect_from_crashes AND d.store_errors < :suspect_from_store_errors END
                   AND d.attempts < 2147483647
                 ORDER BY d.due_at, d.message_seq
                 LIMIT ask.wanted
@@ -56,7 +59,7 @@ macro_rules! claim_ordered_sql {
                 SELECT d.ctid AS tid, d.message_seq, d.status, d.due_at <= now() AS is_due,
                        d.locked_until IS NOT NULL AND d.locked_until > now() AS is_running,
                        CASE WHEN :with_suspects THEN d.locked_until IS NULL OR d.locked_until <= now()
-                            ELSE d.locked_until IS NULL AND d.crashes < :solo_from AND d.troubles < :solo_from_troubles END
+                            ELSE d.locked_until IS NULL AND d.crashes < :suspect_from_crashes AND d.store_errors < :suspect_from_store_errors END
                        AND d.attempts < 2147483647 AS is_free
                 FROM inbox_delivery d
                 WHERE d.handler_id = k.handler_id AND d.order_hash = k.order_hash AND d.due_at < 'infinity'
@@ -93,17 +96,26 @@ claim_statements! {
     ClaimOrderedRated(claim_ordered_sql!(rated))
 }
 
-/// Which deliveries of a batch follow another of their order in it, and the orders that there are.
+/// Which deliveries of a batch follow another one of their ordering key in it, the ordering keys, and the tenants;
+/// empty if no delivery has a tenant.
 pub(super) struct OrderColumns {
+    /// One per delivery.
     pub(super) followers: Vec<bool>,
+    /// The distinct ordering keys: handler ids, and the hashes of their keys.
     pub(super) handlers: Vec<i16>,
     pub(super) hashes: Vec<i64>,
+    pub(super) tenants: Vec<Option<i64>>,
 }
 
 impl OrderColumns {
+    /// In the order of the batch, in which the first delivery of a key is the one that comes first.
     pub(super) fn of(deliveries: &[(i32, &NewDelivery)]) -> Self {
         let mut orders = HashSet::new();
-        let mut columns = Self { followers: Vec::with_capacity(deliveries.len()), handlers: vec![], hashes: vec![] };
+        let followers = Vec::with_capacity(deliveries.len());
+        let mut columns = Self { followers, handlers: vec![], hashes: vec![], tenants: vec![] };
+        if deliveries.iter().any(|(_, delivery)| delivery.fair_hash.is_some()) {
+            columns.tenants.extend(deliveries.iter().map(|(_, delivery)| delivery.fair_hash));
+        }
         for (_, delivery) in deliveries {
             let order = delivery.order_hash.map(|hash| (delivery.ids.current, hash));
             columns.followers.push(order.is_some_and(|order| !orders.insert(order)));

@@ -1,11 +1,13 @@
-//! What the outbox asks of PostgreSQL: each method is an act of `outbox.rs` or `poison.rs` on a connection of the pool.
+//! The outbox operations for PostgreSQL: each method calls `outbox.rs` or `poison.rs` with a connection of the pool.
 
 use std::time::Duration;
 
 use diesel_async::AsyncPgConnection;
 
 use super::{Postgres, act, outbox, poison};
-use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Outbound, PoisonCall, Refused};
+use crate::store::outbound::{
+    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, Refused,
+};
 use crate::types::Result;
 
 impl Outbound for Postgres {
@@ -13,12 +15,12 @@ impl Outbound for Postgres {
         outbox::publish(conn, records).await
     }
 
-    async fn enroll_relay(&self, name: &str, lease: Duration) -> Result<i32> {
-        act!(self, conn => outbox::enroll(&mut conn, name, lease))
+    async fn register_relay(&self, name: &str, lease: Duration) -> Result<i32> {
+        act!(self, conn => outbox::register(&mut conn, name, lease))
     }
 
     async fn hold_slots(&self, hold: &Hold) -> Result<Held> {
-        // A connection that does not answer is closed early enough to try a fresh one before the lease ends.
+        // A connection that does not answer is closed early enough to try a new one before the lease ends.
         let patience = self.patience.min(hold.lease / 4);
         act!(self, &self.pool, within patience, conn => outbox::hold(&mut conn, hold))
     }
@@ -27,12 +29,12 @@ impl Outbound for Postgres {
         act!(self, conn => outbox::release(&mut conn, relay, slots))
     }
 
-    async fn withdraw_relay(&self, relay: i32) -> Result<()> {
-        act!(self, conn => outbox::withdraw(&mut conn, relay))
+    async fn remove_relay(&self, relay: i32) -> Result<()> {
+        act!(self, conn => outbox::remove(&mut conn, relay))
     }
 
-    async fn look_outgoing(&self, look: &Look) -> Result<Looked> {
-        act!(self, conn => outbox::look(&mut conn, look))
+    async fn read_outgoing(&self, query: &OutboxQuery) -> Result<OutboxRows> {
+        act!(self, conn => outbox::read(&mut conn, query))
     }
 
     async fn mark_sent(&self, marking: &Marking) -> Result<u64> {

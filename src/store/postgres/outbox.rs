@@ -1,7 +1,8 @@
-//! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when they are acknowledged.
+//! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when
+//! they are acknowledged.
 //!
-//! A look costs its batch: one walk of the index of waiting records for each slot. What a relay writes is fenced by the slot's row, which
-//! it locks, so that no other relay can take the slot meanwhile.
+//! The cost of a read depends on its batch: one scan of the index of waiting records per slot. Writes of a relay are
+//! fenced by the slot's row, which it locks, so that no other relay can take the slot in the meantime.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,11 +16,12 @@ use super::process::millis;
 use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::counts::limit;
-use crate::store::outbound::{Held, Hold, Horizon, Look, Looked, Marking, NewOutgoing, Outgoing, Refused};
+use crate::store::outbound::{Held, Hold, Horizon, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, Refused};
 use crate::store::rows::DatabaseStamp;
 use crate::types::{Headers, Result};
 
 rows! {
+    /// A waiting record, with the range of transactions at the time of the read.
     OutgoingRow {
         id: i64, slot: i16, topic: String, recorded_at: Option<PgTimestamp>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>,
         payload: Option<Vec<u8>>, oldest_open: i64, next: i64,
@@ -28,7 +30,7 @@ rows! {
     HeldRow { slot: i16, share: i32 }
 }
 
-/// The slots among those named that the relay holds. Their rows stay locked until the statement has committed.
+/// Those of the given slots that the relay holds. Their rows stay locked until the statement has committed.
 macro_rules! held_slots {
     () => {
         "
@@ -39,7 +41,7 @@ macro_rules! held_slots {
     };
 }
 
-/// Which of these records it is: those that wait in a slot that is held.
+/// Restricts to records that wait in a held slot.
 macro_rules! waiting_in_held {
     () => {
         "
@@ -49,7 +51,7 @@ macro_rules! waiting_in_held {
 }
 
 statements! {
-    /// A transaction number is drawn before the ids are, as in inbox_publish.
+    /// The transaction id is assigned before the record ids, as in inbox_publish.
     Publish<'a>("
         INSERT INTO inbox_outbox (slot, message_id, source, topic, recorded_at, record_key, headers, payload)
         SELECT inbox_outbox_slot(n.record_key), n.message_id, n.source, n.topic, n.recorded_at, n.record_key, n.headers, n.payload
@@ -63,22 +65,23 @@ statements! {
         record_keys: Vec<Option<&'a [u8]>>, headers: Vec<Option<&'a [u8]>>, payloads: Vec<Option<&'a [u8]>>,
     }
 
-    /// Also takes out relays that have not been seen for a day.
-    EnrollRelay<'a>("
+    /// Also removes relays that have not been seen for a day.
+    RegisterRelay<'a>("
         WITH gone AS (DELETE FROM inbox_relay WHERE alive_until < now() - interval '1 day')
         INSERT INTO inbox_relay (name, alive_until) VALUES (:name, now() + :lease_ms * interval '1 millisecond') RETURNING id")
     -> i32 { name: &'a str, lease_ms: i64 }
 
-    /// Written again when it is gone: a database that failed over may have lost it.
+    /// Inserts the row again if it is missing: a database that failed over may have lost it.
     KeepRelay<'a>("
-        INSERT INTO inbox_relay (id, name, alive_until, trouble, trouble_since) OVERRIDING SYSTEM VALUE
-        VALUES (:relay, :name, now() + :lease_ms * interval '1 millisecond', :trouble, CASE WHEN :trouble IS NOT NULL THEN now() END)
+        INSERT INTO inbox_relay (id, name, alive_until, problem, problem_since) OVERRIDING SYSTEM VALUE
+        VALUES (:relay, :name, now() + :lease_ms * interval '1 millisecond', :problem, CASE WHEN :problem IS NOT NULL THEN now() END)
         ON CONFLICT (id) DO UPDATE
-        SET seen_at = now(), alive_until = excluded.alive_until, trouble = excluded.trouble,
-            trouble_since = CASE WHEN excluded.trouble IS NULL THEN NULL ELSE coalesce(inbox_relay.trouble_since, now()) END")
-    { relay: i32, name: &'a str, lease_ms: i64, trouble: Option<&'a str> }
+        SET seen_at = now(), alive_until = excluded.alive_until, problem = excluded.problem,
+            problem_since = CASE WHEN excluded.problem IS NULL THEN NULL ELSE coalesce(inbox_relay.problem_since, now()) END")
+    { relay: i32, name: &'a str, lease_ms: i64, problem: Option<&'a str> }
 
-    /// Renews the slots that the relay holds and takes free ones up to its share. Nobody waits for the lock of a free slot.
+    /// Renews the slots that the relay holds and takes free ones up to its share. It never waits for the lock of a free
+    /// slot.
     HoldSlots("
         WITH share AS MATERIALIZED (
             SELECT ceil((SELECT count(*) FROM inbox_outbox_slots)::numeric / greatest(count(*), 1))::integer AS slots
@@ -98,14 +101,14 @@ statements! {
         UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay AND slot = ANY (:slots)")
     { relay: i32, slots: &'a [i16] }
 
-    WithdrawRelay("
+    RemoveRelay("
         WITH released AS (UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay)
         DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
 
-    /// Of each slot the first records, in order. What is read is limited in rows and bytes; where that cuts, it leaves the first records
-    /// of every slot. Only the records that are within the limits are read whole.
-    LookOutgoing<'a>("
-        WITH looked AS MATERIALIZED (
+    /// Reads the first records of each slot, in order, within limits of rows and bytes. The limits only leave out the
+    /// last records of a slot. Only the records within the limits are read completely.
+    ReadOutgoing<'a>("
+        WITH found AS MATERIALIZED (
             SELECT f.*, sum(f.bytes) OVER (ORDER BY f.place, f.id ROWS UNBOUNDED PRECEDING) - f.bytes AS bytes_before
             FROM (SELECT a.place, w.id, w.bytes
                   FROM (SELECT g.* FROM unnest(:slots, :floors) WITH ORDINALITY AS g (slot, floor, place)
@@ -119,7 +122,7 @@ statements! {
                   LIMIT :rows) f)
         SELECT r.id, r.slot, r.topic, r.recorded_at, r.record_key, r.headers, r.payload,
                pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-        FROM looked l CROSS JOIN LATERAL (SELECT * FROM inbox_outbox o WHERE o.id = l.id LIMIT 1) r
+        FROM found l CROSS JOIN LATERAL (SELECT * FROM inbox_outbox o WHERE o.id = l.id LIMIT 1) r
         WHERE l.bytes_before < :bytes
         ORDER BY l.place, l.id")
     -> OutgoingRow { slots: Vec<i16>, floors: Vec<i64>, relay: i32, held_topics: &'a [String], rows: i32, bytes: i64 }
@@ -132,6 +135,7 @@ statements! {
         WHERE", waiting_in_held!()))
     { slots: &'a [i16], relay: i32, ids: Vec<i64>, partitions: Vec<i32>, offsets: Vec<i64> }
 
+    /// For relays that do not keep sent records.
     DeleteSent<'a>(concat!("
         WITH", held_slots!(), "
         DELETE FROM inbox_outbox o USING (SELECT unnest(:ids) AS id) m
@@ -145,7 +149,7 @@ statements! {
         WHERE", waiting_in_held!()))
     { slots: &'a [i16], relay: i32, ids: Vec<i64>, reasons: Vec<&'a str>, errors: Vec<&'a str> }
 
-    /// Several relays may purge at once: each takes what the others do not have.
+    /// Several relays may purge at once: each skips the rows that the others have locked.
     PurgeSent("
         DELETE FROM inbox_outbox o
         WHERE o.ctid = ANY (ARRAY(
@@ -155,6 +159,7 @@ statements! {
             FOR UPDATE SKIP LOCKED))") { older_ms: i64, rows: i32 }
 }
 
+/// On the caller's connection: the records are committed with the caller's writes, or not at all.
 pub(super) async fn publish(conn: &mut AsyncPgConnection, records: Vec<NewOutgoing>) -> Result<Vec<i64>> {
     let publish = Publish {
         message_ids: records.iter().map(|record| record.message_id.as_str()).collect(),
@@ -168,15 +173,16 @@ pub(super) async fn publish(conn: &mut AsyncPgConnection, records: Vec<NewOutgoi
     publish.load(conn).await.map_err(database("cannot store records in the outbox"))
 }
 
-pub(super) async fn enroll(conn: &mut AsyncPgConnection, name: &str, lease: Duration) -> Result<i32> {
-    let enroll = EnrollRelay { name, lease_ms: millis(lease) };
-    enroll.load(conn).await.and_then(only_row).map_err(database("cannot enroll the relay"))
+pub(super) async fn register(conn: &mut AsyncPgConnection, name: &str, lease: Duration) -> Result<i32> {
+    let register = RegisterRelay { name, lease_ms: millis(lease) };
+    register.load(conn).await.and_then(only_row).map_err(database("cannot register the relay"))
 }
 
+/// Keeps the relay alive and its slots held. The relay's row comes first: shares are computed from the live relays.
 pub(super) async fn hold(conn: &mut AsyncPgConnection, hold: &Hold) -> Result<Held> {
     let cannot = || database("cannot hold slots of the outbox");
     let (relay, lease_ms, sent_at) = (hold.relay, millis(hold.lease), Instant::now());
-    let keep = KeepRelay { relay, name: &hold.name, lease_ms, trouble: hold.trouble.as_deref() };
+    let keep = KeepRelay { relay, name: &hold.name, lease_ms, problem: hold.problem.as_deref() };
     keep.execute(conn).await.map_err(cannot())?;
     let rows = HoldSlots { relay, lease_ms }.load::<HeldRow>(conn).await.map_err(cannot())?;
     let share = rows.as_slice().first().map_or(0, |row| usize::try_from(row.share).unwrap_or(0));
@@ -185,27 +191,27 @@ pub(super) async fn hold(conn: &mut AsyncPgConnection, hold: &Hold) -> Result<He
 
 pub(super) async fn release(conn: &mut AsyncPgConnection, relay: i32, slots: &[i16]) -> Result<()> {
     let released = ReleaseSlots { relay, slots }.execute(conn).await;
-    released.map(drop).map_err(database("cannot give up slots of the outbox"))
+    released.map(drop).map_err(database("cannot release slots of the outbox"))
 }
 
-pub(super) async fn withdraw(conn: &mut AsyncPgConnection, relay: i32) -> Result<()> {
-    WithdrawRelay { relay }.execute(conn).await.map(drop).map_err(database("cannot withdraw the relay"))
+pub(super) async fn remove(conn: &mut AsyncPgConnection, relay: i32) -> Result<()> {
+    RemoveRelay { relay }.execute(conn).await.map(drop).map_err(database("cannot remove the relay"))
 }
 
-pub(super) async fn look(conn: &mut AsyncPgConnection, look: &Look) -> Result<Looked> {
-    let (slots, floors) = look.slots.iter().copied().unzip();
-    let bytes = i64::try_from(look.bytes).unwrap_or(i64::MAX);
-    let looking = LookOutgoing {
+pub(super) async fn read(conn: &mut AsyncPgConnection, query: &OutboxQuery) -> Result<OutboxRows> {
+    let (slots, floors) = query.slots.iter().copied().unzip();
+    let bytes = i64::try_from(query.bytes).unwrap_or(i64::MAX);
+    let reading = ReadOutgoing {
         slots,
         floors,
-        relay: look.relay,
-        held_topics: &look.held_topics,
-        rows: limit(look.rows),
+        relay: query.relay,
+        held_topics: &query.held_topics,
+        rows: limit(query.rows),
         bytes,
     };
-    let rows = looking.load::<OutgoingRow>(conn).await.map_err(database("cannot read the outbox"))?;
+    let rows = reading.load::<OutgoingRow>(conn).await.map_err(database("cannot read the outbox"))?;
     let horizon = rows.as_slice().first().map(|row| Horizon { oldest_open: row.oldest_open, next: row.next });
-    // Most records of a look are of a few topics: they share the text.
+    // Most records of a read have a few topics: they share the text.
     let mut topic: Arc<str> = "".into();
     let outgoing = |row: OutgoingRow| {
         if *row.topic != *topic {
@@ -221,9 +227,10 @@ pub(super) async fn look(conn: &mut AsyncPgConnection, look: &Look) -> Result<Lo
             payload: row.payload.map(Bytes::from),
         }
     };
-    Ok(Looked { rows: rows.into_iter().map(outgoing).collect(), horizon })
+    Ok(OutboxRows { rows: rows.into_iter().map(outgoing).collect(), horizon })
 }
 
+/// Marks or deletes sent records. Records of a slot that the relay has lost stay waiting, and are sent again.
 pub(super) async fn mark_sent(conn: &mut AsyncPgConnection, marking: &Marking) -> Result<u64> {
     let Marking { relay, slots, sent, keeps } = marking;
     let ids: Vec<i64> = sent.iter().map(|sent| sent.id).collect();
@@ -237,6 +244,7 @@ pub(super) async fn mark_sent(conn: &mut AsyncPgConnection, marking: &Marking) -
     marked.map(|marked| marked as u64).map_err(database(format!("cannot mark {} records as sent", sent.len())))
 }
 
+/// Poisons records, with the reason for the operator.
 pub(super) async fn poison(conn: &mut AsyncPgConnection, relay: i32, refused: &[Refused]) -> Result<u64> {
     let slots: Vec<i16> = refused.iter().map(|refused| refused.slot).collect();
     let poison = PoisonOutgoing {
@@ -252,5 +260,5 @@ pub(super) async fn poison(conn: &mut AsyncPgConnection, relay: i32, refused: &[
 
 pub(super) async fn purge(conn: &mut AsyncPgConnection, older_than: Duration, rows: u32) -> Result<u64> {
     let purged = PurgeSent { older_ms: millis(older_than), rows: limit(rows) }.execute(conn).await;
-    purged.map(|purged| purged as u64).map_err(database("cannot purge records that were sent"))
+    purged.map(|purged| purged as u64).map_err(database("cannot purge sent records"))
 }

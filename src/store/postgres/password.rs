@@ -1,6 +1,6 @@
-//! Passwords that change while a pool is open: asked for each new connection, of a function or of a file that is read anew.
+//! Passwords that change while a pool is open: fetched for each new connection, from a function or a file.
 //!
-//! Nothing here puts a password into an error or a `Debug`.
+//! No password appears in an error or a `Debug` output.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -15,13 +15,14 @@ use tokio_postgres::config::Host;
 
 use super::connect::PostgresOptions;
 
+/// The user's function. It may fail or panic: then the connection is not opened.
 type Provider = dyn Fn() -> BoxFuture<'static, Result<String, Box<dyn StdError + Send + Sync>>> + Send + Sync;
 
 /// Where the password of a new connection comes from, if not from the URL.
 #[derive(Clone)]
 pub(super) enum Password {
     Function(Arc<Provider>),
-    /// The whole file is the password, but for the end of its line.
+    /// The whole file is the password, except for a final line break.
     File(PathBuf),
     /// Lines of `host:port:database:user:password`, as libpq reads them.
     Passfile(PathBuf),
@@ -37,10 +38,11 @@ impl fmt::Debug for Password {
 }
 
 impl PostgresOptions {
-    /// Asks a function for the password of each new connection, in place of the one in the URL: for passwords and tokens that end while the pool is open.
-    /// Sessions that are open go on. The function runs on the store's own thread and must not block it; what it takes is part of
-    /// [`connect_timeout`](#structfield.connect_timeout). Its error is the reason why the connection cannot be opened, so it must not contain the password. Default: the
-    /// password of the URL.
+    /// Calls a function for the password of each new connection, instead of the one in the URL: for passwords and
+    /// tokens that expire while the pool is open. Open sessions continue. The function runs on the store's own thread
+    /// and must not block it; its time counts towards [`connect_timeout`](#structfield.connect_timeout). If it fails,
+    /// the connection fails with its error, so the error must not contain the password. Default: the password of the
+    /// URL.
     ///
     /// ```
     /// # async fn sign_token(_host: &str, _user: &str) -> Result<String, std::io::Error> { Ok(String::new()) }
@@ -64,8 +66,9 @@ impl PostgresOptions {
         self
     }
 
-    /// Reads the password of each new connection from a file, in place of the one in the URL: a mounted secret that is renewed, say. The whole file is the password;
-    /// the end of its line does not count. Default: the password of the URL. For a file with a line for each server, as libpq has it, put `passfile=FILE` into the URL.
+    /// Reads the password of each new connection from a file, instead of the one in the URL: for example a mounted
+    /// secret that is renewed. The whole file is the password, except for a final line break. Default: the password of
+    /// the URL. For a file with a line per server, as in libpq, put `passfile=FILE` into the URL.
     ///
     /// ```
     /// use wharf::store::PostgresOptions;
@@ -80,20 +83,27 @@ impl PostgresOptions {
 }
 
 impl Password {
-    /// The password of the next connection, or why there is none.
-    pub(super) async fn get(&self, config: &Config) -> Result<String, String> {
-        match self {
-            Self::Function(provider) => provider().await.map_err(|error| format!("cannot get a password: {error}")),
-            Self::File(path) => Ok(read(path).await?.trim_end_matches(['\r', '\n']).to_owned()),
+    /// Sets the password of the next connection, which is tried with these hosts in turn; or says why there is none. In
+    /// a password file each host may have its own line. A host without one is tried as it is, if another host has one.
+    pub(super) async fn give_to(&self, hosts: &mut [Config]) -> Result<(), String> {
+        let password = match self {
+            Self::Function(provider) => provider().await.map_err(|error| format!("cannot get a password: {error}"))?,
+            Self::File(path) => read(path).await?.trim_end_matches(['\r', '\n']).to_owned(),
             Self::Passfile(path) => {
-                let text = read(path).await?;
-                let found = places(config).find_map(|(host, port)| in_passfile(&text, &host, port, config));
-                found.ok_or_else(|| format!("no line of {} is for this server, database and user", path.display()))
+                return match give_lines(&read(path).await?, hosts) {
+                    0 => Err(format!("no line of {} matches this server, database and user", path.display())),
+                    _ => Ok(()),
+                };
             }
+        };
+        for host in hosts {
+            host.password(&password);
         }
+        Ok(())
     }
 }
 
+/// Reads a file on a thread for blocking work: the store's thread must not wait for a disk.
 async fn read(path: &Path) -> Result<String, String> {
     let owned = path.to_owned();
     let text = tokio::task::spawn_blocking(move || std::fs::read_to_string(owned)).await;
@@ -114,11 +124,24 @@ pub(super) fn places(config: &Config) -> impl Iterator<Item = (String, u16)> {
     })
 }
 
-/// The password of the first line that fits. A `*` fits anything; `\` takes its meaning from a colon and from itself.
+/// Sets the passwords of the hosts that have a line in this password file; returns their number.
+fn give_lines(text: &str, hosts: &mut [Config]) -> usize {
+    let mut given = 0;
+    for host in hosts {
+        let found = places(host).find_map(|(name, port)| in_passfile(text, &name, port, host));
+        if let Some(password) = found {
+            host.password(password);
+            given += 1;
+        }
+    }
+    given
+}
+
+/// The password of the first line that matches. `*` matches anything; `\` escapes a colon and itself.
 fn in_passfile(text: &str, host: &str, port: u16, config: &Config) -> Option<String> {
     let user = config.get_user().unwrap_or_default();
     let database = config.get_dbname().unwrap_or(user);
-    // A socket is meant by `localhost`.
+    // `localhost` also matches a Unix socket.
     let host = if host.starts_with('/') { "localhost" } else { host };
     let wanted = [host, &port.to_string(), database, user];
     text.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
@@ -129,11 +152,12 @@ fn in_passfile(text: &str, host: &str, port: u16, config: &Config) -> Option<Str
     })
 }
 
+/// The fields of a line of a password file, unescaped.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut letters = line.chars();
     while let Some(letter) = letters.next() {
-        // The password is the rest of the line, and may have colons.
+        // The password is the rest of the line, and may contain colons.
         match (letter, fields.len()) {
             (':', 1..5) => fields.push(String::new()),
             (letter, _) => {
@@ -157,11 +181,19 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_of_a_passfile_that_fits_counts() {
+    fn the_first_matching_line_of_a_passfile_applies() {
         let text = "# a comment\ndb:5432:*:*:no\ndb:5433:orders:shop:yes\n*:*:*:*:late";
         assert_eq!(found(text).as_deref(), Some("yes"));
         assert_eq!(found("*:*:*:*:any\n").as_deref(), Some("any"));
         assert_eq!(found("other:*:*:*:no\n:\n\n"), None);
+    }
+
+    #[test]
+    fn each_host_of_a_url_has_its_own_line() {
+        let mut hosts = ["db1", "db2", "db3"].map(|host| format!("postgres://shop@{host}/orders").parse().unwrap());
+        assert_eq!(give_lines("db2:*:*:*:two\ndb1:*:*:*:one\n", &mut hosts), 2);
+        let passwords = hosts.each_ref().map(|host: &Config| host.get_password());
+        assert_eq!(passwords, [Some(&b"one"[..]), Some(b"two"), None]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Calls for poisoned deliveries, and the topics of dead letters. The trigger `inbox_bury` writes what is read here.
+//! Calls for poisoned deliveries, and dead-letter topics. The trigger `inbox_on_poison_change` writes the rows that are
+//! read here.
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::store::seam::WantedHandler;
 use crate::types::Result;
 
 statements! {
+    /// The lease is the new due time, so a call of a crashed process becomes due again by itself.
     ClaimCalls("
         WITH claimed AS (
             UPDATE inbox_poison_call c SET due_at = now() + :lease_ms * interval '1 millisecond', calls = c.calls + 1
@@ -32,7 +34,7 @@ statements! {
 
     DelayCall("UPDATE inbox_poison_call SET due_at = now() + :after_ms * interval '1 millisecond' WHERE id = :id") { after_ms: i64, id: i64 }
 
-    /// Under every id: deliveries that are stored under an older one are this handler's too.
+    /// Written to every id: deliveries stored under an older id also belong to this handler.
     SetDeadLetters<'a>("
         WITH gone AS (DELETE FROM inbox_dead_letter WHERE handler_id = ANY (:all) AND reason <> ALL (:reasons))
         INSERT INTO inbox_dead_letter AS d (handler_id, reason, topic)
@@ -45,6 +47,7 @@ statements! {
     { calls: bool, all: &'a [i16] }
 }
 
+/// Writes the options of a registration that concern poisoned deliveries.
 pub(super) async fn set(conn: &mut AsyncPgConnection, handler: &WantedHandler, all: &[i16]) -> diesel::QueryResult<()> {
     let reasons = handler.dead_letters.iter().map(|(reason, _)| reason.as_str()).collect();
     let topics = handler.dead_letters.iter().map(|(_, topic)| topic.as_str()).collect();
@@ -58,7 +61,7 @@ pub(super) async fn claim(conn: &mut AsyncPgConnection, lease: Duration, rows: u
     let claimed = claiming
         .load::<PoisonCallRow<PgTimestamp>>(conn)
         .await
-        .map_err(database("cannot look for poisoned deliveries"))?;
+        .map_err(database("cannot claim calls for poisoned deliveries"))?;
     Ok(claimed.into_iter().map(poison_call).collect())
 }
 

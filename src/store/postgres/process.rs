@@ -1,8 +1,9 @@
-//! Settle, renew, give back: what the processor writes of its claims, each statement bounded by its batch and fenced by the attempt.
+//! Settle, renew, release: the statements with which the processor writes its claims. Each statement is bounded by its
+//! batch and fenced by the attempt.
 //!
-//! A settlement without the current attempt changes nothing. The fence also
-//! names the processor: a replica that is promoted without the last claims gives their attempts to others. No
-//! statement here waits for a row that somebody else has locked for longer than two seconds.
+//! A settlement without the current attempt changes nothing. The fence also includes the processor: a replica that is
+//! promoted without the last claims assigns their attempts to other processors. No statement here waits longer than two
+//! seconds for a row lock.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -17,14 +18,17 @@ use crate::store::written::Written;
 use crate::types::{Outcome, Result};
 
 rows! {
+    /// A claim that was renewed, or is lost. Claims on locked rows have no row.
     RenewRow { claim: ClaimId, is_renewed: bool }
 
+    /// A settlement without effect, and whether the handler had settled the delivery itself.
     LostRow { claim: ClaimId, is_done: bool }
 }
 
 statements! {
-    /// The common case, kept narrow. Arrays are unnested as in accept. The fence stands in a CASE, here and below, so that the planner
-    /// cannot reason about it: right after an ANALYZE that saw no locked row it would expect none, and begin with a scan for them.
+    /// The common case, kept narrow. Arrays are unnested as in accept. Here and below the fence is in a CASE, so that
+    /// the planner cannot estimate it: right after an ANALYZE that saw no locked row it would expect none, and start
+    /// with a scan for them.
     SettleDone("
         UPDATE inbox_delivery d
         SET finished_at = now(), status = 2, locked_until = NULL, locked_by = NULL, crashes = 0
@@ -35,8 +39,12 @@ statements! {
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL")
     { processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
 
-    /// Everything that is not simply done. How an attempt failed is written with the outcome, for exactly the rows that were settled, and over
-    /// what stood in its place: nothing has to be read or deleted to keep the number of rows bounded.
+    /// The same for ordered handlers, with the next delivery of each key.
+    SettleOrdered("SELECT inbox_settle_ordered(:processor, :message_seqs, :handler_ids, :attempts)")
+    -> i64 { processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
+
+    /// All outcomes other than done. The failure of an attempt is written with the outcome, for exactly the settled
+    /// rows, and replaces the row in its place: nothing must be read or deleted to keep the number of rows bounded.
     SettleOther<'a>("
         WITH settled AS (
             UPDATE inbox_delivery d
@@ -45,16 +53,16 @@ statements! {
                 status = s.status,
                 errors = d.errors + CASE WHEN d.errors = 2147483647 THEN 0 ELSE s.charge END,
                 crashes = CASE WHEN s.keep_crashes THEN d.crashes ELSE 0 END,
-                troubles = coalesce(s.troubles, d.troubles),
+                store_errors = coalesce(s.store_errors, d.store_errors),
                 locked_until = NULL, locked_by = NULL,
-                -- Only what is given up here can pass: what is parked for an unknown key holds its key, and returns.
+                -- Only deliveries poisoned here may pass: one parked for an unknown key holds its key, and is returned later.
                 passed = CASE WHEN s.status = 3 AND d.order_hash IS NOT NULL
                               THEN (SELECT true FROM inbox_handler h WHERE h.id = d.handler_id AND h.passes_poisoned) END,
                 reason = s.reason,
                 last_error = coalesce(s.error, d.last_error)
             FROM (SELECT unnest(:message_seqs) AS message_seq, unnest(:handler_ids) AS handler_id, unnest(:attempts) AS attempt,
                          unnest(:statuses) AS status, unnest(:delays_ms) AS delay_ms, unnest(:charges) AS charge,
-                         unnest(:keep_crashes) AS keep_crashes, unnest(:troubles) AS troubles, unnest(:reasons) AS reason, unnest(:errors) AS error,
+                         unnest(:keep_crashes) AS keep_crashes, unnest(:store_errors) AS store_errors, unnest(:reasons) AS reason, unnest(:errors) AS error,
                          unnest(:places) AS place, unnest(:whys) AS why) s
             WHERE d.message_seq = s.message_seq AND d.handler_id = s.handler_id
               AND CASE WHEN d.attempts = s.attempt AND d.locked_by = :processor AND d.locked_until IS NOT NULL AND d.finished_at IS NULL
@@ -68,12 +76,13 @@ statements! {
             DO UPDATE SET attempt = excluded.attempt, failed_at = excluded.failed_at, why = excluded.why, error = excluded.error)
         SELECT count(*) FROM settled") -> i64 {
         processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16>,
-        delays_ms: Vec<Option<i64>>, charges: Vec<i32>, keep_crashes: Vec<bool>, troubles: Vec<Option<i32>>, reasons: Vec<Option<&'a str>>,
+        delays_ms: Vec<Option<i64>>, charges: Vec<i32>, keep_crashes: Vec<bool>, store_errors: Vec<Option<i32>>, reasons: Vec<Option<&'a str>>,
         errors: Vec<Option<&'a str>>, places: Vec<i16>, whys: Vec<Option<&'a str>>,
     }
 
-    /// Which settlements did not take effect. One that did, in a try whose answer was lost, shows as its attempt, unlocked by nobody else, with
-    /// the status it set. So does a delivery that its handler has settled itself, by `inbox_settle`: it is done, whatever else was to be written.
+    /// Finds settlements that did not take effect. A settlement that did, in a try whose reply was lost, has its
+    /// attempt, no other lock, and the status that it set. So has a delivery that its handler settled with
+    /// `inbox_settle`: it is done, whatever else was to be written.
     FindLost("
         SELECT s.message_seq, s.handler_id, s.attempt,
                (SELECT true FROM inbox_delivery d
@@ -85,8 +94,8 @@ statements! {
                  AND d.locked_until IS NULL AND d.locked_by IS NULL AND d.status = s.status) IS NOT TRUE")
     -> LostRow { message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, statuses: Vec<i16> }
 
-    /// Skips rows that are locked, so that one transaction that hangs cannot let the claims of all others run out. A delivery that its handler has
-    /// settled itself counts as renewed: the handler may end in peace, and nobody else runs it.
+    /// Skips locked rows, so that one stuck transaction cannot let the claims of all others expire. A delivery that its
+    /// handler has settled counts as renewed: the handler may finish, and no other process runs the delivery.
     Renew("
         WITH renewed AS (
             UPDATE inbox_delivery t SET locked_until = now() + :lease_ms * interval '1 millisecond'
@@ -114,7 +123,7 @@ statements! {
                WHERE d.message_seq = r.message_seq AND d.handler_id = r.handler_id) IS NOT TRUE")
     -> RenewRow { lease_ms: i64, processor: i32, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32> }
 
-    /// Fenced by the processor as well: attempt 1 may by now be another's.
+    /// Also fenced by the processor: attempt 1 may now belong to another processor.
     ReleaseHandedOver("
         UPDATE inbox_delivery d SET locked_until = NULL, locked_by = NULL
         FROM unnest(:message_seqs, :handler_ids) AS r (message_seq, handler_id)
@@ -125,18 +134,31 @@ statements! {
     { message_seqs: Vec<i64>, handler_ids: Vec<i16>, processor: i32 }
 }
 
-pub(super) async fn settle(conn: &mut AsyncPgConnection, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
+/// Writes outcomes: each of the three statements is a transaction. After an error, repeating the call is safe, because
+/// a settlement that took effect is recognized (`FindLost`).
+pub(super) async fn settle(
+    conn: &mut AsyncPgConnection,
+    by: &Settler,
+    settlements: &[Settlement],
+) -> Result<Vec<Lost>> {
     let mut sorted: Vec<&Settlement> = settlements.iter().collect();
-    // The same order everywhere, so that two settlers never wait for each other in a circle.
+    // All settlers use the same order, so that they never deadlock.
     sorted.sort_unstable_by_key(|settlement| settlement.claim);
     let (done, other): (Vec<&Settlement>, Vec<&Settlement>) =
         sorted.iter().copied().partition(|settlement| settlement.outcome == Outcome::Done);
+    let is_ordered = |settlement: &&Settlement| by.ordered_ids.contains(&settlement.claim.handler_id);
+    let (ordered, done): (Vec<&Settlement>, Vec<&Settlement>) = done.into_iter().partition(is_ordered);
     let cannot = || database(format!("cannot settle {} deliveries", settlements.len()));
     let mut settled = 0;
     if !done.is_empty() {
         let (message_seqs, handler_ids, attempts) = columns(done.iter().map(|settlement| settlement.claim));
         let settle = SettleDone { processor: by.processor, message_seqs, handler_ids, attempts };
         settled += settle.execute(conn).await.map_err(cannot())? as u64;
+    }
+    if !ordered.is_empty() {
+        let (message_seqs, handler_ids, attempts) = columns(ordered.iter().map(|settlement| settlement.claim));
+        let settle = SettleOrdered { processor: by.processor, message_seqs, handler_ids, attempts };
+        settled += settle.load(conn).await.and_then(only_row).map(self::count).map_err(cannot())?;
     }
     if !other.is_empty() {
         let count = settle_other(by, &other).load(conn).await.and_then(only_row).map(self::count);
@@ -161,10 +183,11 @@ pub(super) async fn release_handed_over(
     ReleaseHandedOver { message_seqs, handler_ids, processor }
         .execute(conn)
         .await
-        .map_err(database("cannot give back deliveries that were handed over"))?;
+        .map_err(database("cannot release handed-over deliveries"))?;
     Ok(())
 }
 
+/// `sent_at` is taken before the statement, so a lease never lasts longer for this process than in the database.
 pub(super) async fn renew(
     conn: &mut AsyncPgConnection,
     processor: i32,
@@ -182,13 +205,15 @@ pub(super) async fn renew(
         let list = if is_renewed { &mut renewal.renewed } else { &mut renewal.lost };
         list.push(claim);
     }
-    // Settled between the two halves of the statement is neither: the settler knows better.
+    // A claim that was settled while the statement ran may be in neither list: its settlement decides. A claim in both
+    // lists is renewed.
     let renewed: HashSet<ClaimId> = renewal.renewed.iter().copied().collect();
     renewal.lost.retain(|claim| !renewed.contains(claim));
     Ok(renewal)
 }
 
-fn settle_other<'a>(by: Settler, settlements: &[&'a Settlement]) -> SettleOther<'a> {
+/// The columns of all outcomes other than done, as arrays.
+fn settle_other<'a>(by: &Settler, settlements: &[&'a Settlement]) -> SettleOther<'a> {
     let (message_seqs, handler_ids, attempts) = columns(settlements.iter().map(|settlement| settlement.claim));
     let written: Vec<Written<'_>> = settlements.iter().map(|settlement| Written::from(&settlement.outcome)).collect();
     SettleOther {
@@ -202,13 +227,13 @@ fn settle_other<'a>(by: Settler, settlements: &[&'a Settlement]) -> SettleOther<
         delays_ms: written.iter().map(|w| w.delay.map(millis)).collect(),
         charges: written.iter().map(|w| i32::from(w.is_charged)).collect(),
         keep_crashes: written.iter().map(|w| w.keeps_crashes).collect(),
-        troubles: written.iter().map(|w| w.troubles).collect(),
+        store_errors: written.iter().map(|w| w.store_errors).collect(),
         reasons: written.iter().map(|w| w.reason).collect(),
         errors: written.iter().map(|w| w.error).collect(),
     }
 }
 
-/// Claims as the arrays that statements bind.
+/// Claims as arrays for binding.
 pub(super) fn columns(claims: impl Iterator<Item = ClaimId>) -> (Vec<i64>, Vec<i16>, Vec<i32>) {
     let mut columns = (Vec::new(), Vec::new(), Vec::new());
     for claim in claims {
@@ -219,6 +244,7 @@ pub(super) fn columns(claims: impl Iterator<Item = ClaimId>) -> (Vec<i64>, Vec<i
     columns
 }
 
+/// For binding. Saturates.
 pub(super) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }

@@ -1,11 +1,14 @@
-//! Retention: a bounded walk over the messages in their order, each step a short transaction that holds the lease's row.
+//! Retention: a bounded scan over the messages in seq order. Each step is a short transaction that holds the lease's
+//! row.
 //!
-//! A walk looks at messages that are old enough for the first time, and at blocks of messages that were kept when the first of them can go. Both are
-//! written down in the step that looks, so a purge costs what goes, not what stays, and the next process goes on where this one was. A
-//! message and all its deliveries go together or stay together. Their rows are locked before they are judged for the last time, so a
-//! delivery that a redelivery adds meanwhile keeps its message; rows that others have locked are passed over, nobody waits for a purge.
+//! A scan checks messages that are old enough for the first time, and blocks of kept messages when the first message of
+//! a block expires. Both are recorded in the step that checks, so the cost of a purge depends on the rows that it
+//! deletes, and the next process continues where this one stopped. A message and all its deliveries are deleted
+//! together or kept together. Their rows are locked before the final check, so a delivery that a redelivery adds in the
+//! meantime keeps its message. Rows that others have locked are skipped; nothing waits for a purge.
 //!
-//! Never touches what is pending or running, nor, unless an expiry says so, what is poisoned or quarantined.
+//! It never deletes pending or running deliveries, and deletes poisoned deliveries and quarantined records only if they
+//! have an expiry.
 
 mod statements;
 
@@ -28,10 +31,10 @@ use statements::{
     MakeLease, Mark, NoteKept, NoteWalked, ReleaseLease, Remove, RemoveRow, TakeLease, WalkFresh, WalkKept, WalkRow,
 };
 
-/// The step that writes identities is over by then: two statements of 20 seconds at the most, and its commit.
+/// The step that writes identities takes less: at most two statements of 20 seconds, and its commit.
 const STEP_MAX: Duration = Duration::from_secs(50);
 
-/// Periods as the statements take them.
+/// Periods as bound by the statements.
 struct PeriodBinds {
     shortest_ms: i64,
     handler_ids: Vec<i16>,
@@ -52,9 +55,9 @@ impl From<&Periods> for PeriodBinds {
     }
 }
 
-/// `patience` is how long an act of this store may take at the most, and those of others are taken to be no slower. So long after an
-/// identity was written its message may go; accepts that began before and still run are waited for as well, as far as the server lets
-/// us see them.
+/// `patience` is the upper limit for an operation of this store; other stores are assumed to be no slower. A message
+/// may be deleted this long after its identity was written. Accepts that began before and still run are also awaited,
+/// as far as the server shows them.
 pub(super) async fn step(
     conn: &mut AsyncPgConnection,
     holder: i64,
@@ -88,6 +91,7 @@ pub(super) async fn step(
     stepped.await.map_err(database("cannot purge"))
 }
 
+/// Takes or renews the lease. Its row stays locked until the step has ended.
 async fn take_lease(conn: &mut AsyncPgConnection, holder: i64) -> QueryResult<bool> {
     let take = || TakeLease { holder, lease_ms: millis(LEASE), name: LEASE_NAME };
     if !take().load::<String>(conn).await?.is_empty() {
@@ -97,19 +101,20 @@ async fn take_lease(conn: &mut AsyncPgConnection, holder: i64) -> QueryResult<bo
     Ok(is_made && !take().load::<String>(conn).await?.is_empty())
 }
 
-/// What a step looked at.
-struct Walked {
-    /// Messages that can go.
+/// The result of a scan step.
+struct ScanStep {
+    /// Messages that can be deleted.
     seqs: Vec<i64>,
-    /// Blocks that were looked at.
+    /// Blocks that were checked.
     blocks: Vec<i64>,
-    /// The last message that need not be looked at again for being new.
+    /// The last message that is not checked again as a new one.
     walked_to: Option<i64>,
-    /// Where the walk goes on.
+    /// Where the scan continues.
     cursor: Option<Cursor>,
 }
 
-async fn walk(conn: &mut AsyncPgConnection, periods: &Periods, cursor: Cursor, rows: u32) -> QueryResult<Walked> {
+/// One part of the scan: first the blocks of kept messages that are due, then the messages that were never checked.
+async fn walk(conn: &mut AsyncPgConnection, periods: &Periods, cursor: Cursor, rows: u32) -> QueryResult<ScanStep> {
     let after_seq = match cursor {
         Cursor::Kept { after_block } => {
             let walked = walk_kept(conn, periods, after_block, rows).await?;
@@ -123,12 +128,13 @@ async fn walk(conn: &mut AsyncPgConnection, periods: &Periods, cursor: Cursor, r
     walk_fresh(conn, periods, after_seq, rows).await
 }
 
+/// Kept messages of the blocks that are due. Without a due block, the scan goes on with the new messages.
 async fn walk_kept(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
     after_block: i64,
     rows: u32,
-) -> QueryResult<Walked> {
+) -> QueryResult<ScanStep> {
     let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let walk = WalkKept {
         policy: periods.policy(),
@@ -147,15 +153,16 @@ async fn walk_kept(
         Some(after_block) => Cursor::Kept { after_block },
         None => Cursor::Fresh { after_seq: None },
     };
-    Ok(Walked { seqs, blocks, walked_to, cursor: Some(cursor) })
+    Ok(ScanStep { seqs, blocks, walked_to, cursor: Some(cursor) })
 }
 
+/// Messages that no purge with these periods has checked.
 async fn walk_fresh(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
     after_seq: Option<i64>,
     rows: u32,
-) -> QueryResult<Walked> {
+) -> QueryResult<ScanStep> {
     let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let walk = WalkFresh {
         after_seq,
@@ -171,11 +178,11 @@ async fn walk_fresh(
     };
     let WalkRow { last, is_at_end, seqs, blocks, walked_to } = walk.load(conn).await.and_then(only_row)?;
     let cursor = last.filter(|_| !is_at_end).map(|seq| Cursor::Fresh { after_seq: Some(seq) });
-    Ok(Walked { seqs, blocks, walked_to, cursor })
+    Ok(ScanStep { seqs, blocks, walked_to, cursor })
 }
 
-/// Writes down what was looked at, after what could go has gone.
-async fn note(conn: &mut AsyncPgConnection, periods: &Periods, walked: &Walked) -> QueryResult<()> {
+/// Records what was checked, after the expired messages were deleted.
+async fn note(conn: &mut AsyncPgConnection, periods: &Periods, walked: &ScanStep) -> QueryResult<()> {
     let PeriodBinds { shortest_ms, handler_ids, periods_ms, default_ms, poisoned_ms } = periods.into();
     let policy = periods.policy();
     if !walked.blocks.is_empty() {
@@ -190,6 +197,8 @@ async fn note(conn: &mut AsyncPgConnection, periods: &Periods, walked: &Walked) 
     Ok(())
 }
 
+/// Writes the identities of messages that can be deleted. Records nothing about the scan: the messages are checked
+/// again before they are deleted.
 async fn mark(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
@@ -197,7 +206,7 @@ async fn mark(
     cursor: Cursor,
     rows: u32,
 ) -> QueryResult<Step> {
-    let Walked { seqs, cursor, .. } = walk(conn, periods, cursor, rows).await?;
+    let ScanStep { seqs, cursor, .. } = walk(conn, periods, cursor, rows).await?;
     if seqs.is_empty() {
         return Ok(Step { cursor, ..Step::default() });
     }
@@ -206,11 +215,13 @@ async fn mark(
     Ok(Step { cursor, messages: seqs.len() as u64, identities: count(identities), ..Step::default() })
 }
 
+/// The step has a cursor as long as the identities have not settled.
 async fn settle(conn: &mut AsyncPgConnection, settle_ms: i64) -> QueryResult<Step> {
     let is_settled: bool = IsSettled { settle_ms }.load(conn).await.and_then(only_row)?;
     Ok(Step { cursor: (!is_settled).then_some(Cursor::START), ..Step::default() })
 }
 
+/// Deletes the expired messages of one part of the scan, and records the part as checked.
 async fn remove(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
@@ -227,6 +238,7 @@ async fn remove(
     Ok(Step { cursor: walked.cursor, ..step })
 }
 
+/// Deletes those of the messages that are not locked and still expired.
 async fn remove_walked(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
@@ -243,18 +255,20 @@ async fn remove_walked(
     let remove = Remove { message_seqs, handler_ids, periods_ms, default_ms, poisoned_ms };
     let RemoveRow { messages, deliveries, found } = remove.load(conn).await.and_then(only_row)?;
     if deliveries != found {
-        // Somebody replayed one of them that very moment. Nothing goes; the next try sees it.
+        // An operator replayed one of them at the same moment. Nothing is deleted; the next try sees it.
         return Err(DieselError::RollbackTransaction);
     }
     let identities = if keeps_identities { count(messages) } else { 0 };
     Ok(Step { deliveries: count(deliveries), messages: count(messages), identities, ..Step::default() })
 }
 
+/// Without it, the next purge would wait for the lease to expire.
 pub(super) async fn release(conn: &mut AsyncPgConnection, holder: i64) -> Result<()> {
     let release = ReleaseLease { name: LEASE_NAME, holder };
-    release.execute(conn).await.map(drop).map_err(database("cannot let the lease of retention go"))
+    release.execute(conn).await.map(drop).map_err(database("cannot release the retention lease"))
 }
 
+/// Counts in one part of the table. Needs no lease, because it changes nothing.
 pub(super) async fn count_purgeable(
     conn: &mut AsyncPgConnection,
     periods: &Periods,
@@ -269,13 +283,13 @@ pub(super) async fn count_purgeable(
         counting.load(conn).await.and_then(only_row)
     });
     let CountRow { last, is_at_end, messages, deliveries } =
-        counted.await.map_err(database("cannot count what can be purged"))?;
+        counted.await.map_err(database("cannot count the messages to purge"))?;
     Ok(Counted { cursor: last.filter(|_| !is_at_end), deliveries: count(deliveries), messages: count(messages) })
 }
 
 pub(super) async fn count_forgettable(conn: &mut AsyncPgConnection) -> Result<u64> {
     let counted = Forgettable {}.load(conn).await.and_then(only_row);
-    counted.map(count).map_err(database("cannot count what can be forgotten"))
+    counted.map(count).map_err(database("cannot count the expired identities"))
 }
 
 pub(super) async fn ids_of_keys(conn: &mut AsyncPgConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {

@@ -1,4 +1,4 @@
-//! Writes records that could not become messages, whole, once each.
+//! Writes records that could not become messages: with all their bytes, once each.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ rows! {
 }
 
 statements! {
-    /// A record that comes again is quarantined once. Sorted, so that two acceptors never wait for each other in a circle.
+    /// A redelivered record is quarantined once. Sorted, so that two acceptors never deadlock.
     InsertQuarantined<'a>("
         INSERT INTO inbox_quarantine (topic, cluster_id, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id, source,
                                       record_key, headers, payload, record_hash)
@@ -40,11 +40,13 @@ statements! {
         payloads: Vec<Option<&'a [u8]>>, record_hashes: Vec<Vec<u8>>,
     }
 
-    /// Records that were quarantined before.
+    /// Records that were already in quarantine.
     FindQuarantined<'a>("
         SELECT record_hash, id FROM inbox_quarantine WHERE record_hash = ANY (:record_hashes)")
     -> KeptRow { record_hashes: Vec<&'a [u8]> }
 
+    /// Tries to insert the message in a subtransaction, and returns the SQLSTATE of the error: diesel does not report
+    /// it.
     Refusal<'a>("
         SELECT inbox_refusal(:message_id, :source, :topic, :payload_hash, :kafka_partition, :kafka_offset, :recorded_at, :record_key,
                              :headers, :payload)")
@@ -55,8 +57,8 @@ statements! {
     }
 }
 
-/// Whether the server refuses the message for its values: SQLSTATE classes 22 (data), 23 (constraints), 54 (limits), P0 (raised by a
-/// trigger). Everything else is the server's own trouble and passes.
+/// Whether the server rejects the message because of its values: SQLSTATE classes 22 (data), 23 (constraints), 54
+/// (limits), P0 (raised by a trigger). All other errors are server errors and temporary.
 pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) -> Result<bool> {
     let stored = &message.message;
     let refusal = Refusal {
@@ -72,11 +74,11 @@ pub(super) async fn refuses(conn: &mut AsyncPgConnection, message: &NewMessage) 
         payload: stored.payload.as_deref(),
     };
     let state: String =
-        refusal.load(conn).await.and_then(only_row).map_err(database("cannot ask why a message is refused"))?;
+        refusal.load(conn).await.and_then(only_row).map_err(database("cannot find out why a message is rejected"))?;
     Ok(["22", "23", "54", "P0"].iter().any(|class| state.starts_with(class)))
 }
 
-/// Writes records, in the caller's transaction; returns their row ids, in order. Those that come again keep the id that they have.
+/// Writes records in the caller's transaction; returns their row ids, in order. Redelivered records keep their id.
 pub(super) async fn write(conn: &mut AsyncPgConnection, rows: &[Quarantined]) -> QueryResult<Vec<Option<i64>>> {
     if rows.is_empty() {
         return Ok(Vec::new());
@@ -93,6 +95,7 @@ pub(super) async fn write(conn: &mut AsyncPgConnection, rows: &[Quarantined]) ->
     Ok(hashes.iter().map(|hash| ids.get(hash).copied()).collect())
 }
 
+/// The columns of the records. Text columns are cleaned; all other bytes are stored as they came.
 fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
     let records = || rows.iter().map(|row| &row.record);
     InsertQuarantined {
@@ -112,8 +115,8 @@ fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
     }
 }
 
-/// A batch without a message: nothing in it was wanted, or all of it is quarantined. Returns the ids of its rows and what has moved; `None` when it is not
-/// its turn.
+/// Writes a batch without messages: nothing in it was wanted, or everything is quarantined. Returns the ids of its rows
+/// and which ledgers moved; `None` when an earlier batch is not stored yet.
 pub(super) async fn write_alone(
     conn: &mut AsyncPgConnection,
     batch: &AcceptBatch,

@@ -1,24 +1,27 @@
-//! Handler ids: reads what is known, lets `aliases.rs` decide, writes what is missing, all under one lock.
+//! Handler ids: reads the known keys, lets `aliases.rs` decide, writes the missing ids, all under one lock.
 
 use std::collections::HashMap;
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
-use super::errors::{Trouble, database};
+use super::errors::{Rollback, database};
 use super::poison;
 use super::process::millis;
 use super::statement::{only_row, statements};
 use crate::store::aliases;
-use crate::store::seam::{HandlerIds, OrderedBy, WantedHandler, Wants};
+use crate::store::seam::{HandlerIds, KeyedBy, WantedHandler, Wants};
 use crate::types::Result;
 
 statements! {
-    /// Two processes that start at once must not give one handler two ids.
-    Lock("SELECT pg_advisory_xact_lock(hashtextextended('wharf register ' || current_schema(), 0)) IS NULL") -> bool {}
+    /// Two processes that start at once must not give one handler two ids. If a process is frozen while it holds the
+    /// lock, the server ends its session, so that others can start.
+    Lock("SELECT set_config('idle_in_transaction_session_timeout', '10s', true) IS NOT NULL
+             AND pg_advisory_xact_lock(hashtextextended('wharf register ' || current_schema(), 0)) IS NULL") -> bool {}
 
     KnownKeys<'a>("SELECT key, handler_id FROM inbox_handler_key WHERE key = ANY(:keys)")
     -> (String, i16) { keys: &'a [&'a str] }
 
+    /// The first key is the current one.
     NewHandler<'a>("
         WITH handler AS (INSERT INTO inbox_handler (key) VALUES ((:keys::text[])[1]) RETURNING id)
         INSERT INTO inbox_handler_key (key, handler_id) SELECT unnest(:keys), id FROM handler") { keys: &'a [String] }
@@ -26,36 +29,39 @@ statements! {
     NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES (:key, :handler_id)")
     { key: &'a str, handler_id: i16 }
 
-    /// The name people see is the one the newest registration uses.
+    /// The displayed name is the key of the newest registration.
     Rename<'a>("UPDATE inbox_handler SET key = :key WHERE id = :handler_id AND key <> :key")
     { key: &'a str, handler_id: i16 }
 
-    /// Under every id: deliveries that are stored under an older one are this handler's too.
+    /// Written to every id: deliveries stored under an older id also belong to this handler.
     SetOrder<'a>("
-        UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned
-        WHERE id = ANY (:all) AND (is_ordered, passes_poisoned) IS DISTINCT FROM (:is_ordered, :passes_poisoned)")
-    { is_ordered: bool, passes_poisoned: bool, all: &'a [i16] }
+        UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned, is_fair = :is_fair
+        WHERE id = ANY (:all) AND (is_ordered, passes_poisoned, is_fair) IS DISTINCT FROM (:is_ordered, :passes_poisoned, :is_fair)")
+    { is_ordered: bool, passes_poisoned: bool, is_fair: bool, all: &'a [i16] }
 
-    /// What inbox_accept has to know, under the id of new deliveries; what is the same is not written again.
+    /// Subscriptions for inbox_accept, under the id of new deliveries; unchanged rows are not written again.
     Subscribe<'a>("
         WITH gone AS (
             DELETE FROM inbox_subscription WHERE handler_id = ANY (:all) AND (handler_id <> :current OR topic <> ALL (:topics)))
-        INSERT INTO inbox_subscription AS s (topic, handler_id, event_types, delay_ms, delay_header, order_by, order_header)
-        SELECT DISTINCT t.topic, :current, :event_types, :delay_ms, :delay_header, :order_by, :order_header FROM unnest(:topics) AS t (topic)
+        INSERT INTO inbox_subscription AS s (topic, matches, handler_id, event_types, delay_ms, delay_header, order_by, order_header, fair_by, fair_header)
+        SELECT DISTINCT t.topic, t.matches, :current, :event_types, :delay_ms, :delay_header, :order_by, :order_header, :fair_by, :fair_header
+        FROM unnest(:topics, :matches) AS t (topic, matches)
         ON CONFLICT (topic, handler_id) DO UPDATE
-        SET event_types = excluded.event_types, delay_ms = excluded.delay_ms, delay_header = excluded.delay_header,
-            order_by = excluded.order_by, order_header = excluded.order_header
-        WHERE (s.event_types, s.delay_ms, s.delay_header, s.order_by, s.order_header)
-              IS DISTINCT FROM (excluded.event_types, excluded.delay_ms, excluded.delay_header, excluded.order_by, excluded.order_header)")
+        SET matches = excluded.matches, event_types = excluded.event_types, delay_ms = excluded.delay_ms, delay_header = excluded.delay_header,
+            order_by = excluded.order_by, order_header = excluded.order_header, fair_by = excluded.fair_by, fair_header = excluded.fair_header
+        WHERE (s.matches, s.event_types, s.delay_ms, s.delay_header, s.order_by, s.order_header, s.fair_by, s.fair_header)
+              IS DISTINCT FROM (excluded.matches, excluded.event_types, excluded.delay_ms, excluded.delay_header, excluded.order_by, excluded.order_header,
+                                excluded.fair_by, excluded.fair_header)")
     {
-        all: &'a [i16], current: i16, topics: &'a [String], event_types: Option<&'a [String]>, delay_ms: Option<i64>,
-        delay_header: Option<&'a str>, order_by: Option<&'a str>, order_header: Option<&'a str>,
+        all: &'a [i16], current: i16, topics: Vec<&'a str>, matches: Vec<Option<&'a str>>, event_types: Option<&'a [String]>, delay_ms: Option<i64>,
+        delay_header: Option<&'a str>, order_by: Option<&'a str>, order_header: Option<&'a str>, fair_by: Option<&'a str>,
+        fair_header: Option<&'a str>,
     }
 
     /// The schema of the inbox.
     Schema("SELECT current_schema()") -> Option<String> {}
 
-    /// What a person has set stays.
+    /// A limit that an operator has set stays.
     SetRate<'a>("
         UPDATE inbox_handler
         SET registered_interval_us = :interval_us, registered_burst = :burst,
@@ -65,21 +71,24 @@ statements! {
         WHERE id = ANY (:all) AND (registered_interval_us, registered_burst) IS DISTINCT FROM (:interval_us, :burst)")
     { interval_us: Option<i64>, burst: Option<i32>, all: &'a [i16] }
 
-    /// Processes that know only one of the ids must not add deliveries to what is there under another.
+    /// Processes that know only one of the ids must not add deliveries to messages that have one under another id.
     Unite<'a>("
         UPDATE inbox_handler SET same_as = :current
         WHERE (id = ANY (:all) OR same_as = ANY (:all)) AND same_as IS DISTINCT FROM :current")
     { current: i16, all: &'a [i16] }
 
-    /// Two handlers of one program are two, whatever a later version made of them: it was rolled back.
+    /// The handlers of one program are separate, even if a later version united their ids: that version was rolled
+    /// back. The id that others were united with keeps its `same_as`, because further ids may be united with it.
     Part<'a>("
         UPDATE inbox_handler h SET same_as = NULL
-        WHERE h.id = ANY (:own) AND h.same_as IS NOT NULL
+        WHERE h.id = ANY (:own) AND h.same_as <> h.id
           AND (SELECT true FROM inbox_handler o
                WHERE o.id = ANY (:others) AND coalesce(o.same_as, o.id) = h.same_as LIMIT 1)")
     { own: &'a [i16], others: &'a [i16] }
 }
 
+/// Registers all handlers of a process in one transaction, under a lock per schema: two processes that start at the
+/// same time see each other's keys.
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
     let registered = conn
         .build_transaction()
@@ -100,7 +109,8 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
             for (handler, ids) in wanted.iter().zip(&ids) {
                 Rename { key: &handler.key, handler_id: ids.current }.execute(conn).await?;
                 let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
-                let set = SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, all: &ids.all };
+                let (is_ordered, is_fair) = (handler.order.is_some(), handler.is_fair);
+                let set = SetOrder { is_ordered, passes_poisoned, is_fair, all: &ids.all };
                 set.execute(conn).await?;
                 let (interval_us, burst) = handler.rate.map(|rate| (rate.interval_us, rate.burst)).unzip();
                 SetRate { interval_us, burst, all: &ids.all }.execute(conn).await?;
@@ -112,33 +122,42 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                     Unite { current: ids.current, all: &ids.all }.execute(conn).await?;
                 }
             }
-            Result::<_, Trouble>::Ok(ids)
+            Result::<_, Rollback>::Ok(ids)
         })
         .await;
-    registered.map_err(|trouble| trouble.or(database("cannot register the handlers")))
+    registered.map_err(|rollback| rollback.or(database("cannot register the handlers")))
 }
 
 fn subscribe<'a>(wants: &'a Wants, ids: &'a HandlerIds) -> Subscribe<'a> {
-    let Wants { topics, event_types, delay, delay_header, ordered_by } = wants;
-    let (order_by, order_header) = match ordered_by {
-        None => (None, None),
-        Some(OrderedBy::RecordKey) => (Some("record key"), None),
-        Some(OrderedBy::Header(name)) => (Some("header"), Some(name.as_str())),
-        Some(OrderedBy::Process) => (Some("process"), None),
-    };
+    let Wants { topics, event_types, delay, delay_header, ordered_by, fair_by } = wants;
+    let (order_by, order_header) = keyed_by(ordered_by.as_ref());
+    let (fair_by, fair_header) = keyed_by(fair_by.as_ref());
     Subscribe {
         all: &ids.all,
         current: ids.current,
-        topics,
+        topics: topics.iter().map(|wanted| wanted.topic.as_str()).collect(),
+        matches: topics.iter().map(|wanted| wanted.matches.as_deref()).collect(),
         event_types: (!event_types.is_empty()).then_some(event_types),
         delay_ms: delay.map(millis),
         delay_header: delay_header.as_deref(),
         order_by,
         order_header,
+        fair_by,
+        fair_header,
     }
 }
 
-/// The schema that the connection finds the inbox in.
+/// As in `inbox_subscription`: how a key is found, and in which header.
+fn keyed_by(keyed_by: Option<&KeyedBy>) -> (Option<&str>, Option<&str>) {
+    match keyed_by {
+        None => (None, None),
+        Some(KeyedBy::RecordKey) => (Some("record key"), None),
+        Some(KeyedBy::Header(name)) => (Some("header"), Some(name.as_str())),
+        Some(KeyedBy::Process) => (Some("process"), None),
+    }
+}
+
+/// The schema in which the connection finds the inbox.
 pub(super) async fn schema(conn: &mut AsyncPgConnection) -> Result<String> {
     let found: diesel::QueryResult<Option<String>> = Schema {}.load(conn).await.and_then(only_row);
     Ok(found.map_err(database("cannot read the schema of the inbox"))?.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! Prepared statements of PostgreSQL, and the types that only it has.
+//! Prepared statements of PostgreSQL, and its own types.
 
 use std::io::Write;
 
@@ -24,7 +24,7 @@ pub(super) use crate::store::statement::{only_row, rows};
 
 sql_values! { PgTimestamp => Timestamptz, IdentityHash => Uuid }
 
-/// What an array can be made of. Not bytes: they are one value.
+/// Element types of arrays. Bytes are not included: they are a single value.
 pub(super) trait Element: SqlValue {}
 
 macro_rules! elements {

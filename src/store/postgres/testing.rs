@@ -1,6 +1,7 @@
-//! What only tests ask of a store, for PostgreSQL: a schema of their own, and time that has passed.
+//! The test operations of the PostgreSQL store: a separate schema per test, and time that passes.
 //!
-//! The server's clock cannot be moved, so everything that is stored is moved into the past instead, which is the same to every statement.
+//! The server's clock cannot be moved, so all stored timestamps are moved into the past instead, which is equivalent
+//! for every statement.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,9 +16,9 @@ use crate::store::Store;
 use crate::store::testing::{DeliveryRow, Testing, delivery};
 use crate::types::{Delivery, Error, Result};
 
-/// Schemas of tests begin with this, then the second they were made in.
+/// Schemas of tests begin with this, followed by the second of their creation.
 const PREFIX: &str = "wharf_test_";
-/// What is older was left behind by a test that was killed.
+/// Older schemas were left behind by a killed test.
 const LEFT_BEHIND_SECS: u64 = 3_600;
 
 statements! {
@@ -39,17 +40,17 @@ statements! {
         identity AS (UPDATE inbox_identity SET purged_at = purged_at - elapsed, forget_at = forget_at - elapsed FROM past),
         lease AS (UPDATE inbox_lease SET held_until = held_until - elapsed FROM past),
         retention AS (UPDATE inbox_retention SET purged_at = purged_at - elapsed FROM past),
-        kept AS (UPDATE inbox_kept SET look_at = look_at - elapsed FROM past),
+        kept AS (UPDATE inbox_kept SET check_at = check_at - elapsed FROM past),
         ledger AS (UPDATE inbox_ledger SET updated_at = updated_at - elapsed, stopped_at = stopped_at - elapsed FROM past),
         gap AS (UPDATE inbox_gap SET noticed_at = noticed_at - elapsed FROM past),
         partition AS (UPDATE inbox_partition SET since = since - elapsed, seen_at = seen_at - elapsed FROM past),
         ingest AS (UPDATE inbox_ingest SET started_at = started_at - elapsed, seen_at = seen_at - elapsed,
-                                           trouble_since = trouble_since - elapsed FROM past),
+                                           problem_since = problem_since - elapsed FROM past),
         outbox AS (UPDATE inbox_outbox SET stored_at = stored_at - elapsed, finished_at = finished_at - elapsed,
                                            recorded_at = recorded_at - elapsed FROM past),
         slots AS (UPDATE inbox_outbox_slots SET held_until = held_until - elapsed FROM past),
         relay AS (UPDATE inbox_relay SET started_at = started_at - elapsed, seen_at = seen_at - elapsed, alive_until = alive_until - elapsed,
-                                         trouble_since = trouble_since - elapsed FROM past),
+                                         problem_since = problem_since - elapsed FROM past),
         poison_call AS (UPDATE inbox_poison_call SET poisoned_at = poisoned_at - elapsed, due_at = due_at - elapsed FROM past),
         attempt AS (UPDATE inbox_attempt SET failed_at = failed_at - elapsed FROM past),
         audit AS (UPDATE inbox_audit SET acted_at = acted_at - elapsed FROM past)
@@ -72,7 +73,7 @@ statements! {
 }
 
 impl Store<Postgres> {
-    /// Connects to a schema made for one test. The user's own tables are found behind it, in `public`.
+    /// Connects to a schema created for one test. The user's own tables in `public` come after it in the search path.
     pub(crate) async fn connect_for_test(url: &str) -> Result<Self> {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let schema = format!("{PREFIX}{since_1970:010}_{:016x}", rand::random::<u64>());
@@ -82,9 +83,9 @@ impl Store<Postgres> {
         let mut conn = store.backend.conn().await?;
         remove_left_behind(&mut conn, since_1970).await;
         let made = conn.batch_execute(&format!("CREATE SCHEMA {schema}")).await;
-        made.map_err(database("cannot make a schema for the test"))?;
+        made.map_err(database("cannot create a schema for the test"))?;
         let current: diesel::QueryResult<Option<String>> = Schema {}.load(&mut conn).await.and_then(only_row);
-        let current = current.map_err(database("cannot look at the schema of the test"))?;
+        let current = current.map_err(database("cannot read the schema of the test"))?;
         drop(conn);
         if current.as_deref() == Some(&schema) {
             return Ok(store);
@@ -96,7 +97,7 @@ impl Store<Postgres> {
     }
 }
 
-/// Removes what killed tests have left. What cannot be removed now stays for the next time.
+/// Removes schemas that killed tests have left. Schemas that cannot be removed now stay until the next time.
 async fn remove_left_behind(conn: &mut AsyncPgConnection, now_secs: u64) {
     let older_than = format!("{:010}", now_secs.saturating_sub(LEFT_BEHIND_SECS));
     let find = LeftBehind { prefix: PREFIX, older_than: &older_than };
@@ -106,6 +107,7 @@ async fn remove_left_behind(conn: &mut AsyncPgConnection, now_secs: u64) {
 }
 
 impl Postgres {
+    /// Waits for at most five seconds: another session of the test may still hold a lock.
     async fn drop_schema(&self, schema: &str) -> Result<()> {
         let drop = format!("BEGIN; SET LOCAL lock_timeout = '5s'; DROP SCHEMA IF EXISTS \"{schema}\" CASCADE; COMMIT");
         act!(self, conn => async { conn.batch_execute(&drop).await.map_err(database("cannot remove the schema of the test")) })
@@ -122,7 +124,7 @@ impl Testing for Postgres {
         let (message_id, handler_key) = of.unzip();
         let find = Find { message_id, handler_key: handler_key.unwrap_or_default() };
         let rows = act!(self, conn => async {
-            find.load::<DeliveryRow>(&mut conn).await.map_err(database("cannot look at a delivery"))
+            find.load::<DeliveryRow>(&mut conn).await.map_err(database("cannot read a delivery"))
         });
         rows?.into_iter().next().map(delivery).transpose()
     }
@@ -130,10 +132,10 @@ impl Testing for Postgres {
     async fn remove(&self) -> Result<()> {
         let current = act!(self, conn => async {
             let schema = Schema {}.load::<Option<String>>(&mut conn).await.and_then(only_row);
-            schema.map_err(database("cannot look at the schema of the test"))
+            schema.map_err(database("cannot read the schema of the test"))
         });
         match current? {
-            // Never anything but what was made for a test.
+            // Removes only schemas that were created for a test.
             Some(schema) if schema.starts_with(PREFIX) => self.drop_schema(&schema).await,
             _ => Ok(()),
         }

@@ -1,4 +1,5 @@
-//! PostgreSQL's timestamps (microseconds since 2000) and the program's. Saturating: a hostile record timestamp is only odd.
+//! Converts PostgreSQL's timestamps (microseconds since 2000). Saturating, because a record's timestamp may hold any
+//! value.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,9 +10,10 @@ use crate::store::seam::Stamp;
 
 /// From 1970 to 2000.
 const POSTGRES_EPOCH_SECS: u64 = 946_684_800;
-/// Year 9999: later stamps are valid for PostgreSQL but for few who read them.
+/// Year 9999: PostgreSQL allows later timestamps, but many clients cannot read them.
 const MICROS_MAX: i64 = 252_455_615_999_999_999;
 
+/// Times before 1970 are stored as 1970: no record is older.
 pub(super) fn to_postgres(time: SystemTime) -> PgTimestamp {
     let epoch = UNIX_EPOCH + Duration::from_secs(POSTGRES_EPOCH_SECS);
     let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(MICROS_MAX).min(MICROS_MAX);
@@ -31,6 +33,7 @@ impl DatabaseStamp for PgTimestamp {
     }
 }
 
+/// A time that `SystemTime` cannot represent becomes the epoch of PostgreSQL.
 fn from_postgres(PgTimestamp(micros): PgTimestamp) -> SystemTime {
     let epoch = UNIX_EPOCH + Duration::from_secs(POSTGRES_EPOCH_SECS);
     let distance = Duration::from_micros(micros.unsigned_abs());

@@ -1,7 +1,7 @@
-//! TLS through rustls: which certificates are believed, by `sslmode`.
+//! TLS through rustls: which certificates are trusted, by `sslmode`.
 //!
-//! `verify-full` checks chain and host name, `verify-ca` the chain only, anything less encrypts without checking who answers, as
-//! libpq does. Roots come from `sslrootcert`, or from the system when none is given.
+//! `verify-full` checks the chain and the host name, `verify-ca` only the chain; lower modes encrypt without checking
+//! the server's identity, as in libpq. Roots come from `sslrootcert`, or from the system if none is given.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,18 +17,22 @@ use rustls::{
 
 use crate::types::{Error, Result};
 
-/// How far the server has to prove who it is.
+/// How the server must prove its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verification {
+    /// Any certificate is accepted.
     None,
+    /// The chain must lead to a trusted root; any host name is accepted.
     Chain { root: Option<PathBuf> },
+    /// The chain must lead to a trusted root, and the host name must match.
     Full { root: Option<PathBuf> },
 }
 
-/// Who is believed, and what is shown to a server that asks.
+/// Which certificates are trusted, and which client certificate is presented.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trust {
     pub(super) verification: Verification,
+    /// `None`: the client presents no certificate.
     pub(super) client: Option<ClientFiles>,
 }
 
@@ -39,6 +43,7 @@ pub(super) struct ClientFiles {
     pub(super) key: PathBuf,
 }
 
+/// The configuration of rustls. The crypto provider is named explicitly: the process may have installed another one.
 pub(super) fn client_config(trust: &Trust) -> Result<ClientConfig> {
     let Trust { verification, client } = trust;
     let provider = Arc::new(ring::default_provider());
@@ -54,7 +59,7 @@ pub(super) fn client_config(trust: &Trust) -> Result<ClientConfig> {
                 .map_err(|error| Error::configuration("cannot set up TLS").with_source(error))?;
             builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyHost(webpki)))
         }
-        Verification::None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider))),
+        Verification::None => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
     };
     match client {
         None => Ok(config.with_no_client_auth()),
@@ -73,6 +78,7 @@ pub(super) fn client_config(trust: &Trust) -> Result<ClientConfig> {
     }
 }
 
+/// Reads the client's certificate and key. Called for each connection, so renewed files are used without a restart.
 fn client_certificate(files: &ClientFiles) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
     let cannot = |what: &str, file: &PathBuf| {
         let context = format!("cannot read {what} from {}", file.display());
@@ -86,6 +92,7 @@ fn client_certificate(files: &ClientFiles) -> Result<(Vec<CertificateDer<'static
     Ok((certificates, key))
 }
 
+/// The trusted roots. Unreadable certificates of the system are ignored; those of a named file are an error.
 fn roots(file: Option<&PathBuf>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     match file {
@@ -105,14 +112,12 @@ fn roots(file: Option<&PathBuf>) -> Result<RootCertStore> {
         }
     }
     if roots.is_empty() {
-        return Err(Error::configuration(
-            "there are no root certificates to verify the server with, set sslrootcert=FILE",
-        ));
+        return Err(Error::configuration("no root certificates found to verify the server; set sslrootcert=FILE"));
     }
     Ok(roots)
 }
 
-/// `verify-ca`: the chain must hold, the name may be any.
+/// `verify-ca`: the chain must be valid; any host name is accepted.
 #[derive(Debug)]
 struct AnyHost(Arc<WebPkiServerVerifier>);
 
@@ -156,11 +161,11 @@ impl ServerCertVerifier for AnyHost {
     }
 }
 
-/// `require` and `prefer`: encrypted, to whoever answers.
+/// `require` and `prefer`: encrypted, any server certificate is accepted.
 #[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
+struct AnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

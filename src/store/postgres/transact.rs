@@ -1,16 +1,18 @@
-//! A transactional handler's transaction: its writes and `done` commit together, or not at all.
+//! The transaction of a transactional handler: its writes and `done` commit together, or not at all.
 //!
-//! Order: BEGIN, the handler, the settlement fenced by the attempt, COMMIT. The fence comes last, so the claim can be renewed while
-//! the handler runs; a stale run finds its attempt gone and is rolled back. Settlement and COMMIT are one message, and so is the BEGIN of the
-//! next transaction on this connection: the settlement raises an error where a claim is lost, and the server executes nothing of a message
-//! behind an error. Only such a message without an answer is in doubt, and then `read_back` asks the row itself. A connection that was
-//! stopped midway is closed, never reused.
+//! The order is: BEGIN, the handler, the settlement fenced by the attempt, COMMIT. The fence comes last, so the claim
+//! can be renewed while the handler runs; a stale run finds that its attempt is over and is rolled back. Settlement and
+//! COMMIT are sent as one message, together with the BEGIN of the next transaction on this connection. The settlement
+//! raises an error if a claim is lost, and the server executes nothing in a message after an error. Only such a message
+//! without a reply is in doubt; then `read_back` reads the row. A connection that was stopped while a handler ran is
+//! closed, never reused.
 //!
-//! BEGIN is answered before the handler sends anything: a statement that was sent along with a BEGIN that fails would commit alone.
+//! The handler starts only after the reply to BEGIN: a statement sent together with a BEGIN that fails would commit on
+//! its own.
 //!
-//! A handler that ends its own transaction is noticed: BEGIN sets a mark that lives exactly as long as the transaction, and the settlement
-//! looks for it. What a handler has SET is reset with the COMMIT, and with the next savepoint; a rollback undoes it by itself. Neither takes a
-//! round trip.
+//! A handler that ends its own transaction is detected: BEGIN sets a local setting that lives exactly as long as the
+//! transaction, and the settlement checks it; a savepoint is released before the next step. Settings that a handler
+//! changed are reset with the COMMIT, the ROLLBACK and the next savepoint. None of these takes a round trip.
 
 use std::time::Duration;
 
@@ -28,27 +30,59 @@ use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction, Undo};
 use crate::types::{Error, Kind, Result};
 
-/// Names its level, whatever the role's default is.
+/// Sets the isolation level, whatever the role's default is.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
-/// Takes back what a handler has set, also for its transaction. The last two are what the driver has set when it connected.
-const RESET: &str = "RESET ALL; RESET ROLE; SET TIME ZONE 'UTC'; SET client_encoding TO 'UTF8'";
+/// Whether sessions belong to this process alone, or are shared through a pooler. It decides how a handler's session is
+/// brought back to what the next handler must find.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Session {
+    /// `RESET ALL` leads back to the start-up settings.
+    Own,
+    /// The start-up settings are those of the pooler. What the driver sets when it connects is set again after
+    /// `RESET ALL`. The role may have the engine's planner settings, so each transaction sets the server's defaults.
+    Pooled,
+}
 
-/// Lives as long as the transaction. The handler's own statements are planned as the server does by default.
-const MARK: &str = "SET LOCAL wharf.run = 'open'; SET LOCAL plan_cache_mode = auto";
+impl Session {
+    /// Begins a transaction.
+    fn begin(self) -> String {
+        format!("{BEGIN}; {MARK}{}", self.plans())
+    }
+
+    /// Resets what a handler has set, also for its transaction.
+    fn reset(self) -> &'static str {
+        match self {
+            Self::Own => "RESET ALL; RESET ROLE",
+            Self::Pooled => "RESET ALL; RESET ROLE; SET TIME ZONE 'UTC'; SET client_encoding TO 'UTF8'",
+        }
+    }
+
+    /// Handler statements are planned with the server's defaults, not with the engine's settings (`connect.rs`).
+    fn plans(self) -> &'static str {
+        match self {
+            Self::Own => "",
+            Self::Pooled => "; SET LOCAL plan_cache_mode = auto; SET LOCAL enable_seqscan = on",
+        }
+    }
+}
+
+/// Lives as long as the transaction.
+const MARK: &str = "SET LOCAL wharf.run = 'open'";
 
 /// How long a request to cancel a statement may take.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 
 rows! {
-    /// `is_free` is NULL while another transaction holds the row's lock, and where it was not asked.
+    /// `is_free` is NULL while another transaction holds the row lock, and if it was not read.
     RowInDoubt { is_current: bool, is_done: bool, is_free: Option<bool> }
 }
 
 statements! {
-    /// The row as it is, and whether it is free: while the transaction in doubt lives, it holds the row's lock. A row that is done is not locked: this
-    /// is asked after each run of a handler that settles itself. A transaction that ends between the look and the lock leaves a row that is free
-    /// and another than the one looked at: then it is asked again.
+    /// Reads the row, and whether it is free: while the transaction in doubt is open, it holds the row lock. A row that
+    /// is done is not locked, because this runs after each run of a handler that settles itself. A transaction that
+    /// ends between the read and the lock leaves a free row that differs from the one that was read; then the caller
+    /// reads again.
     ReadBackRow("
         SELECT d.attempts = :attempt, d.status = 2,
                CASE WHEN d.status = 2 THEN NULL ELSE
@@ -60,14 +94,15 @@ statements! {
     -> RowInDoubt { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
-/// Public in a private module: the type of a public trait, but nobody outside can name it.
+/// Public in a private module: the type of a public trait, but it cannot be named outside the crate.
 #[allow(unreachable_pub, missing_debug_implementations)]
 pub struct PostgresTransaction {
     conn: Guarded,
-    /// Each step of ours takes at most this long; how long the handler takes is its own matter.
+    /// Time limit for each of the engine's steps; it does not limit the handler.
     patience: Duration,
+    session: Session,
     processor: i32,
-    /// How many savepoints there were: each has a name of its own, so that none is taken for another.
+    /// The number of savepoints so far: each has a unique name, so that none is mistaken for another.
     savepoints: u32,
 }
 
@@ -76,14 +111,16 @@ impl PostgresTransaction {
         conn: Object<AsyncPgConnection>,
         cancelling: Cancelling,
         patience: Duration,
+        session: Session,
         processor: i32,
     ) -> Result<Self> {
-        let mut begun = Self { conn: Guarded { conn: Some(conn), cancelling }, patience, processor, savepoints: 0 };
-        begun.open(&format!("{BEGIN}; {MARK}"), "cannot begin a handler's transaction").await?;
+        let conn = Guarded { conn: Some(conn), cancelling };
+        let mut begun = Self { conn, patience, session, processor, savepoints: 0 };
+        begun.open(&session.begin(), "cannot begin a handler's transaction").await?;
         Ok(begun)
     }
 
-    /// Executes statements after which exactly one transaction is open, and no savepoint that diesel knows of.
+    /// Executes statements after which exactly one transaction is open, with no savepoint that diesel knows of.
     async fn open(&mut self, sql: &str, cannot: &'static str) -> Result<()> {
         let patience = self.patience;
         match timeout(patience, begin_with(self.conn()?, sql)).await {
@@ -92,26 +129,25 @@ impl PostgresTransaction {
         }
     }
 
-    /// What an error in the message that settles and commits means.
+    /// Interprets an error in the message that settles and commits.
     async fn refused(&mut self, error: DieselError, claims: &[ClaimId]) -> Transacted {
         match refusal(&error) {
             Some("inbox_claim_lost") => return Transacted::ClaimLost,
             Some("inbox_transaction_ended") => {
-                return Transacted::Refused("the handler's transaction had ended before the handler did".to_owned());
+                return Transacted::Refused("the handler's transaction ended before the handler returned".to_owned());
             }
             Some(_) | None => {}
         }
         if is_aborted(&error) {
-            return Transacted::Refused(
-                "an error in the handler's transaction was swallowed by the handler".to_owned(),
-            );
+            return Transacted::Refused("the handler ignored an error in its transaction".to_owned());
         }
         let (Ok(open), Some(claim)) = (self.conn.open(), claims.first()) else { return Transacted::InDoubt };
         if kind(&error) == Kind::Connection {
             return Transacted::InDoubt;
         }
-        // Within the transaction, which then is aborted and answers to nothing, the settlement has failed. Otherwise it is over. An error that
-        // came with the end of the session, or after the commit, may have come after the commit.
+        // An open transaction is aborted now and rejects this query: the settlement has failed. If the transaction has
+        // ended, the row shows whether it was committed, because the error may have come after the commit. If the
+        // session has ended as well, the commit is in doubt.
         match timeout(self.patience, rows_in_doubt(open, *claim)).await {
             Ok(Ok(rows)) => match rows.as_slice() {
                 [RowInDoubt { is_current: true, is_done: true, .. }, ..] => Transacted::Committed,
@@ -137,12 +173,12 @@ impl Transaction for PostgresTransaction {
     }
 
     async fn savepoint(&mut self) -> Result<()> {
-        let before = self.savepoints;
+        let (before, reset, plans) = (self.savepoints, self.session.reset(), self.session.plans());
         self.savepoints += 1;
         let savepoint = match before {
             0 => "SAVEPOINT wharf_1".to_owned(),
-            // Fails where the handler has ended the transaction, and then nothing behind it is executed.
-            before => format!("RELEASE wharf_{before}; {RESET}; {MARK}; SAVEPOINT wharf_{}", self.savepoints),
+            // Fails if the handler has ended the transaction; then nothing after it is executed.
+            before => format!("RELEASE wharf_{before}; {reset}{plans}; SAVEPOINT wharf_{}", self.savepoints),
         };
         self.open(&savepoint, "cannot set a savepoint in a handler's transaction").await
     }
@@ -156,16 +192,19 @@ impl Transaction for PostgresTransaction {
     }
 
     async fn commit(&mut self, claims: &[ClaimId], then: Then) -> Transacted {
-        let settle = settlement(self.processor, claims);
+        let (settle, session) = (settlement(self.processor, claims), self.session);
+        let settle = match self.savepoints {
+            0 => settle,
+            // The mark is gone since the last savepoint. The release fails if the last handler has ended the transaction.
+            last => format!("RELEASE wharf_{last}; {MARK}; {settle}"),
+        };
         let sent = match then {
-            Then::End => format!("{settle}; COMMIT; {RESET}"),
-            Then::Begin => format!("{settle}; COMMIT; {RESET}; {BEGIN}; {MARK}"),
+            Then::End => format!("{settle}; COMMIT; {}", session.reset()),
+            Then::Begin => format!("{settle}; COMMIT; {}; {}", session.reset(), session.begin()),
         };
         let patience = self.patience;
         let Ok(open) = self.conn.open() else {
-            return Transacted::Failed(Error::bug(
-                "the connection was given back before its transaction was committed",
-            ));
+            return Transacted::Failed(Error::bug("the connection was returned before its transaction was committed"));
         };
         let answered = match then {
             Then::End => timeout(patience, open.batch_execute(&sent)).await,
@@ -182,21 +221,22 @@ impl Transaction for PostgresTransaction {
             (Transacted::Committed, Then::Begin) => {}
             (Transacted::ClaimLost, _) => {
                 if let Ok(open) = self.conn.open()
-                    && let Ok(Ok(())) = timeout(patience, roll_back(open)).await
+                    && let Ok(Ok(())) = timeout(patience, roll_back(open, session)).await
                 {
                     self.conn.give_back();
                 }
             }
-            // The guard closes it.
+            // The guard closes the connection.
             (Transacted::InDoubt | Transacted::Refused(_) | Transacted::Failed(_), _) => {}
         }
         transacted
     }
 
     async fn roll_back(mut self) -> Result<()> {
-        // The session was lost under the handler if it fails. The guard closes what is left, and the server rolls back by itself.
-        let cannot = "lost the connection under a handler";
-        match timeout(self.patience, roll_back(self.conn.open()?)).await {
+        // If this fails, the session was lost while the handler ran. The guard closes the connection, and the server
+        // rolls back.
+        let cannot = "lost the connection while a handler ran";
+        match timeout(self.patience, roll_back(self.conn.open()?, self.session)).await {
             Ok(rolled_back) => rolled_back.map_err(database(cannot))?,
             Err(_) => return Err(no_answer(cannot)),
         }
@@ -207,26 +247,33 @@ impl Transaction for PostgresTransaction {
     async fn abandon(self) {}
 }
 
-/// Executes statements that leave one transaction open, and tells diesel, to which nested transactions are savepoints then.
+/// Executes statements that leave one transaction open, and records this in diesel, so that nested transactions become
+/// savepoints.
 async fn begin_with(open: &mut AsyncPgConnection, sql: &str) -> diesel::QueryResult<()> {
-    // Whatever the handler has left on diesel's books, also when it was stopped in a nested transaction.
+    // Discards the nesting that the handler has left in diesel, for example when it was stopped in a nested
+    // transaction.
     *open.transaction_state() = AnsiTransactionManager::default();
     AnsiTransactionManager::begin_transaction_sql(open, sql).await
 }
 
-async fn roll_back(open: &mut AsyncPgConnection) -> diesel::QueryResult<()> {
-    open.batch_execute("ROLLBACK").await?;
+/// Resets also what the handler before has set: its RESET was part of this transaction and is undone with it.
+async fn roll_back(open: &mut AsyncPgConnection, session: Session) -> diesel::QueryResult<()> {
+    open.batch_execute(&format!("ROLLBACK; {}", session.reset())).await?;
     *open.transaction_state() = AnsiTransactionManager::default();
     Ok(())
 }
 
-/// Numbers only: nothing from outside becomes SQL text. Not a prepared statement, which could not be in one message with COMMIT.
+/// Contains only numbers: outside input never becomes SQL text. It is not a prepared statement, because that cannot be
+/// in one message with COMMIT.
 fn settlement(processor: i32, claims: &[ClaimId]) -> String {
     fn array<N: ToString>(numbers: &[N]) -> String {
         numbers.iter().map(N::to_string).collect::<Vec<_>>().join(",")
     }
+    if let [ClaimId { message_seq, handler_id, attempt }] = claims {
+        return format!("SELECT inbox_settle_one_in_transaction({processor}, {message_seq}, {handler_id}, {attempt})");
+    }
     let mut claims = claims.to_vec();
-    // The same order everywhere, so that two settlers never wait for each other in a circle.
+    // All settlers use the same order, so that they never deadlock.
     claims.sort_unstable();
     let (message_seqs, handler_ids, attempts) = columns(claims.into_iter());
     let (message_seqs, handler_ids, attempts) = (array(&message_seqs), array(&handler_ids), array(&attempts));
@@ -254,7 +301,7 @@ async fn rows_in_doubt(conn: &mut AsyncPgConnection, claim: ClaimId) -> diesel::
     ReadBackRow { message_seq, handler_id, attempt }.load::<RowInDoubt>(conn).await
 }
 
-/// How `inbox_settle_in_transaction` names its reason.
+/// The constraint name with which the settlement reports its reason.
 fn refusal(error: &DieselError) -> Option<&str> {
     match error {
         DieselError::DatabaseError(_, information) => information.constraint_name(),
@@ -262,22 +309,23 @@ fn refusal(error: &DieselError) -> Option<&str> {
     }
 }
 
-/// The handler went on after a statement of its own had failed. Diesel keeps no SQLSTATE, and in another language than English the
-/// text is another one; then the delivery is not charged, but it still waits a moment before it runs again.
+/// The handler continued after one of its statements had failed. Diesel keeps no SQLSTATE, and the text depends on the
+/// server's language. If it is not English, the retry budget is not charged, but the delivery still waits before it
+/// runs again.
 fn is_aborted(error: &DieselError) -> bool {
     matches!(error, DieselError::DatabaseError(_, information)
         if information.message().starts_with("current transaction is aborted"))
 }
 
-/// Closes the connection unless it was given back in good order, whatever happens: also when the future is dropped. A connection
-/// returned to the pool with its transaction open would keep the handler's locks until somebody happens to take it out again.
+/// Closes the connection unless it was returned in good order, even if the future is dropped. A connection returned to
+/// the pool with an open transaction would keep the handler's locks until its next use.
 struct Guarded {
     conn: Option<Object<AsyncPgConnection>>,
     cancelling: Cancelling,
 }
 
-/// What it takes to cancel a statement: a connection of its own, made on the store's reactor, because the user's runtime may be what
-/// is ending.
+/// What is needed to cancel a statement: a separate connection, opened on the store's reactor, because the user's
+/// runtime may be shutting down.
 pub(super) struct Cancelling {
     pub(super) tls: MakeRustlsConnect,
     pub(super) reactor: Handle,
@@ -288,8 +336,8 @@ impl Guarded {
         self.conn.as_deref_mut().ok_or_else(|| Error::bug("the connection of a transaction was used after its end"))
     }
 
-    /// Ends the statement that is under way, if there is one. When this returns in time, the server has told the session, which ignores it when
-    /// it is idle: no later statement is hit.
+    /// Cancels the running statement, if any. When this returns in time, the server has signalled the session, which
+    /// ignores the signal when it is idle: no later statement is cancelled.
     async fn cancel(&mut self) {
         let Some(conn) = &self.conn else { return };
         let (cancel, tls) = (conn.cancel_token(), self.cancelling.tls.clone());
@@ -299,7 +347,7 @@ impl Guarded {
 
     fn give_back(&mut self) {
         if let Some(mut conn) = self.conn.take() {
-            // Not through diesel's manager, which has to be told.
+            // The transaction was not ended through diesel's manager, so its state is reset here.
             *conn.transaction_state() = AnsiTransactionManager::default();
         }
     }
@@ -309,7 +357,7 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let Some(conn) = self.conn.take() else { return };
         let conn = Object::take(conn);
-        // A statement that is still running would not notice the closed socket until it ends.
+        // A running statement would not notice the closed socket until it ends.
         let (cancel, tls) = (conn.cancel_token(), self.cancelling.tls.clone());
         drop(conn);
         drop(self.cancelling.reactor.spawn(async move { cancel.cancel_query(tls).await }));

@@ -1,6 +1,7 @@
-//! What a database URL says that the driver does not know: TLS as libpq means it, and a password file.
+//! The parameters of a database URL that the driver does not support: TLS as in libpq, and a password file.
 //!
-//! `sslmode` means what it means in libpq: `require` encrypts, `verify-ca` and `verify-full` also check the certificate and the host.
+//! `sslmode` has the meaning of libpq: `require` encrypts; `verify-ca` and `verify-full` also check the certificate and
+//! the host.
 
 use std::path::PathBuf;
 
@@ -9,14 +10,16 @@ use tokio_postgres::config::SslMode;
 use super::tls::{ClientFiles, Trust, Verification};
 use crate::types::{Error, Result};
 
-/// The parameters that were taken out of a URL.
+/// The parameters removed from a URL.
 pub(super) struct Parameters {
+    /// Whether TLS is used. The verification is in `trust`, because the driver does not know it.
     pub(super) mode: Option<SslMode>,
     pub(super) trust: Trust,
     pub(super) passfile: Option<PathBuf>,
 }
 
-/// Takes out of the URL what the driver does not know: `verify-ca` and `verify-full`, `sslrootcert`, `sslcert`, `sslkey`, `passfile`.
+/// Removes the parameters that the driver does not support: `verify-ca` and `verify-full`, `sslrootcert`, `sslcert`,
+/// `sslkey`, `passfile`.
 pub(super) fn split(url: &str) -> Result<(String, Parameters)> {
     let (mut mode, mut root, mut certificate, mut key, mut passfile) = (None, None, None, None, None);
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
@@ -35,18 +38,18 @@ pub(super) fn split(url: &str) -> Result<(String, Parameters)> {
         (Some(certificate), Some(key)) => Some(ClientFiles { certificate, key }),
         // One file may hold both.
         (Some(certificate), None) => Some(ClientFiles { key: certificate.clone(), certificate }),
-        (None, Some(_)) => return Err(Error::configuration("the database URL has sslkey and no sslcert")),
+        (None, Some(_)) => return Err(Error::configuration("the database URL has sslkey but no sslcert")),
         (None, None) => None,
     };
     let verification = match (mode.as_deref(), root) {
         (Some("verify-full"), root) => Verification::Full { root },
         (Some("verify-ca"), root) => Verification::Chain { root },
-        // As in libpq: with a root certificate at hand, `require` checks against it.
+        // As in libpq: with a root certificate, `require` verifies the chain.
         (Some("require"), Some(root)) => Verification::Chain { root: Some(root) },
         (Some("require" | "prefer" | "disable") | None, _) => Verification::None,
         (Some(other), _) => {
             return Err(Error::configuration(format!(
-                "cannot use sslmode={other}: it is disable, prefer, require, verify-ca or verify-full"
+                "cannot use sslmode={other}: expected disable, prefer, require, verify-ca or verify-full"
             )));
         }
     };
@@ -60,7 +63,7 @@ pub(super) fn split(url: &str) -> Result<(String, Parameters)> {
     Ok((url, Parameters { mode, trust: Trust { verification, client }, passfile }))
 }
 
-/// A path as it stands in a URL: bytes may be written as `%2F`.
+/// Decodes a path in a URL, in which bytes may be written as `%2F`.
 fn path(value: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
@@ -85,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_driver_does_not_know_is_taken_out_and_the_rest_is_kept() {
+    fn parameters_that_the_driver_does_not_know_are_removed() {
         let url = "postgres://u:p@h/d?sslmode=verify-full&application_name=x&sslrootcert=%2Fca.pem&sslcert=/a%20b.pem&passfile=/p";
         let (url, parameters) = split(url).unwrap();
         assert_eq!(url, "postgres://u:p@h/d?application_name=x");
@@ -103,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_of_a_path_make_it_panic() {
+    fn hostile_paths_never_panic() {
         for value in ["", "%", "%2", "%zz", "a%2", "%%2F", "é%C3%A9"] {
             path(value);
         }

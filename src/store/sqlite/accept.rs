@@ -1,7 +1,8 @@
 //! Accepts a batch: messages, deliveries, quarantined records and the ledger, in one transaction, all or nothing.
 //!
-//! Nobody else writes meanwhile, so there is one path: each message is inserted or found, in the order of the batch, which the seq
-//! follows. Row by row with prepared statements: in the same process that costs no more than one large statement would.
+//! There is only one writer, so there is one path: each message is inserted or found, in the order of the batch, which
+//! the seq follows. Rows are inserted one by one with prepared statements: within a process that is as fast as one
+//! large statement.
 
 use std::time::Instant;
 
@@ -34,31 +35,31 @@ statements! {
     }
 
     InsertDelivery("
-        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at, locked_until, locked_by, attempts)
-        VALUES (:message_seq, :handler_id, :order_hash, :due_at, :locked_until, :locked_by, :attempts)")
+        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, fair_hash, due_at, locked_until, locked_by, attempts)
+        VALUES (:message_seq, :handler_id, :order_hash, :fair_hash, :due_at, :locked_until, :locked_by, :attempts)")
     {
-        message_seq: i64, handler_id: i16, order_hash: Option<i64>, due_at: i64, locked_until: Option<i64>, locked_by: Option<i32>,
+        message_seq: i64, handler_id: i16, order_hash: Option<i64>, fair_hash: Option<i64>, due_at: i64, locked_until: Option<i64>, locked_by: Option<i32>,
         attempts: i32,
     }
 
     Find<'a>("SELECT seq, payload_hash FROM inbox_message WHERE message_id = :message_id AND source = :source")
     -> (i64, Vec<u8>) { message_id: &'a str, source: &'a str }
 
-    /// Whether a handler has a delivery of the message under this id, or one that became the same handler, also for a process that
-    /// knows only the older one.
+    /// Whether a handler has a delivery of the message under this id, or under one that became the same handler, also
+    /// for a process that knows only the older one.
     IsTaken("
         SELECT count(*) > 0 FROM inbox_handler own
         JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
         JOIN inbox_delivery d ON d.message_seq = :message_seq AND d.handler_id = same.id
         WHERE own.id = :handler_id") -> bool { message_seq: i64, handler_id: i16 }
 
-    /// Whether any identity of a purged message is kept at all.
+    /// Whether identities of purged messages are kept at all.
     KeepsIdentities("SELECT count(*) > 0 FROM (SELECT 1 FROM inbox_identity LIMIT 1)") -> bool {}
 
     IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = :hash") -> bool { hash: &'a [u8] }
 }
 
-/// `None`, and nothing is written, when it is not the batch's turn.
+/// Returns `None` and writes nothing if an earlier batch of a partition is not stored yet.
 pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &AcceptBatch) -> Result<Option<Answers>> {
     let count = batch.messages.len();
     let cannot = || database(format!("cannot accept {count} messages"));
@@ -88,23 +89,24 @@ pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &Acce
             None => add_to_known(conn, message, now).map_err(cannot())?.ok_or_else(|| {
                 Error::new(
                     Kind::Server,
-                    "cannot accept a message: it is neither new nor known, as if a trigger had taken it",
+                    "cannot accept a message: the insert returned no row and no message with this identity exists (a trigger may have deleted it)",
                 )
             })?,
         };
         messages.push(answer);
     }
-    // After everything else of the batch, and in its transaction.
+    // The ledger moves last, in the transaction of the batch.
     let ledger = ledger::advance(conn, &batch.ledger, now).map_err(cannot())?;
     Ok(Some(Answers { sent_at, messages, quarantined, ledger }))
 }
 
+/// Whether the identity of a purged message is kept.
 fn is_remembered(conn: &mut SqliteConnection, message: &NewMessage) -> QueryResult<bool> {
     let IdentityHash(hash) = IdentityHash::of(&message.message.id, &message.message.source);
     IsRemembered { hash: &hash }.load(conn).and_then(only_row)
 }
 
-/// The identity was there before: adds what is missing, or quarantines another payload.
+/// For an identity that was stored before: adds missing deliveries, or quarantines another payload.
 fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> QueryResult<Option<Accepted>> {
     let find = Find { message_id: &message.message.id, source: &message.message.source };
     let Some((seq, payload_hash)) = find.load::<(i64, Vec<u8>)>(conn)?.pop() else { return Ok(None) };
@@ -120,7 +122,8 @@ fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> 
                 message_seq: seq,
                 handler_id,
                 order_hash: delivery.order_hash,
-                // In an order the claim decides whose turn it is.
+                fair_hash: delivery.fair_hash,
+                // For ordered handlers the claim decides which delivery runs first.
                 due_at: due_at(delivery, now),
                 locked_until: None,
                 locked_by: None,
@@ -132,6 +135,7 @@ fn add_to_known(conn: &mut SqliteConnection, message: &NewMessage, now: i64) -> 
     Ok(Some(Accepted::Duplicate { seq, added }))
 }
 
+/// Whether the handler has a delivery of this message under any of its ids.
 fn is_taken(conn: &mut SqliteConnection, message_seq: i64, delivery: &NewDelivery) -> QueryResult<bool> {
     for &handler_id in delivery.ids.all.iter() {
         let is_taken: bool = IsTaken { message_seq, handler_id }.load(conn).and_then(only_row)?;
@@ -142,6 +146,7 @@ fn is_taken(conn: &mut SqliteConnection, message_seq: i64, delivery: &NewDeliver
     Ok(false)
 }
 
+/// Also used to find out whether a message can be stored (`quarantine.rs`).
 pub(super) fn insert(message: &NewMessage, now: i64) -> Insert<'_> {
     let stored = &*message.message;
     Insert {
@@ -159,6 +164,7 @@ pub(super) fn insert(message: &NewMessage, now: i64) -> Insert<'_> {
     }
 }
 
+/// When a delivery is due: the later of its delay and its time, and now without either.
 fn due_at(delivery: &NewDelivery, now: i64) -> i64 {
     let (delay, due_at) = delivery.due();
     delay.map_or(now, |delay| now + micros(delay)).max(due_at.map_or(now, to_stamp))
@@ -176,6 +182,7 @@ fn insert_delivery(
         message_seq,
         handler_id: delivery.ids.current,
         order_hash: delivery.order_hash,
+        fair_hash: delivery.fair_hash,
         due_at,
         locked_until: locked_by.map(|_| now + micros(batch.lease)),
         locked_by,

@@ -1,6 +1,6 @@
-//! Accepts messages in a transaction of the caller's: they appear with the caller's own writes, or not at all.
+//! Accepts messages in the caller's transaction: they are committed together with the caller's own writes.
 //!
-//! One call is one savepoint: what is refused leaves nothing behind, and the caller's transaction can go on.
+//! Each call uses one savepoint: a rejected message leaves nothing behind, and the caller's transaction can continue.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,9 @@ pub(super) async fn accept_in(
     conn.spawn_blocking(move |conn| Ok(within_savepoint(conn, batches))).await.map_err(database(CANNOT))?
 }
 
+/// A conflict rolls everything back; the results show which message caused it.
 fn within_savepoint(conn: &mut SqliteConnection, batches: Vec<Vec<NewMessage>>) -> Result<Vec<Accepted>> {
-    // A transaction cannot be begun within one: if it can, none is open, and a savepoint would begin one.
+    // BEGIN fails inside a transaction. If it succeeds, none is open, and a savepoint would begin one.
     if conn.batch_execute("BEGIN").is_ok() {
         conn.batch_execute("ROLLBACK").map_err(database(CANNOT))?;
         return Err(Error::configuration(format!("{CANNOT}: none is open on the connection")));
@@ -43,6 +44,7 @@ fn within_savepoint(conn: &mut SqliteConnection, batches: Vec<Vec<NewMessage>>) 
     Ok(answers)
 }
 
+/// Nothing is handed over from memory: the caller's transaction may be rolled back.
 fn accept_all(conn: &mut SqliteConnection, batches: Vec<Vec<NewMessage>>) -> Result<Vec<Accepted>> {
     let mut answers = Vec::new();
     for messages in batches {
@@ -55,7 +57,7 @@ fn accept_all(conn: &mut SqliteConnection, batches: Vec<Vec<NewMessage>>) -> Res
             lease: Duration::ZERO,
         };
         let accepted = accept::accept(conn, Instant::now(), &batch)?;
-        answers.extend(accepted.ok_or_else(|| Error::bug("a batch that follows no other was told to wait"))?.messages);
+        answers.extend(accepted.ok_or_else(|| Error::bug("a batch that follows no other was not stored"))?.messages);
     }
     Ok(answers)
 }

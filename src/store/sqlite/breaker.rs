@@ -1,4 +1,4 @@
-//! Breakers in `inbox_handler`, as in `postgres/breaker.rs`. Each act is one transaction of the writer.
+//! Breakers in `inbox_handler`, as in `postgres/breaker.rs`. Each operation is one transaction of the writer.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::store::breaking::{Breaking, ProbeAnswer, ProbeEnd, probe_answer, prob
 use crate::types::Result;
 
 rows! {
+    /// Whether the breaker is open, the number of the last right, and when the next one may be granted.
     ProbeRow { is_open: bool, no: i64, free_at: i64 }
 }
 
@@ -21,7 +22,7 @@ statements! {
         SET breaker_opened_at = :now, breaker_error = :error, breaker_probe_at = :probe_at, breaker_probe_until = NULL
         WHERE id = :id AND breaker_opened_at IS NULL") { id: i16, now: i64, probe_at: i64, error: &'a str }
 
-    Look("
+    ReadProbe("
         SELECT breaker_opened_at IS NOT NULL, breaker_probe_no, max(coalesce(breaker_probe_at, 0), coalesce(breaker_probe_until, 0))
         FROM inbox_handler WHERE id = :id") -> ProbeRow { id: i16 }
 
@@ -60,7 +61,7 @@ impl Breaking for Sqlite {
         let id = probe_row(handler_ids);
         let ask = move |conn: &mut SqliteConnection| {
             let now = clock::now(conn)?;
-            let ProbeRow { is_open, no, free_at } = Look { id }.load::<ProbeRow>(conn).and_then(only_row)?;
+            let ProbeRow { is_open, no, free_at } = ReadProbe { id }.load::<ProbeRow>(conn).and_then(only_row)?;
             let granted = (is_open && free_at <= now).then_some(no + 1);
             if let Some(no) = granted {
                 Grant { id, no, until: now + micros(lease) }.execute(conn)?;
@@ -85,11 +86,12 @@ impl Breaking for Sqlite {
     }
 }
 
+/// Ends a probe. Only a successful one closes the breaker.
 fn end(conn: &mut SqliteConnection, handler_ids: &[i16], no: i64, end: ProbeEnd) -> QueryResult<bool> {
     let id = probe_row(handler_ids);
     let probe_at = match end {
         ProbeEnd::Passed => {
-            let current = Look { id }.load::<ProbeRow>(conn).and_then(only_row)?;
+            let current = ReadProbe { id }.load::<ProbeRow>(conn).and_then(only_row)?;
             let mut closed = 0;
             for &id in handler_ids.iter().filter(|_| current.no == no) {
                 closed += Close { id }.execute(conn)?;

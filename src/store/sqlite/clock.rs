@@ -1,8 +1,8 @@
-//! The store's clock, and its stamps: microseconds since 1970.
+//! The store's clock and its timestamps: microseconds since 1970.
 //!
-//! There is one clock, the view `inbox_now`, and every act reads it once, in its transaction. It ticks in milliseconds. It is the host's,
-//! so all processes that can share the file have it in common, moved by `inbox_clock.offset_us`: who changes that row moves time for
-//! everybody, views included.
+//! There is one clock, the view `inbox_now`, and every operation reads it once, in its transaction. It has a resolution
+//! of a millisecond. It is the host's clock plus `inbox_clock.offset_us`, so all processes that share the file have the
+//! same clock. Changing that row moves the time for all of them, including the views.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,23 +12,24 @@ use super::statement::{only_row, statements};
 use crate::store::rows::DatabaseStamp;
 use crate::store::seam::Stamp;
 
-/// Year 9999: later stamps are only odd, but few who read them know them.
+/// Year 9999: many programs cannot read later timestamps.
 const MICROS_MAX: i64 = 253_402_300_799_999_999;
 
 statements! {
     Now("SELECT at FROM inbox_now") -> i64 {}
 }
 
+/// The time of the current operation. Read once per operation, so that all its rows have the same time.
 pub(super) fn now(conn: &mut SqliteConnection) -> QueryResult<i64> {
     Now {}.load::<i64>(conn).and_then(only_row)
 }
 
-/// An interval as it is added to the clock's stamps: cut to the clock's ticks, so that what is due in less than one is due now.
+/// An interval to add to a timestamp: truncated to the resolution of the clock, so that an interval below it means now.
 pub(super) fn micros(duration: Duration) -> i64 {
     saturating(duration.as_millis() * 1_000)
 }
 
-/// Saturating: a hostile record timestamp is only odd. Nothing is before 1970.
+/// Saturating, because a record's timestamp may hold any value. Times before 1970 become 1970.
 pub(super) fn to_stamp(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| saturating(since.as_micros()))
 }

@@ -1,8 +1,8 @@
-//! Connections: the file, how it is opened, and the threads that work on it.
+//! Connections: the file, how it is opened, and the threads that run its statements.
 //!
-//! WAL, so that readers and the writer do not wait for each other; `synchronous=FULL`, because accept acknowledges on the strength of a
-//! commit. Statements run on threads of the store's own runtime: never on the user's, which a handler may block, and never on the one
-//! that drives the engine's loops. A path is a path: nothing in it is taken for a URI.
+//! WAL mode, so that readers and the writer do not wait for each other; `synchronous=FULL`, because accept acknowledges
+//! after the commit. Statements run on threads of the store's own runtime: never on the user's threads, which a handler
+//! may block, and never on the thread that drives the engine's loops. A path is never interpreted as a URI.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -22,17 +22,25 @@ use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::conn_queue::SQLITE_WAIT_MS;
 use super::errors::database;
-use super::line::PATIENCE_OF_SQLITE_MS;
 use super::statement::{only_row, statements};
 use crate::types::{Error, Kind, Result, fingerprint, setters};
 
-/// How the store opens its file.
+/// Options of the store's file. [`Store::open_with`](crate::Store::open_with) takes them.
+///
+/// ```
+/// use std::time::Duration;
+/// use wharf::store::SqliteOptions;
+///
+/// let options = SqliteOptions::default().busy_timeout(Duration::from_secs(10));
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SqliteOptions {
-    /// How long an act waits for its turn to write, behind transactional handlers of this process and behind other processes, before it
-    /// fails and is tried again by whoever wanted it. Default: 5 s. Keep it below the lease.
+    /// How long an operation waits for its turn to write, behind transactional handlers of this process and behind
+    /// other processes, before it fails and is retried by its caller. Default: 5 s. Raise it if transactional handlers
+    /// take longer, but keep it below the lease.
     pub busy_timeout: Duration,
 }
 
@@ -44,35 +52,47 @@ impl Default for SqliteOptions {
     }
 }
 
-/// What a transactional handler on SQLite is given: a connection for diesel-async's `RunQueryDsl`, its transaction open.
+/// The connection of a transactional handler on SQLite, for diesel-async's `RunQueryDsl`. Its transaction is open.
+///
+/// ```
+/// use diesel_async::SimpleAsyncConnection;
+/// use wharf::store::AsyncSqliteConnection;
+/// use wharf::{Failure, Message, Raw};
+///
+/// async fn reserve_stock(order: Message<Raw>, conn: &mut AsyncSqliteConnection) -> Result<(), Failure> {
+///     conn.batch_execute("UPDATE stock SET reserved = reserved + 1").await?;
+///     Ok(())
+/// }
+/// ```
 pub type AsyncSqliteConnection = SyncConnectionWrapper<SqliteConnection, StoreThreads>;
 
-/// Where the database is.
+/// The location of the database.
 #[derive(Debug, Clone)]
 pub(super) enum Location {
     File(PathBuf),
+    /// A database that only this store can see.
     Memory,
 }
 
 impl Location {
-    /// The file at `path`, seen from the root: later changes of the working directory do not matter.
+    /// The file at `path`, as an absolute path: later changes of the working directory do not matter.
     pub(super) fn file(path: &Path) -> Result<Self> {
         let cannot = |why: String| Error::configuration(format!("cannot open {}: {why}", path.display()));
-        let Some(name) = path.file_name() else { return Err(cannot("it names no file".to_owned())) };
+        let Some(name) = path.file_name() else { return Err(cannot("the path has no file name".to_owned())) };
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             Some(_) | None => Path::new("."),
         };
         let folder = folder
             .canonicalize()
-            .map_err(|error| cannot(format!("its directory {} cannot be entered: {error}", folder.display())))?;
+            .map_err(|error| cannot(format!("cannot open its directory {}: {error}", folder.display())))?;
         let path = folder.join(name);
         if path.is_dir() {
             return Err(cannot("it is a directory".to_owned()));
         }
         match path.to_str() {
             Some(text) if !text.contains('\0') => Ok(Self::File(path)),
-            Some(_) | None => Err(cannot("SQLite takes paths of UTF-8 only".to_owned())),
+            Some(_) | None => Err(cannot("the path is not UTF-8".to_owned())),
         }
     }
 }
@@ -87,7 +107,7 @@ impl fmt::Display for Location {
 }
 
 diesel::define_sql_function! {
-    /// See `operate/fingerprint.rs`.
+    /// The error without its numbers and ids, so that similar errors form a group (`types/fingerprint.rs`).
     fn inbox_fingerprint(error: Nullable<Text>) -> Nullable<Text>;
 }
 
@@ -95,36 +115,36 @@ statements! {
     JournalMode("SELECT journal_mode FROM pragma_journal_mode") -> String {}
 }
 
-/// Opens the connection that writes.
+/// Opens the connection for writes.
 pub(super) async fn open_writer(
     place: &Location,
     options: &SqliteOptions,
     reactor: &Handle,
 ) -> Result<AsyncSqliteConnection> {
     let busy_ms = options.busy_timeout.as_millis().min(i32::MAX.unsigned_abs().into());
-    // Enforced as in PostgreSQL, for the tables of transactional handlers; ours have no foreign keys. The journal is cut back when it has
-    // grown under a long reader.
+    // Foreign keys are enforced as in PostgreSQL, for the tables of transactional handlers; the inbox has none. The
+    // journal is truncated after a long reader made it grow.
     let settings = format!(
         "PRAGMA busy_timeout = {busy_ms}; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
          PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -16000"
     );
     open(place, reactor, move |conn, is_file| {
         conn.batch_execute(&settings)?;
-        // SQLite says it here, and not as an error, when it cannot.
+        // SQLite reports here, and not as an error, that WAL mode is impossible.
         let mode = JournalMode {}.load::<String>(conn).and_then(only_row)?;
         if is_file && mode != "wal" {
             return Err(diesel::result::Error::QueryBuilderError(
-                format!("it cannot be in WAL mode, it is in {mode}").into(),
+                format!("WAL mode is not possible; the journal mode is {mode}").into(),
             ));
         }
-        // Whether it can be written at all is found out now.
+        // Checks that the file is writable.
         conn.batch_execute("BEGIN IMMEDIATE; ROLLBACK")?;
-        conn.batch_execute(&format!("PRAGMA busy_timeout = {PATIENCE_OF_SQLITE_MS}"))
+        conn.batch_execute(&format!("PRAGMA busy_timeout = {SQLITE_WAIT_MS}"))
     })
     .await
 }
 
-/// Opens a connection that only reads.
+/// Opens a read-only connection.
 pub(super) async fn open_reader(
     place: &Location,
     options: &SqliteOptions,
@@ -135,6 +155,7 @@ pub(super) async fn open_reader(
     open(place, reactor, move |conn, _| conn.batch_execute(&settings)).await
 }
 
+/// Opens a connection on a thread for blocking work.
 async fn open(
     place: &Location,
     reactor: &Handle,
@@ -148,7 +169,7 @@ async fn open(
     let opened = reactor.spawn_blocking(move || {
         let mut conn = SqliteConnection::establish(&url)
             .map_err(|error| Error::new(Kind::Connection, context.clone()).with_source(error))?;
-        // Not for transactional handlers' own statements: it may change.
+        // Handlers must not rely on this function: it may change.
         inbox_fingerprint_utils::register_impl(&mut conn, |error: Option<String>| error.as_deref().map(fingerprint))
             .and_then(|()| set_up(&mut conn, is_file))
             .map_err(database(context))?;
@@ -177,23 +198,24 @@ impl SpawnBlocking for StoreThreads {
     {
         let (ended, end) = mpsc::channel();
         let running = self.0.spawn_blocking(move || {
-            // Dropped when the task has ended, however it ends.
+            // Dropped when the task ends, even if it panics.
             let _ended: mpsc::Sender<()> = ended;
             task()
         });
         Statement { running, end }.map(|answer| answer.map_err(Box::from)).boxed()
     }
 
-    /// Only diesel's own `establish` asks for it, for connections that are not the store's.
+    /// Called only by diesel's own `establish`, for connections that do not belong to the store.
     fn get_runtime() -> Self {
         Self(Handle::current())
     }
 }
 
-/// A statement under way. Who drops it waits for its end: the connection may only be used again when it has ended, and it cannot be
-/// interrupted. (diesel-async's own does the same, in a way that panics on a runtime of one thread.)
+/// A running statement. Dropping it waits for its end: the connection must not be used before, and the statement cannot
+/// be interrupted. (diesel-async's own implementation does the same, but panics on a single-threaded runtime.)
 struct Statement<R> {
     running: JoinHandle<R>,
+    /// Disconnected when the statement has ended.
     end: mpsc::Receiver<()>,
 }
 
@@ -208,7 +230,7 @@ impl<R> Future for Statement<R> {
 impl<R> Drop for Statement<R> {
     fn drop(&mut self) {
         if !self.running.is_finished() {
-            // Nothing is ever sent: this returns when the sender is gone.
+            // Nothing is ever sent: this returns when the sender is dropped.
             let _ = self.end.recv();
         }
     }

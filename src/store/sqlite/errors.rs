@@ -1,13 +1,14 @@
-//! Diesel's errors as ours: does it pass, or is it the values?
+//! Classifies Diesel errors: temporary, or caused by the values.
 //!
-//! Diesel names constraints and nothing else. SQLite's messages are fixed, in English, and say the rest. They name tables and columns, never a value.
+//! Diesel reports only constraint errors by kind. All others are recognized by SQLite's messages, which are fixed and
+//! in English. They contain table and column names, never a value.
 
 use diesel::result::{DatabaseErrorKind, Error as DieselError};
 
 use crate::store::errors;
 use crate::types::{Error, Kind};
 
-/// What passes: somebody else writes, the disk is full, failing or read-only, memory is short.
+/// Temporary errors: another process writes, the disk is full, failing or read-only, memory is short.
 const PASSING: [&str; 9] = [
     "database is locked",
     "database table is locked",
@@ -20,13 +21,15 @@ const PASSING: [&str; 9] = [
     "out of memory",
 ];
 
-/// What the values are to blame for.
+/// Errors caused by the values.
 const DATA: [&str; 2] = ["string or blob too big", "datatype mismatch"];
 
+/// A conversion for `map_err`. The context says what was being done.
 pub(super) fn database(context: impl Into<String>) -> impl FnOnce(DieselError) -> Error {
     errors::database(kind, context)
 }
 
+/// The kind of an error. It decides what is retried: the operation, each record alone, or nothing.
 pub(super) fn kind(error: &DieselError) -> Kind {
     match error {
         DieselError::DatabaseError(kind, information) => match kind {

@@ -1,7 +1,8 @@
-//! Migrations: embedded SQL, run once each, in order, in one transaction that nobody else can write beside.
+//! Migrations: embedded SQL, run once each, in order, in one exclusive write transaction.
 //!
-//! The versions stand in a table of our own, because a service that migrates its own tables with diesel in the same file owns diesel's
-//! table. A schema newer than this build is refused, unless the newer migration says that this build can live with it.
+//! The versions are in a table of the inbox, because a service may migrate its own tables in the same file with diesel,
+//! which owns diesel's table. A schema newer than this build is refused, unless the newer migration declares that this
+//! build is compatible.
 
 use diesel::connection::SimpleConnection;
 use diesel::{RunQueryDsl, SqliteConnection};
@@ -11,9 +12,11 @@ use super::statement::{only_row, statements};
 use crate::store::version::{self, Migration, SchemaRow};
 use crate::types::Result;
 
+/// In the order in which they run. Never changed after a release.
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, sql: include_str!("../../../migrations/sqlite/0001_inbox/up.sql"), compatible_with: 1 }];
 
+/// The schema that this build needs.
 const VERSION: i32 = version::newest(MIGRATIONS);
 
 const CREATE_VERSIONS: &str = "CREATE TABLE IF NOT EXISTS inbox_migration (
@@ -30,7 +33,7 @@ statements! {
     { version: i32, compatible_with: i32 }
 }
 
-/// Runs what is missing, in the transaction of the caller.
+/// Runs the missing migrations in the caller's transaction.
 pub(super) fn migrate(conn: &mut SqliteConnection) -> Result<()> {
     let cannot = || database("cannot migrate the schema");
     let found = newest(conn)?.unwrap_or_default();
@@ -48,7 +51,7 @@ pub(super) fn migrate(conn: &mut SqliteConnection) -> Result<()> {
     Ok(())
 }
 
-/// The newest migration that the database has had; none when there is no inbox.
+/// The newest migration of the database; `None` when it has no inbox.
 pub(super) fn newest(conn: &mut SqliteConnection) -> Result<Option<SchemaRow>> {
     let cannot = || database("cannot read the schema version");
     let has_versions: bool = HasVersions {}.load(conn).and_then(only_row).map_err(cannot())?;

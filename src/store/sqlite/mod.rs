@@ -1,22 +1,25 @@
-//! The SQLite store: embedded, in a file or in memory, for one host. Any number of processes of that host may open the file.
+//! The SQLite store: embedded, in a file or in memory, for one host. Any number of processes of that host may open the
+//! file.
 //!
-//! One file a stage, each of them plain functions on a connection, run on the store's threads. All writes go through one connection, in
-//! turns (`line.rs`): SQLite has one writer anyway, and so the waiting is ours, in order and bounded. Reads have a connection of their
-//! own, which WAL lets read while another writes. What PostgreSQL does with row locks, the one lock of the writer does here.
+//! There is one file per stage, with plain functions on a connection that run on the store's threads. All writes go
+//! through one connection, in turns (`conn_queue.rs`): SQLite has one writer anyway, and this way the queue is in order
+//! and bounded. Reads have their own connection, because WAL allows reads during a write. The single write lock
+//! replaces the row locks of PostgreSQL.
 //!
-//! Other processes are kept apart by SQLite's own lock on the file; claims, leases and the fence are the same as in PostgreSQL.
+//! SQLite's lock on the file separates processes; claims, leases and the fence are the same as in PostgreSQL.
 
 mod accept;
 mod accept_in;
 mod breaker;
 mod clock;
+mod conn_queue;
 mod connect;
+mod deferred_renewals;
 mod errors;
+mod fair;
 mod ingest;
 mod ledger;
-mod line;
 mod migrate;
-mod noted;
 mod operate;
 mod ordered;
 mod outbound;
@@ -40,6 +43,7 @@ use std::time::{Duration, Instant};
 
 pub use connect::{AsyncSqliteConnection, SqliteOptions};
 
+use bytes::Bytes;
 use diesel::SqliteConnection;
 use tokio::runtime::Handle;
 
@@ -47,48 +51,61 @@ use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Read
 use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
-    AcceptBatch, Accepted, Answers, Backlog, ClaimId, ClaimRequest, Claims, Enrolment, HandlerIds, HeldBack, Lost,
-    NewMessage, PoolStatus, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    AcceptBatch, Accepted, Answers, Backlog, BlockedHandlers, ClaimId, ClaimRequest, Claims, HandlerIds, Lost,
+    NewMessage, PoolStatus, ProcessorInfo, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
 use super::{Backend, Store};
 use crate::types::{Error, Result};
+use conn_queue::{ConnQueue, TO_READ, TO_WRITE};
 use connect::Location;
-use line::{Line, TO_READ, TO_WRITE};
-use noted::Noted;
+use deferred_renewals::DeferredRenewals;
 use transact::SqliteTransaction;
 
-/// SQLite, built in: an inbox in a file of its own, or in memory for tests.
+/// SQLite, built in: an inbox in its own file (`Store::open`), or in memory for tests ([`Store::in_memory`]).
 ///
-/// It means the same as [`Postgres`](crate::Postgres) and is for one host: several processes may open the file, but it must not lie on a network file system
-/// (SQLite's locks do not work there), and work does not spread over hosts. There is one writer: accepting, claiming, settling and
-/// transactional handlers take turns. A transactional handler ([`tx_handler`](crate::tx_handler), with an
-/// [`AsyncSqliteConnection`](crate::store::AsyncSqliteConnection)) has the writer **from its beginning to its end**:
+/// It has the same semantics as [`Postgres`](crate::Postgres) and is for one host: several processes may open the file,
+/// but it must not be on a network file system (SQLite's locks do not work there), and work is not distributed over
+/// hosts. There is one writer: accepting, claiming, settling and transactional handlers take turns. A transactional
+/// handler ([`tx_handler`](crate::tx_handler), with an [`AsyncSqliteConnection`](crate::store::AsyncSqliteConnection))
+/// holds the writer **from its beginning to its end**:
 ///
-/// - Keep it short, and call nothing slow in it. One runs at a time, whatever the concurrency. While it runs nothing is accepted, claimed
-///   or settled; whoever waits for longer than [`SqliteOptions::busy_timeout`](crate::store::SqliteOptions::busy_timeout) fails with a transient
-///   error and is tried again. Claims of the same process are kept. Where several processes share the file, a handler that takes
-///   longer than the lease makes the others stop their running handlers, which are run again.
-/// - [`Inbox::accept`](crate::Inbox::accept) within it cannot succeed, because it waits for the writer that the handler has: it fails after
-///   [`Limits::accept_patience`](crate::Limits::accept_patience).
-/// - A statement that fails is undone alone, and the transaction goes on: a handler that swallows its error commits the rest.
+/// - Keep it short, and call nothing slow in it. One runs at a time, whatever the concurrency. While it runs nothing is
+///   accepted, claimed or settled; an operation that waits longer than
+///   [`SqliteOptions::busy_timeout`](crate::store::SqliteOptions::busy_timeout) fails with a transient error and is
+///   retried. Claims of the same process are kept. If several processes share the file and a handler takes longer than
+///   the lease, the other processes stop their running handlers, which run again later.
+/// - [`Inbox::accept`](crate::Inbox::accept) inside it cannot succeed, because it waits for the writer that the handler
+///   holds: it fails after [`Limits::accept_patience`](crate::Limits::accept_patience).
+/// - A statement that fails is undone alone, and the transaction continues: a handler that ignores the error commits
+///   the rest.
 /// - Foreign keys are enforced.
 pub struct Sqlite {
-    writer: Arc<Line>,
-    /// Renewals that wait for a transactional handler.
-    noted: Arc<Noted>,
+    writer: Arc<ConnQueue>,
+    /// Renewals to write at the end of a transactional handler.
+    renewals: Arc<DeferredRenewals>,
     /// `None` in memory, where another connection would be another database.
-    reader: Option<Line>,
+    reader: Option<ConnQueue>,
     place: Location,
     options: SqliteOptions,
-    /// Last: the connections' threads are its own.
+    /// Declared last, so that it is dropped after the connections: it runs their threads.
     reactor: Reactor,
 }
 
 impl Store<Sqlite> {
-    /// Opens the file, and makes it if there is none, with the default options. The directory must be there; SQLite keeps two files
-    /// beside the database (`-wal`, `-shm`), which belong to it: copy all of them, or use `VACUUM INTO`.
+    /// Opens the file with the default options, and creates it if it does not exist. The directory must exist. SQLite
+    /// keeps two files beside the database (`-wal`, `-shm`), which belong to it: copy all of them, or use `VACUUM
+    /// INTO`.
+    ///
+    /// ```
+    /// # use wharf::{Sqlite, Store};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// let store = Store::<Sqlite>::open(folder.path().join("inbox.db")).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the file cannot be opened or written, or is not a SQLite database.
@@ -96,15 +113,35 @@ impl Store<Sqlite> {
         Self::open_with(path, SqliteOptions::default()).await
     }
 
-    /// Opens the file with options of your own.
+    /// Opens the file with the given options.
+    ///
+    /// ```
+    /// # use wharf::{Sqlite, Store};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// use std::time::Duration;
+    /// use wharf::store::SqliteOptions;
+    ///
+    /// let options = SqliteOptions::default().busy_timeout(Duration::from_secs(10));
+    /// let store = Store::<Sqlite>::open_with(folder.path().join("inbox.db"), options).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// The same as those of `open`.
+    /// As `Store::open`; and when an option is invalid.
     pub async fn open_with(path: impl AsRef<Path>, options: SqliteOptions) -> Result<Self> {
         Self::open_at(Location::file(path.as_ref())?, options).await
     }
 
-    /// A store in memory, for tests: it is gone with its last clone.
+    /// Opens a store in memory, for tests: its data is lost when its last clone is dropped.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> wharf::Result<()> {
+    /// let store = wharf::Store::<wharf::Sqlite>::in_memory().await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the store's thread cannot be started.
@@ -114,22 +151,22 @@ impl Store<Sqlite> {
 
     async fn open_at(place: Location, options: SqliteOptions) -> Result<Self> {
         if options.busy_timeout.is_zero() {
-            return Err(Error::configuration("busy_timeout is not zero"));
+            return Err(Error::configuration("busy_timeout must not be zero"));
         }
         let reactor = Reactor::start()?;
-        let line = |conn, begin| Line::new(conn, begin, options.busy_timeout, reactor.handle().clone());
-        let writer = line(connect::open_writer(&place, &options, reactor.handle()).await?, TO_WRITE);
+        let queue = |conn, begin| ConnQueue::new(conn, begin, options.busy_timeout, reactor.handle().clone());
+        let writer = queue(connect::open_writer(&place, &options, reactor.handle()).await?, TO_WRITE);
         let reader = match place {
-            Location::File(_) => Some(line(connect::open_reader(&place, &options, reactor.handle()).await?, TO_READ)),
+            Location::File(_) => Some(queue(connect::open_reader(&place, &options, reactor.handle()).await?, TO_READ)),
             Location::Memory => None,
         };
-        let (writer, noted) = (Arc::new(writer), Arc::new(Noted::new()));
-        Ok(Self::new(Sqlite { writer, noted, reader, place, options, reactor }))
+        let (writer, renewals) = (Arc::new(writer), Arc::new(DeferredRenewals::new()));
+        Ok(Self::new(Sqlite { writer, renewals, reader, place, options, reactor }))
     }
 }
 
 impl Sqlite {
-    /// An act that writes.
+    /// Runs an operation that writes.
     async fn write<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut SqliteConnection) -> Result<T> + Send + 'static,
@@ -137,7 +174,7 @@ impl Sqlite {
         self.writer.act(move |conn, _| act(conn)).await
     }
 
-    /// An act that only reads.
+    /// Runs an operation that only reads.
     async fn read<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut SqliteConnection) -> Result<T> + Send + 'static,
@@ -202,10 +239,16 @@ impl Seam for Sqlite {
         self.writer.act(move |conn, sent_at| process::claim(conn, sent_at, &request)).await
     }
 
-    // One file has no replica that could be promoted without the last claims: the attempt alone is the fence, here and in the next two.
-    async fn settle(&self, by: Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
-        let settlements = settlements.to_vec();
-        self.write(move |conn| process::settle(conn, by, &settlements)).await
+    async fn payloads(&self, message_seqs: &[i64]) -> Result<Vec<(i64, Bytes)>> {
+        let message_seqs = message_seqs.to_vec();
+        self.read(move |conn| process::payloads(conn, &message_seqs)).await
+    }
+
+    // A single file has no replica that could be promoted without the last claims, so the attempt alone fences
+    // settlements and renewals. Only `release_handed_over`, which has no attempt, is fenced by the processor.
+    async fn settle(&self, by: &Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {
+        let (by, settlements) = (by.clone(), settlements.to_vec());
+        self.write(move |conn| process::settle(conn, &by, &settlements)).await
     }
 
     async fn release_handed_over(&self, deliveries: &[(i64, i16)], processor: i32) -> Result<()> {
@@ -216,7 +259,7 @@ impl Seam for Sqlite {
     async fn renew(&self, _processor: i32, claims: &[ClaimId], lease: Duration) -> Result<Renewal> {
         loop {
             let sent_at = Instant::now();
-            if self.noted.note(claims, lease) {
+            if self.renewals.note(claims, lease) {
                 return Ok(Renewal { sent_at, renewed: claims.to_vec(), lost: Vec::new() });
             }
             tokio::select! {
@@ -225,31 +268,31 @@ impl Seam for Sqlite {
                     let act = move |conn: &mut SqliteConnection, sent_at| process::renew(conn, sent_at, &claims);
                     return self.writer.act_in(turn?, act).await;
                 }
-                () = self.noted.opened() => {}
+                () = self.renewals.opened() => {}
             }
         }
     }
 
     async fn begin(&self, _processor: i32) -> Result<SqliteTransaction> {
-        SqliteTransaction::begin(&self.writer, &self.noted).await
+        SqliteTransaction::begin(&self.writer, &self.renewals).await
     }
 
     async fn read_back(&self, claim: ClaimId) -> Result<ReadBack> {
         self.read(move |conn| transact::read_back(conn, claim)).await
     }
 
-    async fn enroll(&self, processor: &Enrolment) -> Result<(i32, HeldBack)> {
+    async fn register_processor(&self, processor: &ProcessorInfo) -> Result<(i32, BlockedHandlers)> {
         let processor = processor.clone();
-        self.write(move |conn| upkeep::enroll(conn, &processor)).await
+        self.write(move |conn| upkeep::register_processor(conn, &processor)).await
     }
 
-    async fn keep_alive(&self, id: i32, processor: &Enrolment) -> Result<HeldBack> {
+    async fn heartbeat(&self, id: i32, processor: &ProcessorInfo) -> Result<BlockedHandlers> {
         let processor = processor.clone();
-        self.write(move |conn| upkeep::keep_alive(conn, id, &processor)).await
+        self.write(move |conn| upkeep::heartbeat(conn, id, &processor)).await
     }
 
-    async fn withdraw(&self, id: i32) -> Result<()> {
-        self.write(move |conn| upkeep::withdraw(conn, id)).await
+    async fn remove_processor(&self, id: i32) -> Result<()> {
+        self.write(move |conn| upkeep::remove_processor(conn, id)).await
     }
 
     async fn check_unknown(&self, processor: i32, grace: Duration, limit: u32) -> Result<Vec<UnknownHandler>> {
@@ -285,6 +328,16 @@ impl Ledger for Sqlite {
         self.write(move |conn| ledger::open(conn, &reader, &openings)).await
     }
 
+    async fn has_ledger(&self, reader: &Reader, topics: &[Arc<str>]) -> Result<Vec<bool>> {
+        let (reader, topics) = (reader.clone(), topics.to_vec());
+        self.read(move |conn| ledger::has(conn, &reader, &topics)).await
+    }
+
+    async fn begin_topic(&self, reader: &Reader, openings: &[Opening]) -> Result<()> {
+        let (reader, openings) = (reader.clone(), openings.to_vec());
+        self.write(move |conn| ledger::begin(conn, &reader, &openings)).await
+    }
+
     async fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> Result<()> {
         let (reader, stops) = (reader.clone(), stops.to_vec());
         self.write(move |conn| ledger::stop(conn, &reader, &stops)).await
@@ -295,9 +348,9 @@ impl Ledger for Sqlite {
         self.write(move |conn| ingest::report(conn, &report)).await
     }
 
-    async fn end_ingest(&self, group: &str, name: &str) -> Result<()> {
-        let (group, name) = (group.to_owned(), name.to_owned());
-        self.write(move |conn| ingest::end(conn, &group, &name)).await
+    async fn end_ingest(&self, group: &str, source: &str, name: &str) -> Result<()> {
+        let (group, source, name) = (group.to_owned(), source.to_owned(), name.to_owned());
+        self.write(move |conn| ingest::end(conn, &group, &source, &name)).await
     }
 
     async fn ledger_report(&self, group: &str) -> Result<LedgerReport> {
@@ -306,9 +359,9 @@ impl Ledger for Sqlite {
         match &self.place {
             Location::Memory => self.writer.act(act).await,
             Location::File(_) => {
-                // It reads every message: on a connection of its own, so that nobody waits for it.
+                // It reads every message, so it uses its own connection: no other operation waits for it.
                 let conn = connect::open_reader(&self.place, &self.options, self.reactor.handle()).await?;
-                Line::new(conn, TO_READ, self.options.busy_timeout, self.reactor.handle().clone()).act(act).await
+                ConnQueue::new(conn, TO_READ, self.options.busy_timeout, self.reactor.handle().clone()).act(act).await
             }
         }
     }

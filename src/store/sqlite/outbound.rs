@@ -1,9 +1,11 @@
-//! What the outbox asks of SQLite: each method is an act of `outbox.rs` or `poison.rs`, in its turn of the one writer.
+//! The outbox operations for SQLite: each method calls `outbox.rs` or `poison.rs`, in its turn of the single writer.
 
 use std::time::Duration;
 
 use super::{AsyncSqliteConnection, Sqlite, errors, outbox, poison};
-use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Outbound, PoisonCall, Refused};
+use crate::store::outbound::{
+    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, Refused,
+};
 use crate::types::Result;
 
 impl Outbound for Sqlite {
@@ -12,9 +14,9 @@ impl Outbound for Sqlite {
         publishing.await.map_err(errors::database("cannot store records in the outbox"))
     }
 
-    async fn enroll_relay(&self, name: &str, lease: Duration) -> Result<i32> {
+    async fn register_relay(&self, name: &str, lease: Duration) -> Result<i32> {
         let name = name.to_owned();
-        self.write(move |conn| outbox::enroll(conn, &name, lease)).await
+        self.write(move |conn| outbox::register(conn, &name, lease)).await
     }
 
     async fn hold_slots(&self, hold: &Hold) -> Result<Held> {
@@ -27,13 +29,13 @@ impl Outbound for Sqlite {
         self.write(move |conn| outbox::release(conn, relay, &slots)).await
     }
 
-    async fn withdraw_relay(&self, relay: i32) -> Result<()> {
-        self.write(move |conn| outbox::withdraw(conn, relay)).await
+    async fn remove_relay(&self, relay: i32) -> Result<()> {
+        self.write(move |conn| outbox::remove(conn, relay)).await
     }
 
-    async fn look_outgoing(&self, look: &Look) -> Result<Looked> {
-        let look = look.clone();
-        self.read(move |conn| outbox::look(conn, &look)).await
+    async fn read_outgoing(&self, query: &OutboxQuery) -> Result<OutboxRows> {
+        let query = query.clone();
+        self.read(move |conn| outbox::read(conn, &query)).await
     }
 
     async fn mark_sent(&self, marking: &Marking) -> Result<u64> {

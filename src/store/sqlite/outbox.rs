@@ -1,6 +1,7 @@
-//! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when they are acknowledged.
+//! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when
+//! they are acknowledged.
 //!
-//! As in PostgreSQL, with one writer: what is read is everything that will ever be before it, so a look needs no floor.
+//! As in PostgreSQL, but with one writer: no record with a lower id can be committed later, so a read needs no floor.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +13,22 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{Content, only_row, rows, statements};
 use crate::store::counts::limit;
-use crate::store::outbound::{Held, Hold, Look, Looked, Marking, NewOutgoing, Outgoing, Refused, SLOTS};
+use crate::store::outbound::{Held, Hold, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, Refused, SLOTS};
 use crate::store::rows::DatabaseStamp;
 use crate::types::{Headers, Result};
 
-/// How long a relay that is not seen any more stays on the list.
+/// How long the row of a relay is kept after it was last seen.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);
 
 rows! {
+    /// A waiting record.
     OutgoingRow {
         id: i64, slot: i16, topic: String, recorded_at: Option<i64>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>,
         payload: Option<Vec<u8>>,
     }
 }
 
-/// The record waits, in a slot that the relay holds.
+/// Restricts to records that wait in a slot that the relay holds.
 macro_rules! waiting_in_held {
     () => {
         " WHERE id = :id AND status = 0
@@ -45,18 +47,18 @@ statements! {
 
     ForgetRelays("DELETE FROM inbox_relay WHERE alive_until < :before") { before: i64 }
 
-    EnrollRelay<'a>("
+    RegisterRelay<'a>("
         INSERT INTO inbox_relay (name, started_at, seen_at, alive_until) VALUES (:name, :now, :now, :alive_until) RETURNING id")
     -> i32 { name: &'a str, now: i64, alive_until: i64 }
 
-    /// Written again when it is gone: the file may have been put back to an older state.
+    /// Inserts the row again if it is missing: the file may have been restored from a backup.
     KeepRelay<'a>("
-        INSERT INTO inbox_relay (id, name, started_at, seen_at, alive_until, trouble, trouble_since)
-        VALUES (:relay, :name, :now, :now, :alive_until, :trouble, CASE WHEN :trouble IS NOT NULL THEN :now END)
+        INSERT INTO inbox_relay (id, name, started_at, seen_at, alive_until, problem, problem_since)
+        VALUES (:relay, :name, :now, :now, :alive_until, :problem, CASE WHEN :problem IS NOT NULL THEN :now END)
         ON CONFLICT (id) DO UPDATE
-        SET seen_at = excluded.seen_at, alive_until = excluded.alive_until, trouble = excluded.trouble,
-            trouble_since = CASE WHEN excluded.trouble IS NULL THEN NULL ELSE coalesce(trouble_since, excluded.seen_at) END")
-    { relay: i32, name: &'a str, now: i64, alive_until: i64, trouble: Option<&'a str> }
+        SET seen_at = excluded.seen_at, alive_until = excluded.alive_until, problem = excluded.problem,
+            problem_since = CASE WHEN excluded.problem IS NULL THEN NULL ELSE coalesce(problem_since, excluded.seen_at) END")
+    { relay: i32, name: &'a str, now: i64, alive_until: i64, problem: Option<&'a str> }
 
     LiveRelays("SELECT count(*) FROM inbox_relay WHERE alive_until > :now") -> i64 { now: i64 }
 
@@ -70,9 +72,9 @@ statements! {
     Release("UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay AND slot = :slot")
     { relay: i32, slot: i16 }
 
-    WithdrawRelay("DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
+    RemoveRelay("DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
 
-    LookAtSlot("
+    ReadSlot("
         SELECT id, slot, topic, recorded_at, record_key, headers, payload FROM inbox_outbox INDEXED BY inbox_outbox_waiting
         WHERE slot = :slot AND status = 0 AND id > :after ORDER BY id LIMIT :limit")
     -> OutgoingRow { slot: i16, after: i64, limit: i32 }
@@ -96,12 +98,13 @@ statements! {
     { before: i64, limit: i32 }
 }
 
-/// The same as the SQL function of PostgreSQL.
+/// The same as PostgreSQL's function `inbox_outbox_slot`.
 fn slot(key: Option<&[u8]>) -> i16 {
     let number = key.map_or_else(rand::random, |key| Sha256::digest(key)[0]);
     i16::from(number) % SLOTS
 }
 
+/// On the caller's connection: the records are committed with the caller's writes, or not at all.
 pub(super) fn publish(conn: &mut SqliteConnection, records: &[NewOutgoing]) -> QueryResult<Vec<i64>> {
     let now = clock::now(conn)?;
     let publish = |record: &NewOutgoing| {
@@ -121,21 +124,22 @@ pub(super) fn publish(conn: &mut SqliteConnection, records: &[NewOutgoing]) -> Q
     records.iter().map(publish).collect()
 }
 
-/// Also takes out relays that have not been seen for a day.
-pub(super) fn enroll(conn: &mut SqliteConnection, name: &str, lease: Duration) -> Result<i32> {
-    let enroll = |conn: &mut SqliteConnection| {
+/// Also removes relays that have not been seen for a day.
+pub(super) fn register(conn: &mut SqliteConnection, name: &str, lease: Duration) -> Result<i32> {
+    let register = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         ForgetRelays { before: now - micros(FORGOTTEN_AFTER) }.execute(conn)?;
-        EnrollRelay { name, now, alive_until: now + micros(lease) }.load(conn).and_then(only_row)
+        RegisterRelay { name, now, alive_until: now + micros(lease) }.load(conn).and_then(only_row)
     };
-    enroll(conn).map_err(database("cannot enroll the relay"))
+    register(conn).map_err(database("cannot register the relay"))
 }
 
+/// Keeps the relay alive, renews its slots and takes free ones up to its share.
 pub(super) fn hold(conn: &mut SqliteConnection, sent_at: Instant, hold: &Hold) -> Result<Held> {
     let hold = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
         let (relay, until) = (hold.relay, now + micros(hold.lease));
-        KeepRelay { relay, name: &hold.name, now, alive_until: until, trouble: hold.trouble.as_deref() }
+        KeepRelay { relay, name: &hold.name, now, alive_until: until, problem: hold.problem.as_deref() }
             .execute(conn)?;
         let relays = LiveRelays { now }.load::<i64>(conn).and_then(only_row)?.max(1);
         let share = i64::from(SLOTS).unsigned_abs().div_ceil(relays.unsigned_abs());
@@ -152,34 +156,36 @@ pub(super) fn hold(conn: &mut SqliteConnection, sent_at: Instant, hold: &Hold) -
 
 pub(super) fn release(conn: &mut SqliteConnection, relay: i32, slots: &[i16]) -> Result<()> {
     let released = slots.iter().try_for_each(|&slot| Release { relay, slot }.execute(conn).map(drop));
-    released.map_err(database("cannot give up slots of the outbox"))
+    released.map_err(database("cannot release slots of the outbox"))
 }
 
-pub(super) fn withdraw(conn: &mut SqliteConnection, relay: i32) -> Result<()> {
+/// Slots are released first, so that another relay can take them at once.
+pub(super) fn remove(conn: &mut SqliteConnection, relay: i32) -> Result<()> {
     release(conn, relay, &(0..SLOTS).collect::<Vec<i16>>())?;
-    WithdrawRelay { relay }.execute(conn).map(drop).map_err(database("cannot withdraw the relay"))
+    RemoveRelay { relay }.execute(conn).map(drop).map_err(database("cannot remove the relay"))
 }
 
-pub(super) fn look(conn: &mut SqliteConnection, look: &Look) -> Result<Looked> {
-    looked(conn, look).map_err(database("cannot read the outbox"))
+pub(super) fn read(conn: &mut SqliteConnection, query: &OutboxQuery) -> Result<OutboxRows> {
+    read_slots(conn, query).map_err(database("cannot read the outbox"))
 }
 
-fn looked(conn: &mut SqliteConnection, look: &Look) -> QueryResult<Looked> {
+/// Reads slot by slot, in pages, because records of held topics are skipped here and not in SQL.
+fn read_slots(conn: &mut SqliteConnection, query: &OutboxQuery) -> QueryResult<OutboxRows> {
     let now = clock::now(conn)?;
-    let mine = Mine { relay: look.relay, now }.load::<i16>(conn)?;
-    let rows_max = usize::try_from(look.rows).unwrap_or(usize::MAX);
+    let mine = Mine { relay: query.relay, now }.load::<i16>(conn)?;
+    let rows_max = usize::try_from(query.rows).unwrap_or(usize::MAX);
     let (mut rows, mut bytes): (Vec<Outgoing>, u64) = (Vec::new(), 0);
-    for &(slot, _) in look.slots.iter().filter(|(slot, _)| mine.contains(slot)) {
+    for &(slot, _) in query.slots.iter().filter(|(slot, _)| mine.contains(slot)) {
         let mut after = i64::MIN;
         'slot: loop {
-            let found = LookAtSlot { slot, after, limit: limit(look.rows) }.load::<OutgoingRow>(conn)?;
+            let found = ReadSlot { slot, after, limit: limit(query.rows) }.load::<OutgoingRow>(conn)?;
             let is_last = found.len() < rows_max;
             for row in found {
                 after = row.id;
-                if look.held_topics.contains(&row.topic) {
+                if query.held_topics.contains(&row.topic) {
                     continue;
                 }
-                if rows.len() >= rows_max || bytes >= look.bytes {
+                if rows.len() >= rows_max || bytes >= query.bytes {
                     break 'slot;
                 }
                 let size = row.payload.as_ref().map_or(0, Vec::len) + row.headers.as_ref().map_or(0, Vec::len);
@@ -191,7 +197,7 @@ fn looked(conn: &mut SqliteConnection, look: &Look) -> QueryResult<Looked> {
             }
         }
     }
-    Ok(Looked { rows, horizon: None })
+    Ok(OutboxRows { rows, horizon: None })
 }
 
 fn outgoing(row: OutgoingRow) -> Outgoing {
@@ -206,6 +212,7 @@ fn outgoing(row: OutgoingRow) -> Outgoing {
     }
 }
 
+/// Marks or deletes sent records. Records of a slot that the relay has lost stay waiting, and are sent again.
 pub(super) fn mark_sent(conn: &mut SqliteConnection, marking: &Marking) -> Result<u64> {
     let Marking { relay, sent, keeps, .. } = marking;
     let mark = |conn: &mut SqliteConnection| {
@@ -240,5 +247,5 @@ pub(super) fn purge(conn: &mut SqliteConnection, older_than: Duration, rows: u32
         let before = clock::now(conn)? - micros(older_than);
         PurgeSent { before, limit: limit(rows) }.execute(conn)
     };
-    purge(conn).map(|purged| purged as u64).map_err(database("cannot purge records that were sent"))
+    purge(conn).map(|purged| purged as u64).map_err(database("cannot purge sent records"))
 }

@@ -1,4 +1,4 @@
-//! Calls for poisoned deliveries. The trigger `inbox_call_for_poisoned` writes what is read here.
+//! Calls for poisoned deliveries. The trigger `inbox_call_for_poisoned` writes the rows that are read here.
 
 use std::time::Duration;
 
@@ -30,10 +30,12 @@ statements! {
     SetCalls("UPDATE inbox_handler SET calls_on_poison = :calls WHERE id = :id") { calls: bool, id: i16 }
 }
 
+/// Writes the option to every id: deliveries stored under an older id also belong to this handler.
 pub(super) fn set(conn: &mut SqliteConnection, calls: bool, all: &[i16]) -> QueryResult<()> {
     all.iter().try_for_each(|&id| SetCalls { calls, id }.execute(conn).map(drop))
 }
 
+/// The lease is the new due time, so a call of a crashed process becomes due again by itself.
 pub(super) fn claim(conn: &mut SqliteConnection, lease: Duration, rows: u32) -> Result<Vec<PoisonCall>> {
     let claim = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
@@ -43,7 +45,7 @@ pub(super) fn claim(conn: &mut SqliteConnection, lease: Duration, rows: u32) -> 
         }
         QueryResult::Ok(due)
     };
-    let claimed = claim(conn).map_err(database("cannot look for poisoned deliveries"))?;
+    let claimed = claim(conn).map_err(database("cannot claim calls for poisoned deliveries"))?;
     Ok(claimed.into_iter().map(poison_call).collect())
 }
 

@@ -1,8 +1,9 @@
-//! Retention: a bounded walk over the messages in their order, each step one act that renews the lease.
+//! Retention: a bounded scan over the messages in seq order. Each step is one operation that renews the lease.
 //!
-//! Nobody else writes meanwhile, so a message, its deliveries and what is kept of its identity change in one act. What was looked at and when
-//! the first of what was kept can go is written down in the same act. Never touches what is pending or running, nor, unless an expiry says so, what is
-//! poisoned or quarantined.
+//! There is no other writer in the meantime, so a message, its deliveries and the kept identity change in one
+//! transaction. The same transaction records what was checked, and when the first kept message of each block expires.
+//! It never deletes pending or running deliveries, and deletes poisoned deliveries and quarantined records only if they
+//! have an expiry.
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use crate::store::purging::{
 use crate::types::Result;
 
 rows! {
+    /// A message to check, with its identity in case it is kept.
     MessageRow { seq: i64, received_at: i64, message_id: String, source: String }
 
     /// When and how a delivery was finished.
@@ -26,7 +28,7 @@ rows! {
 }
 
 statements! {
-    /// One row when it is taken.
+    /// Changes one row if the lease was taken or renewed.
     TakeLease<'a>("
         INSERT INTO inbox_lease (name, holder, held_until) VALUES (:name, :holder, :held_until)
         ON CONFLICT (name) DO UPDATE SET holder = :holder, held_until = :held_until WHERE holder = :holder OR held_until <= :now")
@@ -43,7 +45,7 @@ statements! {
         WHERE seq >= :block * :size AND seq < (:block + 1) * :size ORDER BY seq") -> MessageRow { block: i64, size: i64 }
 
     DueBlocks("
-        SELECT block FROM inbox_kept WHERE policy = :policy AND block > :after_block AND look_at <= :now ORDER BY block LIMIT :blocks_max")
+        SELECT block FROM inbox_kept WHERE policy = :policy AND block > :after_block AND check_at <= :now ORDER BY block LIMIT :blocks_max")
     -> i64 { policy: i64, after_block: i64, now: i64, blocks_max: i32 }
 
     WalkedTo("SELECT walked_to FROM inbox_retention WHERE policy = :policy") -> i64 { policy: i64 }
@@ -54,8 +56,8 @@ statements! {
     { policy: i64, walked_to: i64, now: i64 }
 
     NoteKept("
-        INSERT INTO inbox_kept (policy, block, look_at) VALUES (:policy, :block, :look_at)
-        ON CONFLICT (policy, block) DO UPDATE SET look_at = excluded.look_at") { policy: i64, block: i64, look_at: i64 }
+        INSERT INTO inbox_kept (policy, block, check_at) VALUES (:policy, :block, :check_at)
+        ON CONFLICT (policy, block) DO UPDATE SET check_at = excluded.check_at") { policy: i64, block: i64, check_at: i64 }
 
     NothingKept("DELETE FROM inbox_kept WHERE policy = :policy AND block = :block") { policy: i64, block: i64 }
 
@@ -64,9 +66,10 @@ statements! {
 
     ForgetUnused("DELETE FROM inbox_retention WHERE purged_at < :before") { before: i64 }
 
+    /// Skips records whose replay was requested: otherwise they would keep later records from expiring.
     ExpireQuarantined("
         DELETE FROM inbox_quarantine
-        WHERE id IN (SELECT id FROM inbox_quarantine ORDER BY id LIMIT :rows) AND quarantined_at < :before AND replay_asked_at IS NULL")
+        WHERE id IN (SELECT id FROM inbox_quarantine WHERE replay_asked_at IS NULL ORDER BY id LIMIT :rows) AND quarantined_at < :before")
     { rows: i32, before: i64 }
 
     DeliveriesOf("SELECT handler_id, status, finished_at FROM inbox_delivery WHERE message_seq = :message_seq")
@@ -94,12 +97,12 @@ statements! {
 
     Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < :now") -> i64 { now: i64 }
 
-    /// Ids that became one handler are one.
+    /// Including the ids that became one handler with it.
     IdsOfKey<'a>(IDS_OF_KEY) -> i16 { key: &'a str }
 }
 
-/// A message that can go.
-struct Over {
+/// A message that can be deleted.
+struct Expired {
     seq: i64,
     message_id: String,
     source: String,
@@ -110,6 +113,7 @@ pub(super) fn step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -
     try_step(conn, holder, step).map_err(database("cannot purge"))
 }
 
+/// One step in the caller's transaction, if the lease is free or ours.
 fn try_step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -> QueryResult<Stepped> {
     let now = clock::now(conn)?;
     let lease = TakeLease { name: LEASE_NAME, holder, held_until: now + micros(LEASE), now };
@@ -117,7 +121,8 @@ fn try_step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -> Query
         return Ok(Stepped::LockedOut);
     }
     let done = match step {
-        // Nobody accepts meanwhile: there is nothing to write before, and nobody to wait for.
+        // Nothing is accepted in the meantime, so no identity must be written before, and there is no accept to wait
+        // for.
         PurgeStep::Mark { .. } | PurgeStep::Settle => Step::default(),
         PurgeStep::Remove { periods, keep, cursor, rows } => remove(conn, periods, *keep, *cursor, *rows, now)?,
         PurgeStep::Forget { rows } => {
@@ -135,6 +140,7 @@ fn try_step(conn: &mut SqliteConnection, holder: i64, step: &PurgeStep) -> Query
     Ok(Stepped::Done(done))
 }
 
+/// Deletes the expired messages of one part of the scan, and records the part as checked.
 fn remove(
     conn: &mut SqliteConnection,
     periods: &Periods,
@@ -146,7 +152,7 @@ fn remove(
     let walked = walk(conn, periods, cursor, rows, now)?;
     let over = judge(conn, periods, walked.messages, now)?;
     let mut step = Step { cursor: walked.cursor, messages: over.len() as u64, ..Step::default() };
-    for Over { seq, message_id, source, .. } in over {
+    for Expired { seq, message_id, source, .. } in over {
         step.deliveries += RemoveDeliveries { message_seq: seq }.execute(conn)? as u64;
         RemoveHistory { message_seq: seq }.execute(conn)?;
         RemoveAttempts { message_seq: seq }.execute(conn)?;
@@ -167,31 +173,31 @@ fn remove(
     Ok(step)
 }
 
-/// Writes down when the first of what is left of a block can go.
+/// Records when the first remaining message of a block expires.
 fn note_kept(conn: &mut SqliteConnection, periods: &Periods, block: i64, now: i64) -> QueryResult<()> {
-    let mut look_at = None;
+    let mut check_at = None;
     for MessageRow { seq, received_at, .. } in (OfBlock { block, size: BLOCK }).load::<MessageRow>(conn)? {
         let deliveries = DeliveriesOf { message_seq: seq }.load::<FinishedRow>(conn)?;
         let over_at = deliveries.iter().map(|row| row.over_at(periods, now)).max();
         let over_at = over_at.unwrap_or(received_at + micros(periods.default));
         let over_at = over_at.max(received_at + micros(periods.shortest()));
-        look_at = Some(look_at.map_or(over_at, |first: i64| first.min(over_at)));
+        check_at = Some(check_at.map_or(over_at, |first: i64| first.min(over_at)));
     }
     let policy = periods.policy();
-    match look_at {
-        Some(look_at) => NoteKept { policy, block, look_at }.execute(conn)?,
+    match check_at {
+        Some(check_at) => NoteKept { policy, block, check_at }.execute(conn)?,
         None => NothingKept { policy, block }.execute(conn)?,
     };
     Ok(())
 }
 
 impl FinishedRow {
-    /// When it is over its time. What is not finished is done now at the earliest, so this is never too late.
+    /// When it expires. An unfinished delivery finishes now at the earliest, so this is never too late.
     fn over_at(&self, periods: &Periods, now: i64) -> i64 {
         self.expiry(periods).unwrap_or(now + micros(periods.of(self.handler_id)))
     }
 
-    /// When a finished delivery is over its time; none for one that waits for a handler or a person.
+    /// When a finished delivery expires; `None` for one that waits for a handler or an operator.
     fn expiry(&self, periods: &Periods) -> Option<i64> {
         let period = match self.status {
             // Done or discarded.
@@ -204,17 +210,18 @@ impl FinishedRow {
     }
 }
 
-/// What a step looks at.
-struct Walked {
+/// The result of a scan step.
+struct ScanStep {
     messages: Vec<MessageRow>,
     blocks: Vec<i64>,
-    /// The last message that need not be looked at again for being new.
+    /// The last message that is not checked again as a new one.
     walked_to: Option<i64>,
-    /// Where the walk goes on.
+    /// Where the scan continues.
     cursor: Option<Cursor>,
 }
 
-fn walk(conn: &mut SqliteConnection, periods: &Periods, cursor: Cursor, rows: u32, now: i64) -> QueryResult<Walked> {
+/// One part of the scan: first the blocks of kept messages that are due, then the messages that were never checked.
+fn walk(conn: &mut SqliteConnection, periods: &Periods, cursor: Cursor, rows: u32, now: i64) -> QueryResult<ScanStep> {
     let after_seq = match cursor {
         Cursor::Kept { after_block } => {
             let walked = walk_kept(conn, periods, after_block, rows, now)?;
@@ -228,14 +235,14 @@ fn walk(conn: &mut SqliteConnection, periods: &Periods, cursor: Cursor, rows: u3
     walk_fresh(conn, periods, after_seq, rows, now)
 }
 
-/// Whole blocks that are worth a look by now.
+/// Complete blocks that are due.
 fn walk_kept(
     conn: &mut SqliteConnection,
     periods: &Periods,
     after_block: i64,
     rows: u32,
     now: i64,
-) -> QueryResult<Walked> {
+) -> QueryResult<ScanStep> {
     let due = DueBlocks { policy: periods.policy(), after_block, now, blocks_max: BLOCKS_MAX };
     let (mut messages, mut blocks) = (Vec::new(), Vec::new());
     for block in due.load::<i64>(conn)? {
@@ -246,17 +253,18 @@ fn walk_kept(
         }
     }
     let cursor = blocks.last().map(|block| Cursor::Kept { after_block: *block });
-    Ok(Walked { messages, blocks, walked_to: None, cursor })
+    Ok(ScanStep { messages, blocks, walked_to: None, cursor })
 }
 
-/// Messages that no purge has looked at. Nobody else writes, so none of them comes late; young ones are looked at again all the same, as on PostgreSQL.
+/// Messages that no purge has checked. With one writer, none of them becomes visible late; young ones are still checked
+/// again, as on PostgreSQL.
 fn walk_fresh(
     conn: &mut SqliteConnection,
     periods: &Periods,
     after_seq: Option<i64>,
     rows: u32,
     now: i64,
-) -> QueryResult<Walked> {
+) -> QueryResult<ScanStep> {
     let after_seq = match after_seq {
         Some(seq) => seq,
         None => WalkedTo { policy: periods.policy() }.load(conn)?.pop().unwrap_or(-1),
@@ -269,16 +277,16 @@ fn walk_fresh(
     let old: Vec<i64> = old.map(|row| row.seq).collect();
     let mut blocks: Vec<i64> = old.iter().map(|seq| seq / BLOCK).collect();
     blocks.dedup();
-    Ok(Walked { messages, blocks, walked_to: old.last().copied(), cursor })
+    Ok(ScanStep { messages, blocks, walked_to: old.last().copied(), cursor })
 }
 
-/// Those of these messages that can go.
+/// Those of these messages that can be deleted.
 fn judge(
     conn: &mut SqliteConnection,
     periods: &Periods,
     messages: Vec<MessageRow>,
     now: i64,
-) -> QueryResult<Vec<Over>> {
+) -> QueryResult<Vec<Expired>> {
     let mut over = Vec::new();
     for MessageRow { seq, received_at, message_id, source } in messages {
         if received_at >= now - micros(periods.shortest()) {
@@ -288,24 +296,26 @@ fn judge(
         let is_orphan = deliveries.is_empty() && received_at < now - micros(periods.default);
         let is_over = |row: &FinishedRow| row.expiry(periods).is_some_and(|at| at < now);
         if is_orphan || (!deliveries.is_empty() && deliveries.iter().all(is_over)) {
-            over.push(Over { seq, message_id, source, deliveries: deliveries.len() as u64 });
+            over.push(Expired { seq, message_id, source, deliveries: deliveries.len() as u64 });
         }
     }
     Ok(over)
 }
 
+/// Without it, the next purge would wait for the lease to expire.
 pub(super) fn release(conn: &mut SqliteConnection, holder: i64) -> Result<()> {
     let released = ReleaseLease { name: LEASE_NAME, holder }.execute(conn);
-    released.map(drop).map_err(database("cannot let the lease of retention go"))
+    released.map(drop).map_err(database("cannot release the retention lease"))
 }
 
+/// Counts in one part of the table. Needs no lease, because it changes nothing.
 pub(super) fn count_purgeable(
     conn: &mut SqliteConnection,
     periods: &Periods,
     cursor: i64,
     rows: u32,
 ) -> Result<Counted> {
-    let cannot = || database("cannot count what can be purged");
+    let cannot = || database("cannot count the messages to purge");
     let now = clock::now(conn).map_err(cannot())?;
     let walked = Walk { cursor, rows: limit(rows) }.load::<MessageRow>(conn).map_err(cannot())?;
     let shortest = now - micros(periods.shortest());
@@ -318,7 +328,7 @@ pub(super) fn count_purgeable(
 
 pub(super) fn count_forgettable(conn: &mut SqliteConnection) -> Result<u64> {
     let counted = clock::now(conn).and_then(|now| Forgettable { now }.load(conn).and_then(only_row));
-    counted.map(count).map_err(database("cannot count what can be forgotten"))
+    counted.map(count).map_err(database("cannot count the expired identities"))
 }
 
 pub(super) fn ids_of_keys(conn: &mut SqliteConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {

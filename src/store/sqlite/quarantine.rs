@@ -1,4 +1,5 @@
-//! Writes records that could not become messages, whole, once each; and finds out whether a message is to blame for being refused.
+//! Writes records that could not become messages, with all their bytes, once each; and finds out whether a message
+//! itself is the cause of an error.
 
 use diesel::connection::SimpleConnection;
 use diesel::result::Error as DieselError;
@@ -13,7 +14,7 @@ use crate::store::seam::{NewMessage, Quarantined};
 use crate::types::{Kind, Result};
 
 statements! {
-    /// A record that comes again is quarantined once.
+    /// A redelivered record is quarantined once.
     InsertQuarantined<'a>("
         INSERT INTO inbox_quarantine (quarantined_at, topic, cluster_id, reason, detail, kafka_partition, kafka_offset, recorded_at, message_id,
                                       source, record_key, headers, payload, record_hash)
@@ -27,11 +28,11 @@ statements! {
         record_key: Content<'a>, headers: Option<&'a [u8]>, payload: Content<'a>, record_hash: Vec<u8>,
     }
 
-    /// A record that was quarantined before.
+    /// A record that was already in quarantine.
     FindQuarantined("SELECT id FROM inbox_quarantine WHERE record_hash = :record_hash") -> i64 { record_hash: Vec<u8> }
 }
 
-/// Returns the row's id. A record that comes again keeps the one that it has.
+/// Returns the id of the row. A redelivered record keeps its id.
 pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -> QueryResult<Option<i64>> {
     let record = &row.record;
     let record_hash = record_hash(record);
@@ -57,9 +58,9 @@ pub(super) fn insert(conn: &mut SqliteConnection, row: &Quarantined, now: i64) -
     }
 }
 
-/// Whether the message is refused for what it holds. Tries it and takes it back.
+/// Whether the database rejects the message because of its content. Inserts it and rolls back.
 pub(super) fn refuses(conn: &mut SqliteConnection, message: &NewMessage) -> Result<bool> {
-    let cannot = || database("cannot ask why a message is refused");
+    let cannot = || database("cannot find out why a message is rejected");
     let now = clock::now(conn).map_err(cannot())?;
     conn.batch_execute("SAVEPOINT wharf_refusal").map_err(cannot())?;
     let inserted = accept::insert(message, now).load::<i64>(conn);
@@ -67,10 +68,10 @@ pub(super) fn refuses(conn: &mut SqliteConnection, message: &NewMessage) -> Resu
     Ok(inserted.is_err_and(|error| is_refusal(&error)))
 }
 
-/// Whether an error is about the values: a constraint, a limit, or what a trigger raised, which may say anything. What is known to be
-/// the database's own trouble is not.
+/// Whether an error is about the values: a constraint, a limit, or an error that a trigger raised, which may have any
+/// text. Known errors of the database itself are excluded.
 fn is_refusal(error: &DieselError) -> bool {
-    const OWN_TROUBLE: [&str; 6] = [
+    const OWN_ERRORS: [&str; 6] = [
         "no such ",
         "database disk image",
         "file is not a database",
@@ -82,7 +83,7 @@ fn is_refusal(error: &DieselError) -> bool {
         Kind::Data => true,
         Kind::Server => {
             let message = error.to_string();
-            !OWN_TROUBLE.iter().any(|trouble| message.starts_with(trouble))
+            !OWN_ERRORS.iter().any(|error| message.starts_with(error))
         }
         Kind::Bug
         | Kind::Configuration

@@ -1,4 +1,5 @@
-//! Rate limits over all processes, in `inbox_handler`. Nobody else writes meanwhile: what is allowed when a claim begins is when it ends.
+//! Rate limits over all processes, in `inbox_handler`. There is no other writer in the meantime, so the limit does not
+//! change during a claim.
 
 use std::time::Duration;
 
@@ -18,18 +19,18 @@ statements! {
     Move("UPDATE inbox_handler SET rate_next_at = :next_at WHERE id = :id") { id: i16, next_at: i64 }
 }
 
-/// The limit of a handler, as it stands.
+/// The current state of a handler's limit.
 pub(super) struct Rate {
     id: i16,
     now: i64,
     interval_us: i64,
     burst: i32,
-    /// Not before now.
+    /// Not earlier than now.
     next_at: i64,
 }
 
 impl Rate {
-    /// None where there is no limit any more.
+    /// Returns `None` if the handler no longer has a limit.
     pub(super) fn of(conn: &mut SqliteConnection, id: i16, now: i64) -> QueryResult<Option<Self>> {
         let row = Limit { id }.load::<RateRow>(conn)?.pop();
         Ok(row.map(|RateRow { interval_us, burst, next_at }| Self {
@@ -41,11 +42,12 @@ impl Rate {
         }))
     }
 
+    /// How many starts are allowed now.
     pub(super) fn allowed(&self) -> i32 {
         rate::allowed(self.next_at - self.now, self.interval_us, self.burst)
     }
 
-    /// Takes what was claimed.
+    /// Consumes the limit for the claimed deliveries.
     pub(super) fn take(&self, conn: &mut SqliteConnection, claimed: usize) -> QueryResult<()> {
         if claimed == 0 {
             return Ok(());
@@ -53,11 +55,12 @@ impl Rate {
         Move { id: self.id, next_at: self.after(claimed) }.execute(conn).map(drop)
     }
 
-    /// When more is allowed, after so many were claimed.
-    pub(super) fn look_again_in(&self, claimed: usize) -> Option<Duration> {
-        rate::look_again_in(self.after(claimed) - self.now, self.interval_us, self.burst)
+    /// When more starts are allowed, after this many were claimed.
+    pub(super) fn scan_again_in(&self, claimed: usize) -> Option<Duration> {
+        rate::scan_again_in(self.after(claimed) - self.now, self.interval_us, self.burst)
     }
 
+    /// The schedule after this many starts.
     fn after(&self, claimed: usize) -> i64 {
         let claimed = i64::try_from(claimed).unwrap_or(i64::MAX);
         self.next_at.saturating_add(self.interval_us.saturating_mul(claimed))

@@ -1,4 +1,4 @@
-//! Handler ids: reads what is known, lets `aliases.rs` decide, writes what is missing, all in one turn of the writer.
+//! Handler ids: reads the known keys, lets `aliases.rs` decide, writes the missing ids, all in one turn of the writer.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::store::seam::{HandlerIds, WantedHandler};
 use crate::types::Result;
 
 statements! {
-    /// All keys: they are as many as there were handlers, ever.
+    /// Reads all keys: there are as many as handler keys were ever registered.
     KnownKeys("SELECT key, handler_id FROM inbox_handler_key") -> (String, i16) {}
 
     NewHandler<'a>("INSERT INTO inbox_handler (key, registered_at) VALUES (:key, :now) RETURNING id")
@@ -22,16 +22,16 @@ statements! {
     NewAlias<'a>("INSERT INTO inbox_handler_key (key, handler_id) VALUES (:key, :handler_id)")
     { key: &'a str, handler_id: i16 }
 
-    /// The name people see is the one the newest registration uses.
+    /// The displayed name is the key of the newest registration.
     Rename<'a>("UPDATE inbox_handler SET key = :key WHERE id = :handler_id AND key <> :key")
     { key: &'a str, handler_id: i16 }
 
     SetOrder("
-        UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned
-        WHERE id = :handler_id AND (is_ordered <> :is_ordered OR passes_poisoned <> :passes_poisoned)")
-    { is_ordered: bool, passes_poisoned: bool, handler_id: i16 }
+        UPDATE inbox_handler SET is_ordered = :is_ordered, passes_poisoned = :passes_poisoned, is_fair = :is_fair
+        WHERE id = :handler_id AND (is_ordered <> :is_ordered OR passes_poisoned <> :passes_poisoned OR is_fair <> :is_fair)")
+    { is_ordered: bool, passes_poisoned: bool, is_fair: bool, handler_id: i16 }
 
-    /// What a person has set stays.
+    /// A limit that an operator has set stays.
     SetRate("
         UPDATE inbox_handler
         SET registered_interval_us = :interval_us, registered_burst = :burst,
@@ -47,6 +47,7 @@ statements! {
     { same_as: Option<i16>, handler_id: i16 }
 }
 
+/// One transaction of the writer, so that two processes that start at the same time see each other's keys.
 pub(super) fn register(conn: &mut SqliteConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
     let cannot = || database("cannot register the handlers");
     let known = known_keys(conn).map_err(cannot())?;
@@ -61,6 +62,7 @@ fn known_keys(conn: &mut SqliteConnection) -> QueryResult<HashMap<String, i16>> 
     Ok(KnownKeys {}.load(conn)?.into_iter().collect())
 }
 
+/// Writes the ids that `aliases.rs` has planned.
 fn add_missing(conn: &mut SqliteConnection, wanted: &[WantedHandler], known: &HashMap<String, i16>) -> QueryResult<()> {
     let now = clock::now(conn)?;
     let plan = aliases::plan(wanted, known);
@@ -76,18 +78,20 @@ fn add_missing(conn: &mut SqliteConnection, wanted: &[WantedHandler], known: &Ha
     Ok(())
 }
 
+/// Writes the options of each handler, and which of its ids belong together.
 fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[HandlerIds]) -> QueryResult<()> {
     let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
     for (handler, ids) in wanted.iter().zip(ids) {
         Rename { key: &handler.key, handler_id: ids.current }.execute(conn)?;
         let passes_poisoned = handler.order.is_some_and(|order| order.passes_poisoned);
         for &handler_id in ids.all.iter() {
-            SetOrder { is_ordered: handler.order.is_some(), passes_poisoned, handler_id }.execute(conn)?;
+            let (is_ordered, is_fair) = (handler.order.is_some(), handler.is_fair);
+            SetOrder { is_ordered, passes_poisoned, is_fair, handler_id }.execute(conn)?;
             let (interval_us, burst) = handler.rate.map(|rate| (rate.interval_us, rate.burst)).unzip();
             SetRate { interval_us, burst, handler_id }.execute(conn)?;
         }
         poison::set(conn, handler.calls_on_poison, &ids.all)?;
-        // Two handlers of one program are two, whatever a later version made of them: it was rolled back.
+        // Two handlers of one program are separate, even if a later version united them: that version was rolled back.
         let rows = SameAs {}.load::<(i16, Option<i16>)>(conn)?;
         let stands_for =
             |id: i16| rows.iter().find(|(row, _)| *row == id).map_or(id, |(row, same)| same.unwrap_or(*row));
@@ -97,7 +101,7 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
                 SetSameAs { same_as: None, handler_id: *id }.execute(conn)?;
             }
         }
-        // Processes that know only one of the ids must not add deliveries to what is there under another.
+        // Processes that know only one of the ids must not add deliveries to messages that have one under another id.
         if ids.all.len() > 1 {
             for (id, same_as) in &rows {
                 let is_ours = ids.all.contains(id) || same_as.is_some_and(|same_as| ids.all.contains(&same_as));

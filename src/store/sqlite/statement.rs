@@ -1,4 +1,4 @@
-//! Prepared statements of SQLite; and bytes that are stored as text where they are text.
+//! Prepared statements of SQLite, and bytes that are stored as text if they are valid text.
 
 use diesel::QueryResult;
 use diesel::deserialize::FromSql;
@@ -27,11 +27,13 @@ impl FromSql<Text, Sqlite> for SharedText {
     }
 }
 
-/// Bytes on their way into a column: text where they are UTF-8 without NUL, so that people and JSON functions can read them in place. Read
-/// back they are the same bytes.
+/// Bytes to write: as text if they are UTF-8 without NUL, so that people and JSON functions can read them directly.
+/// Reading returns the same bytes.
 pub(super) enum Content<'a> {
     None,
+    /// UTF-8 without NUL.
     Text(&'a str),
+    /// Any other bytes.
     Bytes(&'a [u8]),
 }
 

@@ -1,4 +1,5 @@
-//! What only tests ask of a store, for SQLite: the clock is a row of the database, and a database in memory leaves nothing behind.
+//! The test operations of the SQLite store: the clock is a row of the database, and a database in memory leaves nothing
+//! behind.
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ impl Testing for Sqlite {
         let (message_id, handler_key) = (message_id.map(str::to_owned), handler_key.unwrap_or_default().to_owned());
         let find = move |conn: &mut SqliteConnection| {
             let find = Find { message_id: message_id.as_deref(), handler_key: &handler_key };
-            let rows = find.load::<DeliveryRow>(conn).map_err(database("cannot look at a delivery"))?;
+            let rows = find.load::<DeliveryRow>(conn).map_err(database("cannot read a delivery"))?;
             rows.into_iter().next().map(delivery).transpose()
         };
         self.read(find).await

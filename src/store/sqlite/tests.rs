@@ -1,4 +1,6 @@
-//! The ledger, as the ingest uses it: no public call reaches all of it.
+//! The ledger as the ingest uses it: no public call reaches all of it. The plans of the statements: `plans.rs`.
+
+mod plans;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +30,13 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
         recorded_at: None,
         is_corrected: false,
     };
-    let deliveries =
-        smallvec::smallvec![NewDelivery { ids: ids.clone(), due: None, is_handed_over: false, order_hash: None }];
+    let deliveries = smallvec::smallvec![NewDelivery {
+        ids: ids.clone(),
+        due: None,
+        is_handed_over: false,
+        order_hash: None,
+        fair_hash: None
+    }];
     NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }
 }
 
@@ -75,10 +82,10 @@ fn opening(at: i64, gap_from: Option<i64>) -> Opening {
 }
 
 #[tokio::test]
-async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
+async fn the_ledger_moves_with_the_batch_and_never_back() {
     let (store, ids) = store().await;
     assert_eq!(next_offset(&store).await, None);
-    // Nobody has opened it.
+    // The ledger has no row yet.
     assert_eq!(accept(&store, &[], 0, 1).await.ledger, [LedgerMove::Behind]);
 
     store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
@@ -86,7 +93,7 @@ async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
     assert!(matches!(answers.messages[..], [Accepted::New { seq: 1 }, Accepted::New { seq: 2 }]));
     assert_eq!((answers.ledger, next_offset(&store).await), (vec![LedgerMove::Moved], Some(7)));
 
-    // A process that comes late with what is there already, and one that believes it further than it is.
+    // A late process that accepts stored records again, and one that expects a later position than the ledger has.
     let late = accept(&store, &[message(&ids, 5)], 5, 6).await;
     assert!(matches!(late.messages[..], [Accepted::Duplicate { seq: 1, added: 0 }]));
     assert_eq!(late.ledger, [LedgerMove::Moved]);
@@ -97,9 +104,27 @@ async fn the_ledger_moves_with_the_batch_from_where_it_is_and_never_back() {
     assert_eq!(next_offset(&store).await, Some(7));
 }
 
+// On PostgreSQL: `kafka::beginning`.
+#[tokio::test]
+async fn a_topic_begins_once_and_its_ledger_rows_stay() {
+    let (store, _) = store().await;
+    let of = |partition, at| Opening { partition, ..opening(at, None) };
+    let topics: [std::sync::Arc<str>; 2] = ["orders".into(), "others".into()];
+    assert_eq!(store.backend.has_ledger(&shop(), &topics).await.unwrap(), [false, false]);
+    store.backend.begin_topic(&shop(), &[of(0, 5), of(1, 0)]).await.unwrap();
+    assert_eq!(store.backend.has_ledger(&shop(), &topics).await.unwrap(), [true, false]);
+
+    // A process that was slower saw another end, and one more partition.
+    store.backend.begin_topic(&shop(), &[of(0, 7), of(2, 9)]).await.unwrap();
+    let places: Vec<_> = (0..3).map(|partition| (topics[0].clone(), partition)).collect();
+    let rows = store.backend.ledger(&shop(), &places).await.unwrap();
+    let offsets: Vec<_> = rows.into_iter().map(|row| row.map(|row| row.next_offset)).collect();
+    assert_eq!(offsets, [Some(5), Some(0), None]);
+}
+
 // On PostgreSQL: `kafka::pipeline`.
 #[tokio::test]
-async fn a_batch_that_follows_is_written_when_its_turn_has_come_and_else_leaves_no_trace() {
+async fn a_following_batch_is_written_only_after_the_earlier_one() {
     let (store, ids) = store().await;
     store.backend.open_ledger(&shop(), &[opening(0, None)]).await.unwrap();
     assert!(accept_as(&store, &[message(&ids, 1)], 1, 2, true).await.is_none());
@@ -116,7 +141,7 @@ async fn a_batch_that_follows_is_written_when_its_turn_has_come_and_else_leaves_
 }
 
 #[tokio::test]
-async fn gaps_are_noted_once_and_the_report_counts_what_is_stored() {
+async fn gaps_are_recorded_once_and_the_report_counts_stored_records() {
     let (store, ids) = store().await;
     store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
     accept(&store, &[message(&ids, 5)], 5, 6).await;
@@ -134,14 +159,14 @@ async fn gaps_are_noted_once_and_the_report_counts_what_is_stored() {
 }
 
 #[tokio::test]
-async fn a_stopped_ledger_keeps_its_place_and_a_position_belongs_to_one_cluster() {
+async fn a_stopped_ledger_keeps_its_position_and_a_position_belongs_to_one_cluster() {
     let (store, ids) = store().await;
     store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
     accept(&store, &[message(&ids, 5)], 5, 6).await;
     assert_eq!(row(&store).await.unwrap().leader_epoch, Some(3));
     let stop = |next_offset| Stopping { topic: "orders".into(), partition: 0, next_offset, why: "cut".to_owned() };
 
-    // The ledger has moved on since this was found.
+    // The ledger has moved since the problem was found.
     store.backend.stop_partitions(&shop(), &[stop(5)]).await.unwrap();
     assert_eq!(row(&store).await.unwrap().stopped, None);
     store.backend.stop_partitions(&shop(), &[stop(6)]).await.unwrap();

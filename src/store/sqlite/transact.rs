@@ -1,9 +1,10 @@
-//! A transactional handler's transaction: its writes and `done` commit together, or not at all.
+//! The transaction of a transactional handler: its writes and `done` commit together, or not at all.
 //!
-//! Handlers have the only writer while they run. Order: BEGIN IMMEDIATE, a savepoint, the handler, the settlement fenced by the attempt,
-//! the renewals of other claims that were noted meanwhile, COMMIT. What is rolled back is rolled back to the savepoint, so that the lock is
-//! not let go before those renewals are written. Whatever happens, also when the future is dropped, the writer is given back with no
-//! transaction open. No answer of COMMIT can be lost: it is a call within the process.
+//! A handler holds the only writer while it runs. The order is: BEGIN IMMEDIATE, a savepoint, the handler, the
+//! settlement fenced by the attempt, the renewals of other claims that were recorded in the meantime, COMMIT. A
+//! rollback goes back to the savepoint, so that the lock is not released before those renewals are written. In every
+//! case, even if the future is dropped, the writer is returned without an open transaction. The reply to COMMIT cannot
+//! be lost: it is a call within the process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,18 +14,18 @@ use diesel::{RunQueryDsl, SqliteConnection};
 use diesel_async::{AsyncConnection, TransactionManager};
 
 use super::clock;
+use super::conn_queue::{ConnQueue, TO_WRITE, WriterTurn, transaction, within};
 use super::connect::AsyncSqliteConnection;
+use super::deferred_renewals::DeferredRenewals;
 use super::errors::{database, kind};
-use super::line::{Line, TO_WRITE, WriterTurn, transaction, within};
-use super::noted::Noted;
 use super::statement::statements;
 use super::{process, upkeep};
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction, Undo};
 use crate::types::{Error, Kind, Result};
 
-/// Signs of life are prolonged when the writer was away for longer than this.
-const NOTICEABLE: Duration = Duration::from_secs(1);
+/// If the writer was held for longer than this, the processors' leases are extended.
+const EXTEND_LEASES_AFTER: Duration = Duration::from_secs(1);
 
 statements! {
     /// Whether the attempt is current, and whether the delivery is done.
@@ -34,7 +35,7 @@ statements! {
     -> (bool, bool) { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
-/// What became of a transaction in doubt. There is none here, but the row can always tell.
+/// Reads the result of a transaction in doubt. There are none in SQLite, but the row always has the result.
 pub(super) fn read_back(conn: &mut SqliteConnection, claim: ClaimId) -> Result<ReadBack> {
     let ClaimId { message_seq, handler_id, attempt } = claim;
     let rows = ReadBackRow { attempt, message_seq, handler_id }.load::<(bool, bool)>(conn);
@@ -45,55 +46,59 @@ pub(super) fn read_back(conn: &mut SqliteConnection, claim: ClaimId) -> Result<R
     })
 }
 
-/// The writer, lent to handlers with a transaction open. Ends it when dropped. Public in a private module: the type of a public trait, but
-/// nobody outside can name it.
+/// The writer with an open transaction, held by handlers. Dropping it ends the transaction. Public in a private module:
+/// the type of a public trait, but it cannot be named outside the crate.
 #[allow(unreachable_pub, missing_debug_implementations)]
 pub struct SqliteTransaction {
+    /// `None` after the transaction has ended.
     turn: Option<WriterTurn>,
-    writer: Arc<Line>,
-    noted: Arc<Noted>,
+    writer: Arc<ConnQueue>,
+    renewals: Arc<DeferredRenewals>,
     since: Since,
+    /// A savepoint of a shared transaction is set, so the next one has to release it first.
     has_savepoint: bool,
 }
 
-/// When it was lent, by both clocks.
+/// The start of the transaction, by both clocks.
 #[derive(Clone, Copy)]
 struct Since {
     stamp: i64,
     instant: Instant,
 }
 
-/// How a transaction is to end.
+/// How a transaction ends.
 enum Ending {
+    /// Settles these claims as done, and commits.
     Settle(Vec<ClaimId>),
+    /// Undoes the handlers' writes.
     RollBack,
 }
 
 impl SqliteTransaction {
-    /// On the store's thread: who goes away meanwhile leaves nothing open, and waits for nothing.
-    pub(super) async fn begin(writer: &Arc<Line>, noted: &Arc<Noted>) -> Result<Self> {
+    /// Runs on the store's thread: a cancelled caller leaves no transaction open, and waits for nothing.
+    pub(super) async fn begin(writer: &Arc<ConnQueue>, renewals: &Arc<DeferredRenewals>) -> Result<Self> {
         let turn = writer.turn().await?;
         let since = Since { stamp: i64::MAX, instant: Instant::now() };
-        let (writer, noted) = (Arc::clone(writer), Arc::clone(noted));
-        let mut lent = Self { turn: Some(turn), writer, noted, since, has_savepoint: false };
+        let (writer, renewals) = (Arc::clone(writer), Arc::clone(renewals));
+        let mut lent = Self { turn: Some(turn), writer, renewals, since, has_savepoint: false };
         let beginning = lent.writer.reactor().clone().spawn(async move {
             let Some(conn) = lent.turn.as_deref_mut() else { return Err(closed()) };
             let busy_timeout = lent.writer.busy_timeout();
             let begun = conn.spawn_blocking(move |conn| {
-                // Nested ones become savepoints: diesel has to know of this one.
+                // Diesel must know of this transaction, so that nested ones become savepoints.
                 within(busy_timeout, || AnsiTransactionManager::begin_transaction_sql(conn, TO_WRITE))?;
                 let since = Since { stamp: clock::now(conn)?, instant: Instant::now() };
                 conn.batch_execute("SAVEPOINT wharf_handler; SAVEPOINT wharf_mark")?;
                 Ok(since)
             });
             lent.since = begun.await.map_err(database("cannot begin a handler's transaction"))?;
-            lent.noted.open();
+            lent.renewals.open();
             Ok(lent)
         });
         beginning.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Nothing when it was rolled back.
+    /// Returns `None` if it was rolled back.
     async fn end(&mut self, end: Ending) -> Option<Transacted> {
         match self.end_in_background(end) {
             Some(ending) => ending.await.unwrap_or_else(|_| Some(Transacted::Failed(closed()))),
@@ -101,14 +106,14 @@ impl SqliteTransaction {
         }
     }
 
-    /// On the store's thread: the turn is over when the transaction is, not when the handler's runtime goes away.
+    /// Runs on the store's thread: the turn ends with the transaction, not when the handler's runtime shuts down.
     fn end_in_background(&mut self, end: Ending) -> Option<tokio::task::JoinHandle<Option<Transacted>>> {
         let mut turn = self.turn.take()?;
-        let (noted, since, busy_timeout) = (Arc::clone(&self.noted), self.since, self.writer.busy_timeout());
+        let (renewals, since, busy_timeout) = (Arc::clone(&self.renewals), self.since, self.writer.busy_timeout());
         Some(self.writer.reactor().spawn(async move {
-            let noted = noted.close();
-            let ended = turn.spawn_blocking(move |conn| Ok(finish(conn, &end, &noted, since, busy_timeout))).await;
-            // A handler that was stopped in a nested transaction has left it on diesel's books.
+            let renewals = renewals.close();
+            let ended = turn.spawn_blocking(move |conn| Ok(finish(conn, &end, &renewals, since, busy_timeout))).await;
+            // A handler that was stopped in a nested transaction has left the nesting in diesel's state.
             let status = <AsyncSqliteConnection as AsyncConnection>::TransactionManager::transaction_manager_status_mut(
                 &mut turn,
             );
@@ -141,11 +146,12 @@ impl Transaction for SqliteTransaction {
         set.await.map_err(database("cannot set a savepoint in a handler's transaction"))
     }
 
-    /// A statement that was under way when the handler was stopped has ended when its future was dropped.
+    /// A statement that ran when the handler was stopped ended when its future was dropped.
     async fn roll_back_to_savepoint(&mut self, _undo: Undo) -> Result<()> {
         let conn = self.conn()?;
         let rolled_back = conn.spawn_blocking(|conn| {
-            // A handler that was stopped in a nested transaction has left it on diesel's books: this one transaction is what is open.
+            // A handler that was stopped in a nested transaction has left the nesting in diesel's state: only this
+            // transaction is open.
             *<AnsiTransactionManager as diesel::connection::TransactionManager<SqliteConnection>>::transaction_manager_status_mut(
                 conn,
             ) = Default::default();
@@ -154,11 +160,10 @@ impl Transaction for SqliteTransaction {
         rolled_back.await.map_err(database("cannot roll back to a savepoint in a handler's transaction"))
     }
 
-    /// The next transaction is never begun here: the writer is for whoever is first in the line.
+    /// The next transaction is never begun here: the writer goes to the first in the queue.
     async fn commit(&mut self, claims: &[ClaimId], _then: Then) -> Transacted {
         let settled = self.end(Ending::Settle(claims.to_vec())).await;
-        settled
-            .unwrap_or_else(|| Transacted::Failed(Error::bug("a transaction was rolled back that was to be committed")))
+        settled.unwrap_or_else(|| Transacted::Failed(Error::bug("a transaction was rolled back instead of committed")))
     }
 
     async fn roll_back(mut self) -> Result<()> {
@@ -168,7 +173,7 @@ impl Transaction for SqliteTransaction {
         }
     }
 
-    /// A statement that was under way when the handler was stopped has ended when its future was dropped.
+    /// A statement that ran when the handler was stopped ended when its future was dropped.
     async fn abandon(mut self) {
         let _ = self.end(Ending::RollBack).await;
     }
@@ -181,40 +186,42 @@ impl Drop for SqliteTransaction {
 }
 
 fn closed() -> Error {
-    Error::stopped("the store was closed under a handler")
+    Error::stopped("the store was closed while a handler ran")
 }
 
+/// Ends the transaction. `None` means that it was rolled back as requested.
 fn finish(
     conn: &mut SqliteConnection,
     end: &Ending,
-    noted: &[(ClaimId, Duration)],
+    renewals: &[(ClaimId, Duration)],
     since: Since,
     busy_timeout: Duration,
 ) -> Option<Transacted> {
     let settled = match end {
-        Ending::Settle(claims) => settle(conn, claims, noted, since).map_err(Some),
+        Ending::Settle(claims) => settle(conn, claims, renewals, since).map_err(Some),
         Ending::RollBack => Err(None),
     };
     match settled {
         Ok(()) => Some(Transacted::Committed),
         Err(ended) => {
-            roll_back(conn, noted, since, busy_timeout);
+            roll_back(conn, renewals, since, busy_timeout);
             ended
         }
     }
 }
 
+/// Settles and commits. After an error the caller rolls back.
 fn settle(
     conn: &mut SqliteConnection,
     claims: &[ClaimId],
-    noted: &[(ClaimId, Duration)],
+    renewals: &[(ClaimId, Duration)],
     since: Since,
 ) -> std::result::Result<(), Transacted> {
-    // A transaction cannot be begun within one: if it can, the handler's is gone. SQLite ends it by itself when the disk is full, say,
-    // and what the handler wrote after that would stand alone. A handler, or a savepoint, may
-    // have begun another since: that one does not have the mark.
+    // BEGIN fails inside a transaction. If it succeeds, the handler's transaction has ended: SQLite ends it by itself,
+    // for example when the disk is full, and later writes of the handler would be committed on their own. A handler, or
+    // a savepoint, may have begun another transaction since: that one does not have the savepoint `wharf_mark`.
     if conn.batch_execute("BEGIN").is_ok() || conn.batch_execute("RELEASE wharf_mark").is_err() {
-        return Err(Transacted::Refused("the handler's transaction had ended before the handler did".to_owned()));
+        return Err(Transacted::Refused("the handler's transaction ended before the handler returned".to_owned()));
     }
     let failed = |error| Transacted::Failed(database("cannot settle in a handler's transaction")(error));
     let now = clock::now(conn).map_err(failed)?;
@@ -223,7 +230,7 @@ fn settle(
             return Err(Transacted::ClaimLost);
         }
     }
-    renew(conn, noted, since).map_err(Transacted::Failed)?;
+    renew(conn, renewals, since).map_err(Transacted::Failed)?;
     conn.batch_execute("COMMIT").map_err(|error| match kind(&error) {
         // A deferred constraint.
         Kind::Data | Kind::Server => Transacted::Refused(format!("{:#}", database("cannot commit")(error))),
@@ -237,29 +244,31 @@ fn settle(
     })
 }
 
-/// Undoes what the handler did, and writes what others wait for without letting go of the lock.
-fn roll_back(conn: &mut SqliteConnection, noted: &[(ClaimId, Duration)], since: Since, busy_timeout: Duration) {
+/// Undoes the handler's work, and writes the recorded renewals without releasing the lock.
+fn roll_back(conn: &mut SqliteConnection, renewals: &[(ClaimId, Duration)], since: Since, busy_timeout: Duration) {
     let kept = conn
         .batch_execute("ROLLBACK TO wharf_handler")
         .map_err(database("cannot roll back"))
-        .and_then(|()| renew(conn, noted, since))
+        .and_then(|()| renew(conn, renewals, since))
         .and_then(|()| conn.batch_execute("COMMIT").map_err(database("cannot commit")));
     if kept.is_err() {
         let _ = conn.batch_execute("ROLLBACK");
-        // SQLite has rolled back by itself and let go; what is left is to be quick.
-        if !noted.is_empty() {
-            let _ = transaction(conn, TO_WRITE, busy_timeout, |conn, _| renew(conn, noted, since));
+        // SQLite has rolled back by itself and released the lock; the renewals are written as soon as possible.
+        if !renewals.is_empty() {
+            let _ = transaction(conn, TO_WRITE, busy_timeout, |conn, _| renew(conn, renewals, since));
         }
     }
 }
 
-fn renew(conn: &mut SqliteConnection, noted: &[(ClaimId, Duration)], since: Since) -> Result<()> {
-    if !noted.is_empty() {
-        process::renew(conn, since.instant, noted)?;
+/// Writes what could not be written while a handler held the writer: renewals of claims, and signs of life of
+/// processors.
+fn renew(conn: &mut SqliteConnection, renewals: &[(ClaimId, Duration)], since: Since) -> Result<()> {
+    if !renewals.is_empty() {
+        process::renew(conn, since.instant, renewals)?;
     }
     let lent_for = since.instant.elapsed();
-    if lent_for >= NOTICEABLE {
-        upkeep::prolong(conn, since.stamp, lent_for).map_err(database("cannot prolong signs of life"))?;
+    if lent_for >= EXTEND_LEASES_AFTER {
+        upkeep::prolong(conn, since.stamp, lent_for).map_err(database("cannot extend the leases of processors"))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Events in both modes, and what is not one.
+//! Events in binary and in structured mode, and payloads that are not events.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::types::{Message, Raw, Record};
 
+#[allow(clippy::needless_pass_by_value, reason = "records are made where they are read")]
 fn read<T: Payload>(record: Record) -> Result<CloudEvent<T>, String> {
-    let Record { headers, payload, .. } = record;
-    CloudEvent::decode(&headers, payload.as_ref()).map_err(|error| error.to_string())
+    CloudEvent::decode(&Encoded::of(&record)).map_err(|error| error.to_string())
 }
 
 fn structured(event: &Value) -> Record {
@@ -62,7 +62,7 @@ fn data_is_raw_binary_or_none() {
 }
 
 #[test]
-fn what_is_not_an_event_says_what_is_missing() {
+fn a_record_that_is_not_an_event_is_refused_with_the_missing_attribute() {
     let said = |record| read::<Raw>(record).unwrap_err();
     assert_eq!(said(Record::new("t")), "not a CloudEvent: there is no attribute `id`");
     assert_eq!(said(Record::new("t").with_header("ce_id", "17")), "not a CloudEvent: there is no attribute `source`");
@@ -88,4 +88,20 @@ fn timestamps_have_offsets_and_never_panic() {
     for bad in ["", "Z", "+02:00", "2024-02-29T12:00:00", "2024-02-29T12:00:00+99:00", "2024-02-29T12:00:00é02:00"] {
         assert_eq!(timestamp(bad), None, "{bad}");
     }
+}
+
+#[test]
+fn a_structured_event_in_protobuf_or_avro_is_the_same_event_and_other_formats_are_refused() {
+    let of = |format: &str, payload: &'static [u8]| {
+        Record::new("t").with_header("content-type", format!("application/cloudevents+{format}")).with_payload(payload)
+    };
+    let protobuf = of("protobuf", b"\x0a\x0217\x12\x05/shop\x22\x06placed\x3a\x02{}");
+    let avro = of("avro", b"\x06\x04id\x06\x0417\x0csource\x06\x0a/shop\x08type\x06\x0cplaced\x00\x00\x04{}");
+    for record in [protobuf, avro] {
+        let event: CloudEvent<Value> = read(record).unwrap();
+        assert_eq!((&*event.id, &*event.source, &*event.event_type), ("17", "/shop", "placed"));
+        assert_eq!(event.data, json!({}));
+    }
+    assert_eq!(read::<Raw>(of("xml", b"<event/>")).unwrap_err(), IS_UNKNOWN);
+    assert!(read::<Raw>(of("protobuf", b"\x0a\xff")).is_err());
 }

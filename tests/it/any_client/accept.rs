@@ -1,11 +1,12 @@
-//! Messages that any client accepts in SQL, in its own transaction: stored as a process would store them, or refused.
+//! Messages that any client accepts in SQL, in its own transaction: they are stored as by a process, or rejected.
 
 use std::time::Duration;
 
 use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
 use tokio_postgres::Client;
+use wharf::flow::FairKey;
 use wharf::order::OrderKey;
-use wharf::{Inbox, Postgres, Receipt, Record, Store};
+use wharf::{Inbox, InboxBuilder, Postgres, Receipt, Record, Store};
 
 use crate::any_client::connect;
 use crate::effect::{self, effects};
@@ -13,12 +14,12 @@ use crate::roles::{url_of, with_roles};
 use crate::scene::{Runs, Scene, quick, record};
 use support::proxy::{Fault, Proxy};
 
-/// What `inbox_accept` with these arguments answers.
+/// Calls `inbox_accept` with these arguments and returns its result.
 async fn accept(client: &Client, arguments: &str) -> String {
     client.query_one(&format!("SELECT inbox_accept({arguments})"), &[]).await.expect(arguments).get(0)
 }
 
-/// The SQLSTATE with which these arguments are refused.
+/// The SQLSTATE of the error for these arguments.
 async fn refusal(client: &Client, arguments: &str) -> String {
     let error = client.query_one(&format!("SELECT inbox_accept({arguments})"), &[]).await.expect_err(arguments);
     error.code().expect("an error of the server").code().to_owned()
@@ -53,7 +54,7 @@ async fn a_message_accepted_in_sql_appears_with_the_callers_writes_and_is_found_
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// The same record by both ways is one message: identity, payload, headers and order are computed alike.
+// The same record stored in both ways is one message: identity, payload, headers and order are computed alike.
 #[tokio::test(flavor = "multi_thread")]
 async fn sql_and_a_process_store_a_record_alike() {
     let (scene, runs) = (Scene::new().await, Runs::new());
@@ -61,6 +62,8 @@ async fn sql_and_a_process_store_a_record_alike() {
         .inbox()
         .subscribe("orders", runs.handler("by.key").ordered_by(OrderKey::record_key()))
         .subscribe("orders", runs.handler("by.header").ordered_by(OrderKey::header("customer")))
+        .subscribe("orders", runs.handler("fair").fair_by(FairKey::header("customer")))
+        .subscribe("orders", runs.handler("of.nobody").fair_by(FairKey::header("e")))
         .subscribe("orders", runs.handler("typed").event_type("placed").event_type("paid"))
         .subscribe("orders", runs.handler("delayed").delay(Duration::from_secs(3_600)))
         .build()
@@ -79,19 +82,19 @@ async fn sql_and_a_process_store_a_record_alike() {
 
     let stored = |id: &str| {
         format!(
-            "SELECT concat_ws('|', m.source, m.topic, m.payload_hash, m.record_key, m.headers, m.payload, s.handler_key, d.order_hash,
+            "SELECT concat_ws('|', m.source, m.topic, m.payload_hash, m.record_key, m.headers, m.payload, s.handler_key, d.order_hash, d.fair_hash,
                               s.due_at > now() + interval '50 minutes')
              FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq JOIN inbox_status s USING (message_seq, handler_id)
              WHERE m.message_id = '{id}' AND d.due_at < 'infinity' ORDER BY 1"
         )
     };
     let by_sql = scene.database.query_texts(&stored("sql")).await;
-    assert_eq!(by_sql.len(), 4);
+    assert_eq!(by_sql.len(), 6);
     assert_eq!(by_sql, scene.database.query_texts(&stored("process")).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sql_refuses_what_only_a_process_can_decide_and_what_is_no_message() {
+async fn sql_rejects_records_that_only_a_process_can_accept_and_invalid_records() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene
         .inbox()
@@ -123,15 +126,77 @@ async fn sql_refuses_what_only_a_process_can_decide_and_what_is_no_message() {
     for (arguments, expected) in refused {
         assert_eq!(refusal(&client, arguments).await, expected, "{arguments}");
     }
-    // A handler that is gone for good is told to the database.
+    // An operator tells the database that a handler is gone for good.
     assert_eq!(scene.database.query_one_i64("SELECT inbox_unsubscribe('timed', because => 'retired')").await, 1);
     assert_eq!(refusal(&client, "'timed', 'd', NULL").await, "WH004");
     assert_eq!(scene.count("inbox_audit WHERE action = 'unsubscribe' AND affected = 1").await, 1);
     assert_eq!(scene.count("inbox_message").await, 3);
 }
 
+// Processes and PostgreSQL use different pattern syntaxes: both must match the same topics.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newer_registration_replaces_what_sql_knows_of_its_handlers_and_of_no_others() {
+async fn a_pattern_matches_the_same_topics_in_sql_and_in_a_process() {
+    const PATTERNS: [(&str, &str); 12] = [
+        ("p01", r"^orders\..*"),
+        ("p02", "^(eu|us)-[a-c]+$"),
+        ("p03", r"^a{2,3}\d?$"),
+        ("p04", "^[^x]*$"),
+        ("p05", "^(?i)ABC"),
+        ("p06", r"^\w+-\W"),
+        ("p07", "^(|b)c"),
+        ("p08", "^a*?b"),
+        ("p09", "^.$"),
+        ("p10", "^__x|b"),
+        ("p11", "^[[:alpha:]]{1,255}$"),
+        ("p12", "^a|é|c$"),
+    ];
+    const TOPICS: [&str; 18] = [
+        "orders.eu",
+        "orders",
+        "eu-abc",
+        "eu-abd",
+        "aa",
+        "aaa7",
+        "aaaa",
+        "x",
+        "abc",
+        "ABC",
+        "a-.",
+        "c",
+        "bc",
+        "b",
+        "aab",
+        "__x",
+        "orders/x",
+        "a b",
+    ];
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let subscribed = |inbox: InboxBuilder<Postgres>, (key, pattern)| inbox.subscribe(pattern, runs.handler(key));
+    let inbox = PATTERNS.into_iter().fold(scene.inbox(), subscribed).build().unwrap();
+    inbox.accept_all(TOPICS.map(|topic| Record::new(topic).with_id(format!("{topic} in a process")))).await.unwrap();
+    let client = connect(&scene.database.url()).await.unwrap();
+    for topic in TOPICS {
+        let arguments = format!("'{topic}', '{topic} in sql', NULL");
+        let is_wanted = scene.count(&format!("inbox_message WHERE topic = '{topic}'")).await == 1;
+        match is_wanted {
+            true => assert_eq!(accept(&client, &arguments).await, "accepted"),
+            false => assert_eq!(refusal(&client, &arguments).await, "WH004"),
+        }
+    }
+    let wanted = async |how: &str| {
+        let sql = format!(
+            "SELECT topic || ': ' || string_agg(handler_key, ' ' ORDER BY handler_key) FROM inbox_status \
+             WHERE message_id LIKE '%{how}' GROUP BY topic ORDER BY 1"
+        );
+        scene.database.query_texts(&sql).await
+    };
+    let in_a_process = wanted("in a process").await;
+    assert_eq!(wanted("in sql").await, in_a_process);
+    assert_eq!(in_a_process.len(), 15, "{in_a_process:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_registration_replaces_the_sql_subscriptions_of_its_handlers_only() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let first = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail"));
     first.build().unwrap().accept(record("a")).await.unwrap();
@@ -147,7 +212,7 @@ async fn a_newer_registration_replaces_what_sql_knows_of_its_handlers_and_of_no_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_without_rights_on_tables_accepts_in_sql_and_in_a_process() {
+async fn a_client_without_table_privileges_accepts_in_sql_and_in_a_process() {
     let (scene, runs) = (with_roles().await, Runs::new());
     let inbox = Inbox::builder(Store::<Postgres>::connect(&url_of(&scene, "accept")).await.unwrap()).limits(quick());
     let inbox = inbox.subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -168,7 +233,7 @@ async fn a_client_without_rights_on_tables_accepts_in_sql_and_in_a_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_leads_to_another_inbox_is_refused_and_keeps_its_settings() {
+async fn a_connection_to_another_inbox_is_rejected_and_keeps_its_settings() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -197,7 +262,7 @@ async fn a_connection_that_leads_to_another_inbox_is_refused_and_keeps_its_setti
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_whose_commit_was_not_answered_tries_again_and_the_message_is_stored_once() {
+async fn a_caller_that_retries_after_a_lost_commit_reply_stores_the_message_once() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     effect::prepare(&scene).await;
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();

@@ -1,4 +1,4 @@
-//! The child process that is killed: an inbox whose handler settles itself with tokio-postgres.
+//! The child process that is killed: an inbox whose handler settles its own deliveries with tokio-postgres.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub const ROLE: (&str, Role) = ("settler", work);
 
 const URL: &str = "SETTLER_URL";
 
-/// How the child is started.
+/// The settings of the child.
 pub struct Settler {
     url: String,
 }
@@ -34,7 +34,7 @@ impl Settler {
     }
 }
 
-/// Limits of the child: what it leaves behind is soon free, and kills are not held against what they meet.
+/// The limits of the child: its claims expire soon, and kills must not poison deliveries.
 fn limits() -> Limits {
     quick().lease(Duration::from_secs(1)).crash_limit(100)
 }

@@ -1,4 +1,4 @@
-//! The examples with clients of other makers run as they stand, and book each order once.
+//! The examples with other PostgreSQL clients run unchanged and book each order once.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ async fn the_example_with_sqlx_books_each_order_once() {
     assert_eq!(run("any_client_sqlx", &scene.database.url()), "booked: order-1, order-2, order-3\n");
     assert_eq!(scene.count_done_uncharged().await, 2);
     assert_eq!(scene.count("inbox_status WHERE state = 'done' AND attempts = 2 AND errors = 1").await, 1);
-    // Started again, it finds nothing to do.
+    // The second run finds nothing to do.
     assert_eq!(run("any_client_sqlx", &scene.database.url()), "booked: order-1, order-2, order-3\n");
 }
 

@@ -1,4 +1,5 @@
-//! What a handler of its own client committed counts once, whatever is lost between it, the engine and the database.
+//! The commit of a handler with its own client counts once, whatever is lost between the handler, the engine and the
+//! database.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use support::proxy::{Fault, Proxy};
 const ROUNDS: usize = 20;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_of_the_handler_whose_answer_is_lost_is_done_and_runs_once() {
+async fn a_delivery_whose_handler_gets_no_commit_reply_is_done_and_runs_once() {
     let events = Events::capture();
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
@@ -28,7 +29,7 @@ async fn a_commit_of_the_handler_whose_answer_is_lost_is_done_and_runs_once() {
         scene.settled().await;
     }
 
-    // The handlers have returned errors, and all of them were settled before.
+    // The handlers have returned errors, but all deliveries were settled before.
     let told = |event: &support::events::Event| {
         event.message == "settled before it failed" && event.has("handler", "any.reply")
     };
@@ -39,7 +40,7 @@ async fn a_commit_of_the_handler_whose_answer_is_lost_is_done_and_runs_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_of_the_handler_that_never_arrived_is_run_again() {
+async fn a_delivery_whose_handler_commit_never_arrived_runs_again() {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
     let (proxy, runs) = (Proxy::start_for(&scene.database.url()).await, Runs::new());
@@ -60,7 +61,7 @@ async fn a_commit_of_the_handler_that_never_arrived_is_run_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_whether_a_delivery_is_settled_that_is_lost_is_asked_again() {
+async fn a_lost_query_for_the_settled_state_is_sent_again() {
     let scene = Scene::new().await;
     effect::prepare(&scene).await;
     let ((proxy, store), runs) = (scene.store_behind_a_proxy().await, Runs::new());
@@ -85,7 +86,7 @@ async fn a_question_whether_a_delivery_is_settled_that_is_lost_is_asked_again() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_killed_between_the_commit_of_its_handler_and_its_return_leaves_one_effect() {
+async fn a_process_killed_after_the_commit_of_its_handler_leaves_one_effect() {
     let scene = Scene::new().await;
     let settler = Settler::on(&scene).await;
     let first = settler.spawn();
@@ -98,7 +99,7 @@ async fn a_process_killed_between_the_commit_of_its_handler_and_its_return_leave
     assert_eq!(scene.states().await, ["a stock done"]);
     let second = settler.spawn();
     second.await_said("at work").await;
-    // It claims what comes after, so it has looked at what was before.
+    // It claims a later message, so it has already scanned for the earlier one.
     settler.accept(&scene, vec![record("b")]).await;
     second.await_said("committed b").await;
     scene.settled().await;

@@ -1,5 +1,5 @@
-//! Clients that Wharf knows nothing of: handlers that settle their deliveries themselves, and messages that are accepted in SQL. Here it is
-//! tokio-postgres, in the examples also sqlx.
+//! Clients that Wharf does not depend on: handlers that settle their own deliveries, and messages that are accepted in
+//! SQL. These tests use tokio-postgres; the examples also use sqlx.
 
 mod accept;
 mod child;
@@ -17,14 +17,14 @@ use wharf::{Failure, Message, Postgres, Raw, Registration, handler};
 use crate::scene::{Runs, key};
 pub use child::ROLE;
 
-/// A connection of the handler's own.
+/// A connection of the handler.
 async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
 
-/// Writes the effect and settles, in one transaction of a connection of its own.
+/// Writes the effect and settles the delivery in one transaction on a separate connection.
 async fn settle(url: &str, message: &Message<Raw>) -> Result<(), Failure> {
     let mut client = connect(url).await?;
     let transaction = client.transaction().await?;
@@ -34,7 +34,7 @@ async fn settle(url: &str, message: &Message<Raw>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A handler that notes its run and settles itself through the database at this address.
+/// A handler that records its run and settles its delivery through the database at this URL.
 fn settling(runs: &Runs, name: &'static str, url: &str) -> Registration<Postgres> {
     let url = url.to_owned();
     acting(runs, name, move |message| {
@@ -43,7 +43,7 @@ fn settling(runs: &Runs, name: &'static str, url: &str) -> Registration<Postgres
     })
 }
 
-/// A handler that notes its run, does what it is given, and has said that it settles itself.
+/// A handler that records its run, calls `act`, and is registered as one that settles its own deliveries.
 fn acting(
     runs: &Runs,
     name: &'static str,
@@ -57,7 +57,7 @@ fn acting(
     handler(key(name), run).settles_itself()
 }
 
-/// The same failure, tried again at once.
+/// The same failure, with a retry at once.
 fn soon(failure: &Failure) -> Failure {
     Failure::retry_after(Duration::ZERO, format!("{failure:?}"))
 }

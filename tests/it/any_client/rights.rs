@@ -1,4 +1,4 @@
-//! The function that handlers settle with needs no right on a table, finds its own inbox, and works through a pooler.
+//! The function for settling needs no privilege on a table, finds its own inbox, and works through a pooler.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use support::database_server::Server;
 use support::pgbouncer::PgBouncer;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_without_rights_on_tables_settles_what_it_is_given() {
+async fn a_client_without_table_privileges_settles_its_deliveries() {
     let (scene, runs) = (with_roles().await, Runs::new());
     effect::prepare(&scene).await;
     let name = scene.database.name();
@@ -42,7 +42,7 @@ async fn with_an_inbox_in_each_of_two_schemas_a_claim_settles_in_the_schema_that
     let store = Store::<Postgres>::connect(&second).await.unwrap();
     store.migrate().await.unwrap();
     let url = scene.database.url();
-    // Both inboxes have a delivery with the same numbers.
+    // Both inboxes have a delivery with the same ids.
     scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap().accept(record("a")).await.unwrap();
     let settling = acting(&runs, "stock", move |message| {
         let url = url.clone();

@@ -1,4 +1,5 @@
-//! What people change: only what was meant, bounded, asked for, written down, and nothing more when it is repeated.
+//! Operator actions of the CLI: they change only what the filter matches, are bounded, ask for confirmation, are
+//! audited, and change nothing when they are repeated.
 
 use serde_json::json;
 use wharf::Failure;
@@ -6,7 +7,7 @@ use wharf::Failure;
 use super::scene::{Runs, Scene, State, quick, record, records};
 use crate::cli::program::{Program, finish};
 
-/// Three deliveries poisoned of one handler, one of another.
+/// Three poisoned deliveries of one handler, one of another.
 async fn scene() -> (Scene, Program) {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let mail = runs.answering("mail", |message| Err(Failure::poison(format!("timeout of {}", message.id()))));
@@ -42,7 +43,7 @@ async fn a_dry_run_shows_the_exact_set_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_is_written_down_with_who_and_why_and_repeating_it_does_nothing() {
+async fn a_replay_is_audited_with_actor_and_reason_and_repeating_it_changes_nothing() {
     let (scene, program) = scene().await;
     let replay = ["poisoned", "replay", "--error", "timeout", "--yes", "--because", "it is back", "--actor", "alice"];
     assert!(program.well(&replay).await.contains("replay: 3 deliveries"));
@@ -53,18 +54,18 @@ async fn a_replay_is_written_down_with_who_and_why_and_repeating_it_does_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_changed_without_a_yes_or_a_filter() {
+async fn nothing_is_changed_without_confirmation_or_filter() {
     let (scene, program) = scene().await;
     let before = scene.states().await;
     for (arguments, why) in [
-        (&["poisoned", "replay", "--all"][..], "no terminal to ask at"),
-        (&["poisoned", "discard", "--handler", "mail"], "no terminal to ask at"),
-        (&["handlers", "pause", "mail"], "no terminal to ask at"),
-        (&["quarantine", "discard", "--all"], "no terminal to ask at"),
-        (&["handlers", "backfill", "mail", "--topic", "orders"], "no terminal to ask at"),
-        (&["poisoned", "replay", "--yes"], "Give a filter, or --all"),
-        (&["quarantine", "replay", "--yes"], "Give a filter, or --all"),
-        (&["poisoned", "replay", "--yes", "--handler", "nobody"], "no handler key"),
+        (&["poisoned", "replay", "--all"][..], "there is no terminal"),
+        (&["poisoned", "discard", "--handler", "mail"], "there is no terminal"),
+        (&["handlers", "pause", "mail"], "there is no terminal"),
+        (&["quarantine", "discard", "--all"], "there is no terminal"),
+        (&["handlers", "backfill", "mail", "--topic", "orders"], "there is no terminal"),
+        (&["poisoned", "replay", "--yes"], "use a filter, or --all"),
+        (&["quarantine", "replay", "--yes"], "use a filter, or --all"),
+        (&["poisoned", "replay", "--yes", "--handler", "nobody"], "unknown handler key"),
     ] {
         let ran = program.run(arguments).await;
         let told = ran.stderr.replace('\n', " ");
@@ -75,7 +76,7 @@ async fn nothing_is_changed_without_a_yes_or_a_filter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_discard_keeps_the_reason_and_a_replay_by_message_takes_it_back() {
+async fn a_discard_keeps_the_reason_and_a_replay_by_message_reverts_it() {
     let (scene, program) = scene().await;
     let m2 = ["--message", "m2", "--handler", "mail", "--yes"];
     program.well(&[&["poisoned", "discard", "--because", "a test order"], &m2[..]].concat()).await;
@@ -88,7 +89,7 @@ async fn a_discard_keeps_the_reason_and_a_replay_by_message_takes_it_back() {
     assert_eq!(told, [("discard".into(), "a test order".into()), ("replay".into(), serde_json::Value::Null)]);
 }
 
-/// Everything poisoned for one reason, and an inbox whose handler is repaired for ids that `is_repaired`.
+/// Everything is poisoned for one reason. The handler of the inbox is repaired for the ids that `is_repaired` accepts.
 async fn canary(count: usize, is_repaired: fn(&str) -> bool, arguments: &[&str], code: i32) -> (serde_json::Value, Scene) {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let broken = runs.answering("mail", |_| Err(Failure::poison("a bad deploy")));
@@ -107,7 +108,7 @@ async fn canary(count: usize, is_repaired: fn(&str) -> bool, arguments: &[&str],
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canary_goes_on_while_it_goes_well_and_says_what_became_of_all() {
+async fn a_canary_continues_while_deliveries_succeed_and_reports_all_outcomes() {
     let (told, scene) = canary(40, |_| true, &["--canary"], 0).await;
     let expected = json!({
         "action": "replay", "dry_run": false, "meant": 40, "affected": 40, "remaining": 0, "done": 40, "failed": 0, "stopped": null,
@@ -117,14 +118,14 @@ async fn a_canary_goes_on_while_it_goes_well_and_says_what_became_of_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canary_stops_when_too_many_fail_again_and_leaves_the_rest() {
+async fn a_canary_stops_when_too_many_deliveries_fail_again() {
     let (told, scene) = canary(40, |id| id == "m000000", &["--canary", "--max-failure-ratio", "0.5"], 4).await;
     assert_eq!((&told["stopped"], &told["affected"], &told["remaining"]), (&"failures".into(), &11.into(), &29.into()));
     assert_eq!(scene.count_in(State::Done).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_that_waits_says_what_became_of_it() {
+async fn a_replay_with_wait_reports_the_outcomes() {
     let (told, _scene) = canary(3, |id| id != "m000001", &[], 4).await;
     assert_eq!((&told["done"], &told["failed"], &told["stopped"]), (&2.into(), &1.into(), &serde_json::Value::Null));
 }
@@ -141,7 +142,7 @@ async fn a_stuck_run_is_released_by_its_attempt_and_only_while_it_runs() {
     let program = Program::on(&scene);
     let release = ["deliveries", "release", "m1"];
     let refused = program.run(&release).await;
-    assert!(refused.code == 2 && refused.stderr.contains("no terminal to ask at"), "{refused:?}");
+    assert!(refused.code == 2 && refused.stderr.replace('\n', " ").contains("there is no terminal"), "{refused:?}");
     let would = program.json(&[&release[..], &["--dry-run"]].concat(), 0).await;
     assert_eq!((&would["attempt"], &would["deliveries"][0]["message_id"]), (&1.into(), &"m1".into()));
     let another = program.run(&[&release[..], &["--attempt", "2", "--yes"]].concat()).await;
@@ -167,7 +168,7 @@ async fn one_delivery_is_replayed_with_a_corrected_payload_from_an_editor_or_a_f
         command.args(edit).env("VISUAL", "").env("EDITOR", editor);
         finish(command).await
     };
-    // What the editor is given: a file of its owner alone, with the payload.
+    // The editor gets a file with the payload that only its owner can read.
     let seen = tempfile::tempdir().unwrap();
     let notes = seen.path().join("notes");
     let private = with_editor(&format!("sh -c 'stat -c %a \"$1\" > {0}; cat \"$1\" >> {0}' -", notes.display())).await;

@@ -1,10 +1,11 @@
-//! The retention job: what is finished for long enough goes, counted beforehand, written down, and nothing else.
+//! The retention job: messages that were finished long enough ago are counted, deleted and audited, and nothing else is
+//! deleted.
 
 use super::scene::{Runs, Scene, record, records};
 use crate::cli::program::Program;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn finished_messages_of_the_age_go_and_nothing_else() {
+async fn only_finished_messages_of_the_given_age_are_deleted() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept_all(records(25)).await.unwrap();

@@ -1,9 +1,11 @@
-//! Handlers: pausing, resuming, old messages for new handlers, what a build would leave behind; and the schema they stand in.
+//! Handlers: pause, resume, backfill, and the check for deliveries that a build would leave behind; also the commands
+//! for the schema.
 
 use std::io::Write;
 
 use serde_json::json;
-use wharf::Postgres;
+use wharf::order::OrderKey;
+use wharf::{Failure, Postgres};
 
 use super::scene::{Database, Runs, Scene, record};
 use crate::cli::program::{Program, finish};
@@ -21,7 +23,7 @@ async fn a_handler_is_paused_and_resumed_once() {
     let (scene, _runs, program) = accepted().await;
     assert!(program.well(&["handlers", "pause", "mail", "--dry-run"]).await.starts_with("would pause mail, 2 "));
     assert!(program.well(&["handlers", "pause", "mail", "--yes"]).await.starts_with("pause: mail, 2 "));
-    assert!(program.well(&["handlers", "pause", "mail", "--yes"]).await.starts_with("nothing to pause"));
+    assert!(program.well(&["handlers", "pause", "mail", "--yes"]).await.starts_with("nothing to do: mail is paused already"));
     assert!(program.json(&["handlers", "list"], 0).await[0]["paused_at"].is_string());
     assert!(program.well(&["handlers", "list"]).await.contains("paused"));
     assert_eq!(program.json(&["handlers", "resume", "mail", "--yes"], 0).await["affected"], 1);
@@ -36,7 +38,7 @@ async fn the_breaker_of_a_handler_is_opened_and_closed_once() {
     let (scene, _runs, program) = accepted().await;
     let open = ["handlers", "open-breaker", "mail", "--yes"];
     assert!(program.well(&open).await.starts_with("open the breaker of: mail, 2 "));
-    assert!(program.well(&open).await.starts_with("nothing to open the breaker of"));
+    assert!(program.well(&open).await.starts_with("nothing to do: mail has an open breaker already"));
     assert!(program.json(&["handlers", "list"], 0).await[0]["breaker_opened_at"].is_string());
     assert!(program.well(&["handlers", "list"]).await.contains("breaker open"));
     let close = ["handlers", "close-breaker", "mail", "--yes"];
@@ -51,11 +53,11 @@ async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
     let (scene, _runs, program) = accepted().await;
     assert_eq!(program.well(&["handlers", "rate", "mail"]).await.trim(), "mail: no limit");
     let set = ["handlers", "rate", "mail", "--per-min", "30", "--burst", "2", "--because", "slow down", "--yes"];
-    assert_eq!(program.well(&set).await.trim(), "mail: 0.5 a second, 2 at once, as a person has set it");
+    assert_eq!(program.well(&set).await.trim(), "mail: 0.5 per second, 2 at once, set by an operator");
     assert_eq!(program.json(&set, 0).await["affected"], 0);
     assert_eq!(program.json(&["handlers", "list"], 0).await[0]["rate_per_sec"], 0.5);
     let lifted = program.well(&["handlers", "rate", "mail", "--no-limit", "--yes"]).await;
-    assert_eq!(lifted.trim(), "mail: no limit, as a person has set it");
+    assert_eq!(lifted.trim(), "mail: no limit, set by an operator");
     assert_eq!(program.json(&["handlers", "rate", "mail", "--as-registered", "--yes"], 0).await["affected"], 1);
     assert_eq!(program.run(&["handlers", "rate", "mail", "--per-sec", "1", "--no-limit"]).await.code, 2);
     assert_eq!(program.run(&["handlers", "rate", "nobody"]).await.code, 2);
@@ -63,7 +65,32 @@ async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
+async fn held_keys_are_listed_and_their_record_keys_on_request_only() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let poisoning = runs.answering("stock", |_| Err(Failure::poison("no such shelf")));
+    let inbox = scene.inbox().subscribe("orders", poisoning.ordered_by(OrderKey::record_key())).build().unwrap();
+    inbox.accept_all([]).await.unwrap();
+    let program = Program::on(&scene);
+    let keys = ["handlers", "keys", "stock"];
+    assert!(program.well(&keys).await.starts_with("none: "));
+    // A record key is data from outside.
+    let accepted = ["a1", "a2", "a3"].map(|id| record(id).with_key("shelf \u{1b}[31m7"));
+    inbox.accept_all(accepted).await.unwrap();
+    inbox.drain().await.unwrap();
+
+    let listed = program.well(&keys).await;
+    assert!(listed.contains("a1") && listed.contains("poisoned") && !listed.contains("shelf"), "{listed}");
+    let shown = program.well(&[&keys[..], &["--show-payload"]].concat()).await;
+    assert!(shown.contains("RECORD KEY") && shown.contains("shelf"), "{shown}");
+    let document = program.json(&keys, 0).await;
+    assert_eq!((&document[0]["behind"], &document[0]["record_key"]), (&2.into(), &json!(null)));
+    let document = program.json(&[&keys[..], &["--show-payload"]].concat(), 0).await;
+    assert_eq!(document[0]["record_key"], "shelf \u{1b}[31m7");
+    assert_eq!(program.run(&["handlers", "keys", "nobody"]).await.code, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_that_lacks_the_handler_of_open_deliveries_fails_the_check() {
     let (scene, runs, program) = accepted().await;
     let kept = scene.inbox().subscribe("orders", runs.handler("stock"));
     let build = kept.subscribe("orders", runs.handler("letters").formerly("mail")).build().unwrap();
@@ -73,7 +100,7 @@ async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
     let plan = program.json(&["handlers", "rename-plan", "--manifest", path], 0).await;
     assert_eq!((&plan["is_safe"], &plan["handlers"][0]["change"]), (&true.into(), &json!({ "renamed": { "to": "letters" } })));
 
-    // The same by stdin, of a build that forgot the handler.
+    // The same through stdin, with a build that lacks the handler.
     let mut command = program.command();
     command.args(["handlers", "rename-plan", "--manifest", "-"]);
     let mut stdin = tempfile::tempfile().unwrap();
@@ -87,7 +114,7 @@ async fn a_build_that_would_leave_deliveries_behind_fails_the_pipeline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rename_that_does_not_say_so_fails_the_pipeline_while_finished_messages_are_kept() {
+async fn a_rename_without_a_former_key_fails_the_check_while_finished_messages_are_kept() {
     let (scene, runs, program) = accepted().await;
     let old = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail"));
     old.build().unwrap().drain().await.unwrap();
@@ -104,7 +131,7 @@ async fn a_rename_that_does_not_say_so_fails_the_pipeline_while_finished_message
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_handler_is_given_old_messages_once() {
+async fn a_backfill_gives_a_new_handler_old_messages_once() {
     let (scene, runs, program) = accepted().await;
     scene.inbox().subscribe("orders", runs.handler("audit")).build().unwrap().drain().await.unwrap();
     let backfill = ["handlers", "backfill", "audit", "--topic", "orders", "--since", "1h", "--yes"];
@@ -114,7 +141,7 @@ async fn a_new_handler_is_given_old_messages_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_schema_is_made_told_and_printed() {
+async fn the_schema_is_created_checked_and_printed() {
     let database = <super::scene::Data as Database>::create().await;
     let url = Database::url(&database);
     let program = Program::at(&if url.starts_with("postgres") { url } else { format!("sqlite:{url}") });

@@ -1,16 +1,16 @@
-//! Whatever records, errors and people contain, no command prints a control sequence that a terminal would act on.
-//! `Program` checks every output.
+//! Whatever records, errors and operator texts contain, no command prints a control sequence that a terminal would
+//! execute. `Program` checks every output.
 
 use wharf::{Failure, Record};
 
 use super::scene::{Runs, Scene};
 use crate::cli::program::Program;
 
-/// Colours, a window title, a cursor that goes up, a reversed and a hidden text, line ends, and more than a line of it.
+/// Colours, a window title, a cursor movement, reversed and hidden text, line ends, and more than one line of it.
 const HOSTILE: &str = "\x1b[31m\x1b]0;owned\x07\u{9b}2J\x1b[5A\u{202e}gnp.exe\u{2066}\u{200d}\u{feff}\u{61c}\r\n\t\u{7f}\u{2028}\u{e0041} a long one that goes on and on and on and on and on and on";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_command_prints_what_acts_on_a_terminal() {
+async fn no_command_prints_terminal_control_sequences() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("mail", |_| Err(Failure::poison(HOSTILE)));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
@@ -20,7 +20,7 @@ async fn no_command_prints_what_acts_on_a_terminal() {
     };
     let bytes = hostile("bytes").with_payload(&b"\xff\x1b]0;x\x07"[..]);
     inbox.accept_or_quarantine([hostile("id"), bytes, hostile("forced"), Record::new("orders").with_payload(HOSTILE)]).await.unwrap();
-    // What is refused at the door today is put there by force.
+    // Texts that are rejected on input today are written directly to the tables.
     let force = [
         format!("UPDATE inbox_message SET message_id = '{HOSTILE}', topic = '{HOSTILE}' WHERE message_id = 'forced'"),
         format!("UPDATE inbox_quarantine SET reason = '{HOSTILE}', detail = '{HOSTILE}', topic = '{HOSTILE}'"),
@@ -53,7 +53,7 @@ async fn no_command_prints_what_acts_on_a_terminal() {
         let text = if machine.code == 2 || machine.stdout.is_empty() { &machine.stderr } else { &machine.stdout };
         serde_json::from_str::<serde_json::Value>(text).unwrap_or_else(|error| panic!("{error} {command:?} {machine:?}"));
     }
-    // It is all there still, for machines to the letter.
+    // The text is complete, and unchanged in JSON.
     let shown = program.json(&["poisoned", "show", "id", "--show-payload"], 0).await;
     assert_eq!(shown["record"]["payload"]["text"], HOSTILE);
     let people = program.well(&["poisoned", "show", "id", "--show-payload"]).await;

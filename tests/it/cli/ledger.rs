@@ -1,4 +1,4 @@
-//! Positions in Kafka, listed and moved. No broker is asked.
+//! Positions in Kafka, listed and moved without a request to a broker.
 
 use super::scene::Scene;
 use crate::cli::program::Program;
@@ -31,17 +31,17 @@ async fn the_ledger_lists_positions_and_a_stopped_partition_is_a_problem() {
     assert_eq!((&listed[0]["next_offset"], &listed[1]["stopped_why"]), (&5.into(), &"the log was truncated".into()));
     let shown = program.run(&["ledger", "list"]).await;
     assert!(shown.code == 1 && shown.stdout.contains("orders[1]") && shown.stdout.contains("stopped"), "{shown:?}");
-    assert!(program.well(&["ledger", "list", "--topic", "returns"]).await.contains("nothing has been read"));
+    assert!(program.well(&["ledger", "list", "--topic", "returns"]).await.contains("nothing was read"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_moves_positions_lets_stopped_partitions_go_on_and_is_audited() {
+async fn a_reset_moves_positions_resumes_stopped_partitions_and_is_audited() {
     let (scene, program) = staged().await;
     let orders = ["--group", "shop", "--topic", "orders"];
     let reset = |more: &[&'static str]| [&["ledger", "reset"], &orders[..], more].concat();
 
-    assert_eq!(program.run(&reset(&[])).await.code, 2, "nobody can be asked");
-    assert_eq!(program.run(&reset(&["--to", "3", "--yes"])).await.code, 2, "an offset is of one partition");
+    assert_eq!(program.run(&reset(&[])).await.code, 2, "there is no terminal for the confirmation");
+    assert_eq!(program.run(&reset(&["--to", "3", "--yes"])).await.code, 2, "an offset belongs to one partition");
     assert_eq!(program.run(&["ledger", "reset", "--group", "shop", "--topic", "x", "--yes"]).await.code, 2, "no such topic");
     let would = program.json(&reset(&["--dry-run"]), 0).await;
     assert_eq!((&would["matching"], &would["changed"]), (&2.into(), &0.into()));
@@ -57,7 +57,7 @@ async fn a_reset_moves_positions_lets_stopped_partitions_go_on_and_is_audited() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_skip_leaves_records_out_notes_the_gap_and_never_goes_back() {
+async fn a_skip_leaves_out_records_records_the_gap_and_never_moves_back() {
     let (scene, program) = staged().await;
     let skip = |to: &'static str| {
         ["ledger", "skip", "--group", "shop", "--topic", "orders", "--partition", "1", "--to", to, "--yes"]

@@ -1,4 +1,4 @@
-//! What people are shown: backlog, poisoned deliveries, single deliveries, what keeps work from moving.
+//! The commands that show something: backlog, poisoned deliveries, single deliveries, and problems.
 
 use wharf::Failure;
 use wharf::operate::fingerprint;
@@ -6,7 +6,7 @@ use wharf::operate::fingerprint;
 use super::scene::{Runs, Scene, record};
 use crate::cli::program::{Program, finish};
 
-/// One delivery poisoned, two done, of two handlers.
+/// One poisoned and two completed deliveries of two handlers.
 async fn scene() -> (Scene, Program) {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("mail.receipt", |message| match message.id() {
@@ -22,7 +22,7 @@ async fn scene() -> (Scene, Program) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn help_lists_the_options_of_a_command_apart_from_those_of_every_command() {
+async fn help_lists_the_options_of_a_command_separately_from_global_options() {
     let (_scene, program) = scene().await;
     let mut command = program.command();
     command.args(["cleanup", "--help"]);
@@ -33,7 +33,7 @@ async fn help_lists_the_options_of_a_command_apart_from_those_of_every_command()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_tells_the_backlog_of_each_handler_and_who_is_alive() {
+async fn status_shows_the_backlog_of_each_handler_and_the_live_processes() {
     let (scene, program) = scene().await;
     scene.store.operate().pause("stock.reserve").await.unwrap();
     let text = program.well(&["status"]).await;
@@ -60,7 +60,7 @@ async fn poisoned_deliveries_are_listed_counted_by_error_and_filtered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn payload_key_and_header_values_are_shown_only_when_they_are_asked_for() {
+async fn payload_key_and_header_values_are_shown_only_on_request() {
     let (_scene, program) = scene().await;
     let show = ["poisoned", "show", "order-2", "--handler", "mail.receipt"];
     for hidden in [program.well(&show).await, program.json(&show, 0).await.to_string()] {
@@ -78,12 +78,12 @@ async fn payload_key_and_header_values_are_shown_only_when_they_are_asked_for() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deliveries_are_listed_by_state_and_a_message_of_two_handlers_asks_which() {
+async fn deliveries_are_listed_by_state_and_a_message_of_two_handlers_needs_a_handler_key() {
     let (_scene, program) = scene().await;
     let done = program.json(&["deliveries", "list", "--state", "done"], 0).await;
     assert_eq!(done.as_array().unwrap().len(), 3);
     let some = program.well(&["deliveries", "list", "--limit", "2"]).await;
-    assert!(some.contains("more than these 2"), "{some}");
+    assert!(some.contains("more than 2"), "{some}");
     let which = program.run(&["deliveries", "show", "order-1"]).await;
     assert_eq!(which.code, 2);
     assert!(which.stderr.contains("--handler stock.reserve --source orders"), "{}", which.stderr);
@@ -98,15 +98,15 @@ async fn deliveries_are_listed_by_state_and_a_message_of_two_handlers_asks_which
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctors_exit_code_says_whether_all_is_well() {
+async fn the_exit_code_of_the_doctor_tells_whether_there_are_problems() {
     let (scene, program) = scene().await;
     let ill = program.run(&["doctor"]).await;
     assert_eq!(ill.code, 1, "{ill:?}");
-    assert!(ill.stdout.contains("problem  1 poisoned delivery") && ill.stdout.contains("HALF WITHIN"), "{}", ill.stdout);
+    assert!(ill.stdout.contains("problem   1 poisoned delivery") && ill.stdout.contains("P50"), "{}", ill.stdout);
     let told = program.json(&["doctor"], 1).await;
     assert_eq!(told["diagnosis"]["symptoms"][0]["code"], "poisoned");
     assert!(told["diagnosis"]["facts"]["lags"][0]["p50_secs"].is_number(), "{told}");
     program.well(&["poisoned", "discard", "--all", "--yes"]).await;
-    assert!(program.well(&["doctor"]).await.ends_with("all is well\n"));
+    assert!(program.well(&["doctor"]).await.lines().last() == Some("healthy"));
     drop(scene);
 }

@@ -1,5 +1,5 @@
-//! The `wharf` binary, run as a person or a script runs it: what it prints, what it changes, and its exit code. On each store.
-#![allow(clippy::duplicate_mod, reason = "that is how one suite runs on two stores")]
+//! The `wharf` binary, run as a person or a script runs it, on each store: its output, its changes and its exit code.
+#![allow(clippy::duplicate_mod, reason = "one suite runs on two stores")]
 
 pub mod program;
 
@@ -28,7 +28,7 @@ mod postgres {
     pub(crate) use crate::scene;
 
     every_store!();
-    // These need a server to be told about, or one store is enough.
+    // These need a server, or do not depend on the store.
     mod audit;
     mod retention;
     mod secrets;
@@ -39,6 +39,6 @@ mod sqlite {
     pub(crate) use crate::conformance::sqlite::scene;
 
     every_store!();
-    // These need files, or one store is enough.
+    // These need files, or do not depend on the store.
     mod refusals;
 }

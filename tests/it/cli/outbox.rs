@@ -1,4 +1,4 @@
-//! The outbox: listed, shown, sent again, given up.
+//! The outbox commands: list, show, resend, discard.
 
 use wharf::{Failure, Message, Outbox, Raw, Record, tx_handler, with_state};
 
@@ -11,7 +11,7 @@ async fn publish(outbox: Outbox<Db>, message: Message<Raw>, conn: &mut Connectio
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_listed_shown_given_up_and_sent_again() {
+async fn outbox_records_are_listed_shown_discarded_and_resent() {
     let scene = Scene::new().await;
     let handler = tx_handler(key("stock"), with_state(Outbox::new(&scene.store), publish));
     let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
@@ -32,7 +32,7 @@ async fn records_are_listed_shown_given_up_and_sent_again() {
     assert!(program.well(&["outbox", "discard", "--id", &id, "--yes"]).await.contains("discard: 1 records"));
     assert_eq!(program.json(&["outbox", "replay", "--id", &id, "--yes"], 0).await["affected"], 1);
     assert!(program.well(&["outbox", "list", "--state", "waiting"]).await.contains("waiting"));
-    // Nobody sends.
+    // No relay runs.
     let doctor = program.run(&["doctor"]).await;
     assert_eq!(doctor.code, 1);
 }

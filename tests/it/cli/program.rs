@@ -1,4 +1,4 @@
-//! Runs the binary, and holds everything it ever prints to the same rules: nothing acts on a terminal, it fits 80 columns, JSON is JSON.
+//! Runs the binary and checks all its output: no terminal control sequences, at most 80 columns, and valid JSON.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::process::Command;
 
 use crate::scene::{Database, Stage};
 
-/// A canary over ten thousand deliveries takes its time on a busy machine.
+/// A canary over ten thousand deliveries takes a while on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
     pub code: i32,
@@ -19,7 +19,7 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// The binary with the database of a scene.
+/// The binary, set up with the database of a scene.
 pub struct Program {
     url: String,
 }
@@ -30,7 +30,7 @@ impl Program {
         Program { url: if url.starts_with("postgres") { url } else { format!("sqlite:{url}") } }
     }
 
-    /// With this in `DATABASE_URL`.
+    /// The binary with this `DATABASE_URL`.
     pub fn at(url: &str) -> Program {
         Program { url: url.to_owned() }
     }
@@ -42,7 +42,7 @@ impl Program {
         command
     }
 
-    /// Runs it without a terminal.
+    /// Runs the program without a terminal.
     pub async fn run(&self, arguments: &[&str]) -> Ran {
         let mut command = self.command();
         command.args(arguments);
@@ -53,14 +53,14 @@ impl Program {
         ran
     }
 
-    /// Runs it and takes its output apart; it must have ended with this code.
+    /// Runs the program and parses its output as JSON; asserts this exit code.
     pub async fn json(&self, arguments: &[&str], code: i32) -> Value {
         let ran = self.run(&[arguments, &["--json"]].concat()).await;
         assert_eq!(ran.code, code, "{ran:?}");
         serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
     }
 
-    /// Runs it; it must have ended well. Returns what it printed.
+    /// Runs the program; asserts success. Returns its output.
     pub async fn well(&self, arguments: &[&str]) -> String {
         let ran = self.run(arguments).await;
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{arguments:?} {}", ran.stdout);
@@ -68,11 +68,11 @@ impl Program {
     }
 }
 
-/// Waits for its end.
+/// Waits until the program ends.
 pub async fn finish(mut command: Command) -> Ran {
     let ended = tokio::time::timeout(PATIENCE, command.output()).await;
-    let output = ended.expect("it ends by itself").expect("the binary starts");
-    let text = |bytes| String::from_utf8(bytes).expect("what it prints is text");
+    let output = ended.expect("the program ends by itself").expect("the binary starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
     for character in stdout.chars().chain(stderr.chars()) {
         assert!(!acts_on_a_terminal(character), "{character:?} in\n{stdout:?}\n{stderr:?}");
@@ -80,7 +80,8 @@ pub async fn finish(mut command: Command) -> Ran {
     Ran { code: output.status.code().expect("no signal ended it"), stdout, stderr }
 }
 
-/// Written anew, not the program's own: control characters but the line's end, and everything that reorders or hides text.
+/// Written independently of the program's own check: control characters except the line end, and characters that
+/// reorder or hide text.
 fn acts_on_a_terminal(character: char) -> bool {
     let code = u32::from(character);
     let is_control = code < 0x20 && character != '\n' || (0x7f..0xa0).contains(&code);

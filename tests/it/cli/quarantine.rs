@@ -1,4 +1,4 @@
-//! Quarantined records: looked at, accepted anew by a running inbox, or deleted.
+//! Quarantined records: shown, accepted again by a running inbox, or deleted.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn quarantined_records_are_listed_and_shown() {
     let (_scene, program) = scene().await;
     let listed = program.json(&["quarantine", "list", "--topic", "orders"], 0).await;
     assert_eq!(listed.as_array().unwrap().len(), 2);
-    assert!(program.well(&["quarantine", "list", "--limit", "1"]).await.contains("more than these 1"));
+    assert!(program.well(&["quarantine", "list", "--limit", "1"]).await.contains("more than 1"));
     let id = listed[0]["id"].to_string();
     assert!(!program.well(&["quarantine", "show", &id]).await.contains("number"));
     assert!(program.well(&["quarantine", "show", &id, "--show-payload"]).await.ends_with("{\n  \"number\": 0\n}\n"));
@@ -32,12 +32,12 @@ async fn quarantined_records_are_listed_and_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_waits_for_what_becomes_of_the_records() {
+async fn a_replay_waits_for_the_outcome_of_the_records() {
     let (scene, program) = scene().await;
     let nobody = program.json(&["quarantine", "replay", "--all", "--limit", "1", "--yes", "--wait", "0s"], 4).await;
     assert_eq!((&nobody["affected"], &nobody["waiting"], &nobody["remaining"]), (&1.into(), &1.into(), &1.into()));
 
-    // An inbox that gives them an identity takes one; the other is asked for now, and goes too.
+    // An inbox with another identity policy accepts one; the other is requested now, and is accepted too.
     let identity = wharf::Identity::json_pointer("/number");
     let builder = scene.inbox().subscribe("orders", Runs::new().handler("stock")).identity("orders", identity);
     let running = builder.build().unwrap().start().await.unwrap();
@@ -49,7 +49,7 @@ async fn a_replay_waits_for_what_becomes_of_the_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_accepted_again_stays_and_a_discard_deletes_it() {
+async fn a_record_that_is_rejected_again_stays_and_a_discard_deletes_it() {
     let (scene, program) = scene().await;
     let running =
         scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap().start().await.unwrap();

@@ -1,5 +1,5 @@
-//! Accepting: a record becomes one message with one delivery for each handler that wants it, however often and in whatever
-//! company it comes.
+//! Accepting: a record becomes one message with one delivery for each handler that subscribes to it, however often it
+//! arrives and with whatever other records.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -81,7 +81,7 @@ async fn a_redelivery_adds_only_the_deliveries_of_handlers_that_did_not_have_it(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_of_a_redelivery_in_one_batch_tell_of_an_added_delivery_once() {
+async fn copies_of_a_redelivery_in_one_batch_report_an_added_delivery_once() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let first = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -95,7 +95,7 @@ async fn copies_of_a_redelivery_in_one_batch_tell_of_an_added_delivery_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_in_one_batch_that_different_handlers_want_reach_them_all() {
+async fn copies_in_one_batch_reach_every_handler_that_subscribes_to_one_of_them() {
     let scene = Scene::new().await;
     let (stock, mail) = (Runs::new(), Runs::new());
     let inbox = scene
@@ -142,7 +142,7 @@ async fn a_batch_of_any_size_is_one_statement() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
+async fn receipts_are_in_the_order_of_the_records() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let limits = quick().accept_batch_rows(7);
@@ -155,13 +155,13 @@ async fn receipts_stand_in_the_order_of_the_records_whatever_became_of_them() {
         |number| (record("known").with_payload(format!("other {number}")), CONFLICT),
         |_| (record(""), Receipt::Quarantined { reason: "empty identity" }),
     ];
-    // 5 kinds and batches of 7: every kind comes to stand everywhere in a batch.
+    // 5 kinds and batches of 7: every kind occurs at every place of a batch.
     let (batch, expected): (Vec<Record>, Vec<Receipt>) = (0..350).map(|number| kinds[number % 5](number)).unzip();
 
     assert_eq!(inbox.accept_or_quarantine(batch).await.unwrap(), expected);
 }
 
-// A producer that reuses an id for something else is noticed, instead of having its record dropped as a duplicate.
+// A producer that reuses an id for another payload is noticed, and its record is not dropped as a duplicate.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_under_a_known_identity_is_quarantined_once() {
     let scene = Scene::new().await;
@@ -240,7 +240,7 @@ async fn a_record_goes_to_the_handlers_of_its_topic_and_type_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_handler_wants_is_not_stored_however_bad_it_is() {
+async fn a_record_without_a_handler_is_not_stored_even_if_it_is_invalid() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock").event_type("wanted")).build().unwrap();
@@ -263,20 +263,20 @@ async fn many_callers_with_one_record_each_share_statements() {
     let receipts = join_all(calls).await;
 
     assert!(receipts.into_iter().all(|receipt| receipt.unwrap() == accepted(1)));
-    // The stamp is the transaction's.
+    // The timestamp is that of the transaction.
     let transactions = scene.database.query_one_i64("SELECT count(DISTINCT received_at) FROM inbox_message").await;
     assert!(transactions <= 30, "600 records in {transactions} transactions");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_goes_away_does_not_take_its_record_back() {
+async fn a_record_is_stored_even_if_its_caller_is_dropped() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("first")).await.unwrap();
 
     for number in 0..50 {
-        // Polled once, then dropped.
+        // The future is polled once, then dropped.
         drop(inbox.accept(record(&number.to_string())).now_or_never());
     }
 
@@ -286,7 +286,7 @@ async fn a_caller_that_goes_away_does_not_take_its_record_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
+async fn records_passed_before_the_inbox_is_dropped_are_written() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -302,7 +302,7 @@ async fn records_handed_in_before_the_inbox_is_dropped_are_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_cannot_become_a_message_is_an_error_and_nothing_of_the_call_is_stored() {
+async fn an_invalid_record_is_an_error_and_nothing_of_the_call_is_stored() {
     let scene = Scene::new().await;
     let limits = quick().payload_bytes_max(100);
     let inbox = scene.inbox().limits(limits).subscribe("orders", Runs::new().handler("stock")).build().unwrap();

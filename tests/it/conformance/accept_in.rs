@@ -1,4 +1,4 @@
-//! Messages that are accepted in a transaction of the caller's: they appear with its writes, or not at all.
+//! Messages that are accepted in the caller's transaction: they appear with its writes, or not at all.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,10 +16,10 @@ async fn scene() -> Scene {
     scene
 }
 
-/// A connection of the caller's own.
+/// A separate connection for the caller.
 async fn connection(scene: &Scene) -> Connection {
     let mut conn = Connection::establish(&Database::url(&scene.database)).await.unwrap();
-    // SQLite has one writer, for which the caller has to wait. PostgreSQL does not know the statement.
+    // SQLite has one writer, for which the caller must wait. PostgreSQL does not know the statement.
     let _ = conn.batch_execute("PRAGMA busy_timeout = 60000").await;
     conn
 }
@@ -47,7 +47,7 @@ async fn messages_appear_with_the_commit_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_a_transaction_that_is_rolled_back_were_never_there() {
+async fn messages_of_a_rolled_back_transaction_do_not_exist() {
     let (scene, runs) = (scene().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("before")).await.unwrap();
@@ -89,7 +89,7 @@ async fn duplicates_are_found_and_unwanted_records_are_not_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_refused_stores_nothing_and_the_transaction_goes_on() {
+async fn a_refused_call_stores_nothing_and_the_transaction_continues() {
     let (scene, runs) = (scene().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -117,7 +117,7 @@ async fn without_an_open_transaction_nothing_is_accepted() {
     let error = inbox.accept_in(&mut conn, [record("a")]).await.unwrap_err();
     assert!(error.to_string().contains("none is open"), "{error}");
     assert_eq!(scene.count("inbox_message").await, 0);
-    // The connection is as it was.
+    // The connection is unchanged.
     conn.batch_execute("BEGIN").await.unwrap();
     inbox.accept_in(&mut conn, [record("a")]).await.unwrap();
     conn.batch_execute("COMMIT").await.unwrap();
@@ -126,9 +126,9 @@ async fn without_an_open_transaction_nothing_is_accepted() {
 
 type Later = Arc<OnceLock<Inbox<Db>>>;
 
-/// Accepts a shipment in the transaction of its own delivery. The first attempt fails after that.
+/// Accepts a shipment in the transaction of its own delivery. After that, the first attempt fails.
 async fn ship(inbox: Later, order: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
-    let inbox = inbox.get().expect("it is set before anything runs");
+    let inbox = inbox.get().expect("the inbox is set before any handler runs");
     let shipment = Record::new("shipments").with_id(format!("{}/{}", order.id(), order.attempt()));
     inbox.accept_in(conn, [shipment]).await?;
     match order.attempt() {
@@ -138,11 +138,11 @@ async fn ship(inbox: Later, order: Message<Raw>, conn: &mut Connection) -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_transactional_handler_accepts_appears_with_its_outcome_and_runs_at_once() {
+async fn messages_accepted_by_a_transactional_handler_appear_with_its_outcome_and_run_at_once() {
     let (scene, runs) = (scene().await, Runs::new());
     let later = Later::default();
     let shipping: Registration<Db> = tx_handler(key("ship"), with_state(Arc::clone(&later), ship));
-    // Without a poll: whoever is found was woken for.
+    // Without polling: the delivery is found only if the claim loop was woken for it.
     let limits = super::scene::quick().poll(Duration::from_secs(3_600));
     let inbox = scene.inbox().limits(limits);
     let inbox = inbox.subscribe("orders", shipping).subscribe("shipments", runs.handler("book")).build().unwrap();
@@ -159,7 +159,7 @@ async fn what_a_transactional_handler_accepts_appears_with_its_outcome_and_runs_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_of_an_ordered_handler_run_in_the_order_in_which_they_were_accepted() {
+async fn messages_of_an_ordered_handler_run_in_accept_order() {
     let (scene, runs) = (scene().await, Runs::new());
     let ordered = runs.handler("stock").ordered_by(OrderKey::record_key()).retry(RetryPolicy::never());
     let inbox = scene.inbox().subscribe("orders", ordered).build().unwrap();

@@ -1,4 +1,5 @@
-//! How attempts failed is kept: of each attempt once, of a delivery no more than the limit, as long as its message is there.
+//! The failures of attempts are kept: one per attempt, at most the limit per delivery, and as long as the message
+//! exists.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use wharf::{Failure, Limits, Message, Raw, Retention, RetryPolicy, handler};
 
 use super::scene::{Database, Runs, Scene, key, quick, record};
 
-/// `attempt why error` of each failure, as people see them.
+/// `attempt why error` of each failure, as in the view.
 const FAILURES: &str = "SELECT concat_ws(' ', message_id, handler_key, attempt, why, error) FROM inbox_failures ORDER BY attempt";
 
 async fn failures(scene: &Scene) -> Vec<FailedAttempt> {
@@ -16,13 +17,13 @@ async fn failures(scene: &Scene) -> Vec<FailedAttempt> {
     operator.delivery(&found).await.unwrap().unwrap().failures
 }
 
-/// Fails again and again, at once, until it has failed so often.
+/// Retries at once, this many times.
 fn at_once(retries: u32) -> RetryPolicy {
     RetryPolicy::exponential().max_retries(retries).delay_by(|_, _| Some(Duration::ZERO))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_attempt_is_kept_with_how_it_failed() {
+async fn every_failed_attempt_is_kept_with_its_error() {
     let scene = Scene::new().await;
     let failing = handler(key("stock"), async |message: Message<Raw>| match message.attempt() {
         1 => Err(Failure::retry("no connection")),
@@ -75,7 +76,7 @@ async fn of_many_attempts_the_first_and_the_newest_are_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_did_not_fail_leaves_nothing_and_errors_pass_the_redactor() {
+async fn successful_attempts_are_not_kept_and_errors_pass_the_redactor() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let builder = scene.inbox().redact(|error| error.replace("s3cret", "***"));
     let secret = runs.answering("secret", |_| Err(Failure::poison("the password s3cret is wrong")));
@@ -90,7 +91,7 @@ async fn what_did_not_fail_leaves_nothing_and_errors_pass_the_redactor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failures_go_with_their_message() {
+async fn failures_are_deleted_with_their_message() {
     let scene = Scene::new().await;
     let failing = Runs::new().answering("stock", |message| match message.attempt() {
         1 => Err(Failure::retry_after(Duration::ZERO, "no")),
@@ -111,6 +112,6 @@ async fn a_limit_that_could_not_keep_the_first_and_the_newest_is_refused() {
     for rows in [0, 1, 1_001] {
         let limits = Limits::default().attempt_rows_max(rows);
         let refused = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().err().unwrap();
-        assert!(refused.to_string().contains("attempt_rows_max is 2 to 1000"), "{refused}");
+        assert!(refused.to_string().contains("attempt_rows_max must be 2 to 1000"), "{refused}");
     }
 }

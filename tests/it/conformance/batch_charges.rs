@@ -1,5 +1,5 @@
-//! What the answers of a batch handler count for: an answer for one message for that one; a failure of the whole call for nobody, until a call has
-//! one message.
+//! What the results of a batch handler count for: a result for one message counts for that message. A failure of the
+//! whole call counts for no message until a call has one message.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn number(count: usize) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_for_each_counts_for_its_message_alone() {
+async fn each_answer_counts_for_its_message_alone() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let answer = |message: &Message<Raw>| match message.id() {
         "retry" if message.attempt() == 1 => Err(Failure::retry_after(Duration::ZERO, "no")),
@@ -46,7 +46,7 @@ async fn an_answer_for_each_counts_for_its_message_alone() {
     assert_eq!(scene.database.query_texts(charged).await, ["poison 1", "retry 1"]);
 }
 
-/// Works off a batch in which one message makes each call fail that it is part of. It alone is charged.
+/// Processes a batch in which one message makes every call fail that contains it. Only this message consumes a retry.
 async fn assert_bad_is_found(messages: usize, calls_expected: usize, calls: Calls, handler: Registration<Db>) {
     let scene = Scene::new().await;
     let handler = handler.retry(RetryPolicy::never()).batch(messages, HOUR).concurrency(1);
@@ -97,7 +97,7 @@ async fn a_message_that_hangs_poisons_itself_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_a_whole_call_answers_is_asked_of_halves_until_it_is_one_message_s_own() {
+async fn a_call_that_fails_as_a_whole_is_halved_until_it_has_one_message() {
     for (wish, outcome) in [
         (Failure::poison as fn(&'static str) -> Failure, "bad|poisoned|permanent|1"),
         (Failure::discard as fn(&'static str) -> Failure, "bad|discarded|no|0"),
@@ -114,7 +114,7 @@ async fn whatever_a_whole_call_answers_is_asked_of_halves_until_it_is_one_messag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_answer_that_the_service_is_away_counts_for_each_message_and_no_half_asks_again() {
+async fn one_unavailable_answer_counts_for_each_message_and_is_not_halved() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let is_away = Arc::new(Mutex::new(true));
     let away = Arc::clone(&is_away);
@@ -135,7 +135,7 @@ async fn one_answer_that_the_service_is_away_counts_for_each_message_and_no_half
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_number_of_answers_is_a_failure_that_names_it() {
+async fn a_wrong_number_of_answers_is_a_failure_that_names_the_numbers() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let handler = calls.answering(|_| Vec::<Result<(), Failure>>::new());
     let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
@@ -147,7 +147,7 @@ async fn a_wrong_number_of_answers_is_a_failure_that_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_cannot_be_decoded_is_poisoned_alone_and_the_call_is_made_with_the_others() {
+async fn an_undecodable_payload_is_poisoned_alone_and_the_call_has_the_others() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let noted = calls.clone();
     let handler = batch_handler(key("stock"), move |messages: Vec<Message<u32>>| {
@@ -178,7 +178,7 @@ async fn a_layer_sees_each_message_and_the_handler_is_called_once_with_those_it_
             answer
         })
     });
-    // And one of the inbox outside of it.
+    // There is also a layer of the inbox around it.
     let inbox = scene.inbox().subscribe("orders", handler).layer(|_, next| next.run()).build().unwrap();
     inbox.accept_all(with_bad_one(20)).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 20);

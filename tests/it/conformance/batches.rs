@@ -1,9 +1,11 @@
-//! Batch handlers: when a call is made and with whom, and who goes on when something happens to one of a batch.
+//! Batch handlers: when a call is made and with which messages, and what happens to the others when one of a batch
+//! fails.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use wharf::batch::batch_handler;
+use wharf::flow::Breaker;
 use wharf::order::OrderKey;
 use wharf::{Failure, Limits, Message, Raw};
 
@@ -14,7 +16,7 @@ use support::events::Events;
 const HOUR: Duration = Duration::from_secs(3_600);
 const HELD: &str = "inbox_delivery WHERE locked_until IS NOT NULL";
 
-/// What waits may wait for longer than any test takes.
+/// Deliveries may wait for longer than any test takes.
 fn patient() -> Limits {
     quick().claim_ahead(Duration::from_secs(10))
 }
@@ -24,7 +26,7 @@ async fn held_are(scene: &Scene, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_is_made_when_it_is_full_and_not_before() {
+async fn a_batch_handler_is_called_when_its_batch_is_full() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let inbox = scene.inbox().subscribe("orders", calls.handler().batch(10, HOUR)).build().unwrap();
     let running = inbox.start().await.unwrap();
@@ -42,7 +44,7 @@ async fn a_call_is_made_when_it_is_full_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_not_full_is_made_when_its_wait_is_over() {
+async fn a_batch_handler_is_called_when_the_wait_of_its_batch_ends() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let handler = calls.handler().batch(10, Duration::from_millis(500));
     let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
@@ -55,7 +57,7 @@ async fn a_call_that_is_not_full_is_made_when_its_wait_is_over() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// With one call at a time and a handler of which nothing is known, claims bring whole batches.
+// With one call at a time and a new handler, claims fetch whole batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_of_a_backlog_are_full_from_the_first_one_on() {
     let (scene, calls) = (Scene::new().await, Calls::default());
@@ -71,7 +73,7 @@ async fn batches_of_a_backlog_are_full_from_the_first_one_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_calls_run_at_a_time_than_the_concurrency_says_and_large_messages_make_small_calls() {
+async fn calls_are_bounded_by_the_concurrency_and_by_their_bytes() {
     let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
     let limits = patient().claim_ahead_bytes(100_000);
     let handler = calls.gated(&gate).batch(64, Duration::ZERO).concurrency(2);
@@ -85,14 +87,14 @@ async fn no_more_calls_run_at_a_time_than_the_concurrency_says_and_large_message
     scene.settled().await;
 
     assert_eq!(running_calls.len(), 2);
-    // 100,000 bytes are not five of them, with their ids.
+    // With their ids, five messages exceed 100,000 bytes.
     assert!(calls.sizes().iter().all(|size| *size <= 4), "{:?}", calls.sizes());
     assert_eq!((calls.ids().len(), scene.count_done_at_first().await), (64, 64));
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn drain_waits_for_no_other() {
+async fn drain_does_not_wait_for_full_batches() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let inbox = scene.inbox().subscribe("orders", calls.handler().batch(64, HOUR)).build().unwrap();
     inbox.accept_all(records(70)).await.unwrap();
@@ -103,7 +105,7 @@ async fn drain_waits_for_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_part_of_a_crash_is_called_alone() {
+async fn suspect_deliveries_are_called_alone() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let inbox = scene.inbox().subscribe("orders", calls.handler().batch(64, HOUR)).build().unwrap();
     inbox.accept_all(records(40)).await.unwrap();
@@ -115,7 +117,7 @@ async fn what_was_part_of_a_crash_is_called_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shutdown_gives_back_what_waits_to_be_called_and_charges_nothing() {
+async fn shutdown_releases_waiting_deliveries_without_consuming_a_retry() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let inbox = scene.inbox().subscribe("orders", calls.handler().batch(64, HOUR)).build().unwrap();
     let running = inbox.start().await.unwrap();
@@ -129,7 +131,7 @@ async fn shutdown_gives_back_what_waits_to_be_called_and_charges_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_stopped_gives_back_all_its_messages_and_charges_nothing() {
+async fn a_stopped_call_releases_all_its_messages_without_consuming_a_retry() {
     let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
     let inbox = scene.inbox().subscribe("orders", calls.gated(&gate).batch(10, HOUR)).build().unwrap();
     let running = inbox.start().await.unwrap();
@@ -143,7 +145,7 @@ async fn a_call_that_is_stopped_gives_back_all_its_messages_and_charges_nothing(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_to_be_called_is_given_back_by_a_pause_and_comes_again_after_it() {
+async fn a_pause_releases_waiting_deliveries_and_they_run_after_it() {
     let (scene, calls) = (Scene::new().await, Calls::default());
     let inbox = scene.inbox().subscribe("orders", calls.handler().batch(20, HOUR)).build().unwrap();
     let running = inbox.start().await.unwrap();
@@ -163,7 +165,7 @@ async fn what_waits_to_be_called_is_given_back_by_a_pause_and_comes_again_after_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_claim_of_one_is_lost_the_call_goes_on_for_the_others() {
+async fn a_lost_claim_of_one_message_does_not_stop_the_call_for_the_others() {
     let events = Events::capture();
     let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
     let inbox = scene.inbox().subscribe("orders", calls.gated(&gate).batch(10, HOUR)).build().unwrap();
@@ -184,7 +186,7 @@ async fn when_the_claim_of_one_is_lost_the_call_goes_on_for_the_others() {
     scene.settled().await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!((calls.sizes(), scene.count_done_at_first().await), (vec![10], 9));
-    assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 1, "somebody else has decided");
+    assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 1, "another process has decided");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -212,9 +214,9 @@ async fn a_batch_of_an_ordered_handler_has_one_message_of_each_key_and_keys_are_
     assert_eq!(scene.count_done_uncharged().await, 80);
 }
 
-// Somebody else may run it and the next one of its key already.
+// Another process may already run this message and the next one of its key.
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_claim_of_one_is_lost_an_ordered_call_is_stopped_and_made_again_without_it() {
+async fn a_lost_claim_of_one_message_stops_an_ordered_call_and_it_is_repeated_without_it() {
     let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
     let handler = calls.gated(&gate).batch(4, HOUR).ordered_by(OrderKey::record_key());
     let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
@@ -233,7 +235,7 @@ async fn when_the_claim_of_one_is_lost_an_ordered_call_is_stopped_and_made_again
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_fails_as_a_whole_during_a_shutdown_is_given_back_uncharged() {
+async fn a_call_that_fails_as_a_whole_during_a_shutdown_is_released_without_consuming_a_retry() {
     let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
     let (noted, opened) = (calls.clone(), gate.clone());
     let handler = batch_handler(key("stock"), move |messages: Vec<Message<Raw>>| {
@@ -249,7 +251,7 @@ async fn a_call_that_fails_as_a_whole_during_a_shutdown_is_given_back_uncharged(
     inbox.accept_all(records(10)).await.unwrap();
     calls.reached(1).await;
 
-    // Polled in this order: the gate is opened when the shutdown has begun.
+    // Polled in this order: the gate is opened after the shutdown has begun.
     let (ended, _) =
         tokio::join!(running.shutdown(Duration::from_secs(60)), async { gate.send_replace(true) });
 
@@ -278,7 +280,7 @@ async fn a_delayed_delivery_joins_a_call_when_it_is_due_and_an_expired_one_joins
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_batch_is_refused_with_the_reason() {
+async fn invalid_batch_settings_are_refused_with_the_reason() {
     let scene = Scene::new().await;
     let named = |name: &'static str| batch_handler(key(name), async |_: Vec<Message<Raw>>| Ok::<(), Failure>(()));
     let inbox = scene
@@ -290,12 +292,42 @@ async fn what_cannot_be_a_batch_is_refused_with_the_reason() {
         .subscribe("orders", named("sharing").share_transaction(8));
     let refused = inbox.build().unwrap_err().to_string();
     for reason in [
-        "single takes one message at a time: batch is for batch_handler and tx_batch_handler",
-        "the messages of a batch of none are 1 to 1000",
-        "the messages of a batch of many are 1 to 1000",
-        "a batch of long waits at most 1h to be filled",
-        "sharing is a batch handler: a call has one transaction at the most, and share_transaction is not for it",
+        "single takes one message at a time: use batch_handler or tx_batch_handler for batches",
+        "the batch size of none must be 1 to 1000",
+        "the batch size of many must be 1 to 1000",
+        "the batch wait of long must be at most 1h",
+        "sharing is a batch handler: a call has at most one transaction, so share_transaction does not apply",
     ] {
         assert!(refused.contains(reason), "{refused}");
     }
+}
+
+// Halves would find the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_connection_is_refused_is_not_made_again_in_halves() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+    let handler = calls.answering(move |_| Err::<(), Failure>(refused().into()));
+    let inbox = scene.inbox().subscribe("orders", handler.concurrency(1)).build().unwrap();
+    inbox.accept_all(records(16)).await.unwrap();
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!((calls.sizes(), scene.count("inbox_poisoned WHERE errors = 1").await), (vec![16], 16));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_times_out_counts_once_for_the_breaker_and_its_halves_do_not() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let never = watch::Sender::new(false);
+    let handler = calls.gated(&never).concurrency(1).timeout(Duration::from_millis(20));
+    let handler = handler.breaker(Breaker::new().failures(2).probe_every(HOUR));
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(8)).await.unwrap();
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!(calls.sizes(), [8, 4, 2, 1]);
+    assert_eq!(scene.count("inbox_handler WHERE breaker_opened_at IS NOT NULL").await, 1);
+    assert_eq!(scene.count("inbox_delivery WHERE status = 0 AND errors = 0").await, 8);
 }

@@ -1,6 +1,6 @@
-//! Breakers: while what a handler depends on is away, nothing of it is started but one probe at a time, and nothing is charged.
+//! Breakers: while a dependency of a handler is unavailable, only one probe at a time starts, and no retry is consumed.
 //!
-//! The pause between probes is an hour; a test that wants the next probe moves the time of the probe in the database.
+//! The pause between probes is an hour. A test that needs the next probe moves its time in the database.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use wharf::{Failure, Message, Raw, Record, Registration, RetryPolicy};
 
 use super::effect::{self, effects};
 use super::scene::{Database, Db, Runs, Scene, key, quick, record, records};
-use support::events::Events;
+use support::events::{Event, Events};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const FAILURES: u32 = 3;
@@ -24,11 +24,11 @@ const IS_OPEN: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHE
 const IS_CLOSED: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_handler WHERE breaker_opened_at IS NOT NULL";
 const NOTHING_HELD: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_delivery WHERE locked_until IS NOT NULL";
 const PROBE_NOW: &str = "UPDATE inbox_handler SET breaker_probe_at = now()";
-/// Nobody has the right to probe, and the last probe has failed.
+/// No process may probe, and the last probe has failed.
 const PROBE_HAS_FAILED: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHERE breaker_probe_at > now() AND breaker_probe_until IS NULL";
 const ALL_DUE: &str = "UPDATE inbox_delivery SET due_at = now() WHERE due_at > now() AND locked_until IS NULL AND finished_at IS NULL AND order_hash IS NULL";
 
-/// Whether what handlers depend on is there.
+/// Whether the dependency of the handlers is available.
 #[derive(Clone, Default)]
 struct Service(Arc<AtomicBool>);
 
@@ -58,13 +58,13 @@ impl Service {
     }
 }
 
-/// One failure would poison, if it were charged.
+/// One failure would poison, if it consumed a retry.
 fn breaking(registration: Registration<Db>) -> Registration<Db> {
     let breaker = Breaker::new().failures(FAILURES).probe_every(HOUR);
     registration.concurrency(SLOTS).retry(RetryPolicy::never()).breaker(breaker)
 }
 
-/// An outage from before the start until after three probes.
+/// An outage that begins before the start and ends after three probes.
 async fn outage(scene: &Scene, service: &Service, runs: &Runs, registration: Registration<Db>, accepted: Vec<Record>) {
     effect::prepare(scene).await;
     let count = i64::try_from(accepted.len()).unwrap();
@@ -94,13 +94,13 @@ async fn outage(scene: &Scene, service: &Service, runs: &Runs, registration: Reg
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_costs_a_few_runs_and_one_probe_at_a_time_and_charges_nothing() {
+async fn an_outage_costs_a_few_runs_and_one_probe_at_a_time_and_no_retry() {
     let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
     outage(&scene, &service, &runs, service.plain(&runs), records(MESSAGES)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_an_ordered_handler_costs_as_much() {
+async fn an_outage_of_an_ordered_handler_costs_no_retry() {
     let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
     let ordered = service.plain(&runs).ordered_by(OrderKey::record_key());
     let keyed = records(MESSAGES).into_iter().enumerate().map(|(n, record)| record.with_key(format!("k{}", n % 10)));
@@ -123,7 +123,7 @@ async fn an_outage_of_a_handler_that_shares_transactions_leaves_one_effect_each(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_that_finds_nobody_opens_the_breaker_and_one_message_probes() {
+async fn an_unavailable_batch_opens_the_breaker_and_one_message_probes() {
     let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
     let (answering, noted) = (service.clone(), runs.clone());
     let batches = batch_handler(key("mail"), move |messages: Vec<Message<Raw>>| {
@@ -135,7 +135,7 @@ async fn a_batch_that_finds_nobody_opens_the_breaker_and_one_message_probes() {
     inbox.accept_all(records(MESSAGES)).await.unwrap();
     inbox.drain().await.unwrap();
     scene.until(IS_OPEN).await;
-    // One call, and its one answer counts for each message.
+    // There is one call, and its one answer counts for each message.
     let before = runs.count();
     assert_eq!(before, MESSAGES);
     scene.database.execute(PROBE_NOW).await;
@@ -152,7 +152,7 @@ async fn a_batch_that_finds_nobody_opens_the_breaker_and_one_message_probes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_handed_over_while_the_breaker_is_open_and_other_handlers_go_on() {
+async fn nothing_is_handed_over_while_the_breaker_is_open_and_other_handlers_continue() {
     let (scene, service, runs, others) = (Scene::new().await, Service::default(), Runs::new(), Runs::new());
     let builder = scene.inbox().subscribe("orders", breaking(service.plain(&runs)));
     let inbox = builder.subscribe("orders", others.handler("stock")).build().unwrap();
@@ -192,16 +192,19 @@ async fn timeouts_and_refused_connections_open_the_breaker_and_other_failures_do
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_that_finds_nobody_while_others_do_is_poisoned_alone_in_the_end() {
+async fn a_delivery_that_stays_unavailable_while_others_succeed_is_poisoned_when_its_retries_are_used_up() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let answer = runs.answering("mail", |message| match message.id() {
         "bad" => Err(Failure::unavailable("no such server")),
         _ => Ok(()),
     });
-    let builder = scene.inbox().limits(quick().trouble_limit(1));
-    let inbox = builder.subscribe("orders", breaking(answer).concurrency(1)).build().unwrap();
+    let retries = 2;
+    let mail = breaking(answer).concurrency(1).retry(RetryPolicy::exponential().max_retries(retries));
+    let builder = scene.inbox().limits(quick().store_error_limit(1));
+    let inbox = builder.subscribe("orders", mail).build().unwrap();
     inbox.accept(record("bad")).await.unwrap();
-    for number in 0..4 {
+    // As many as open a breaker consume nothing.
+    for number in 0..FAILURES + retries + 1 {
         assert_eq!(scene.count("inbox_poisoned").await, 0);
         inbox.drain().await.unwrap();
         inbox.accept(record(&format!("good {number}"))).await.unwrap();
@@ -209,11 +212,11 @@ async fn a_delivery_that_finds_nobody_while_others_do_is_poisoned_alone_in_the_e
         scene.database.execute(ALL_DUE).await;
     }
     let poisoned = "SELECT concat_ws('|', message_id, reason, errors, last_error) FROM inbox_poisoned";
-    assert_eq!(scene.database.query_texts(poisoned).await, ["bad|unavailable|0|no such server"]);
+    assert_eq!(scene.database.query_texts(poisoned).await, ["bad|unavailable|3|no such server"]);
     assert_eq!(scene.count("inbox_handler WHERE breaker_opened_at IS NOT NULL").await, 0);
 }
 
-// A suspect runs alone; where nothing else is due, it is the one that probes.
+// A suspect runs alone. If nothing else is due, it is the probe.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_that_has_to_run_alone_can_be_the_probe() {
     let (scene, runs) = (Scene::new().await, Runs::new());
@@ -232,7 +235,7 @@ async fn a_delivery_that_has_to_run_alone_can_be_the_probe() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_probes_once_and_goes_on_when_the_probe_has_passed() {
+async fn a_drain_probes_once_and_continues_when_the_probe_succeeds() {
     let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
     let inbox = scene.inbox().subscribe("orders", breaking(service.plain(&runs))).build().unwrap();
     inbox.accept_all(records(MESSAGES)).await.unwrap();
@@ -252,7 +255,7 @@ async fn a_drain_probes_once_and_goes_on_when_the_probe_has_passed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_opens_and_closes_the_breaker_of_any_handler_once_and_it_is_audited() {
+async fn an_operator_opens_and_closes_the_breaker_of_any_handler_and_it_is_audited() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("mail")).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -277,7 +280,7 @@ async fn a_person_opens_and_closes_the_breaker_of_any_handler_once_and_it_is_aud
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_is_told_by_two_events() {
+async fn an_outage_is_reported_by_two_events() {
     let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
     let events = Events::capture();
     let inbox = scene.inbox().subscribe("orders", breaking(service.plain(&runs))).build().unwrap();
@@ -291,4 +294,38 @@ async fn an_outage_is_told_by_two_events() {
     inbox.drain().await.unwrap();
 
     events.wait_for(|event| event.message == "breaker closed" && event.has("handler", "mail")).await;
+}
+
+// A failed request is due again at once. The claim loop must not repeat it, and its claims for other handlers, without a
+// pause: the poll interval is an hour, so a correct loop makes a few requests, however long this takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_to_probe_that_cannot_be_requested_does_not_keep_the_claim_loop_busy() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let limits = quick().lease(Duration::from_secs(3)).poll(HOUR);
+    let inbox = scene.inbox().limits(limits);
+    let inbox = inbox.subscribe("orders", breaking(runs.handler("mail"))).subscribe("orders", runs.handler("stock"));
+    let inbox = inbox.build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    assert!(scene.store.operate().open_breaker("mail").await.unwrap());
+    // The number of the next probe is taken.
+    scene.database.execute("UPDATE inbox_handler SET breaker_probe_no = CASE key WHEN 'stock' THEN 10 ELSE 9 END").await;
+    scene.database.execute("CREATE UNIQUE INDEX one_probe ON inbox_handler (breaker_probe_no) WHERE breaker_probe_no > 0").await;
+    scene.database.execute(PROBE_NOW).await;
+    let events = Events::capture();
+    let is_refused = |error: &str| error.contains("one_probe") || error.contains("inbox_handler.breaker_probe_no");
+    let is_request = |event: &Event| event.has("operation", "breaker") && event.field("error").is_some_and(is_refused);
+    let running = inbox.start().await.unwrap();
+    events.wait_for(is_request).await;
+
+    scene.database.execute("CREATE TABLE seen AS SELECT max(alive_until) AS alive_until FROM inbox_processor").await;
+    let is_later = "SELECT (count(*) > 0)::int::bigint FROM inbox_processor p, seen s WHERE p.alive_until > s.alive_until";
+    for _ in 0..2 {
+        scene.until(is_later).await;
+        scene.database.execute("UPDATE seen SET alive_until = (SELECT max(p.alive_until) FROM inbox_processor p)").await;
+    }
+
+    let requests = events.matching(is_request).len();
+    assert!(requests < 20, "{requests} requests");
+    assert_eq!(runs.count(), 1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Batch handlers that remember their calls.
+//! Batch handlers that record their calls.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use wharf::{Failure, Message, Raw, Registration, RetryPolicy};
 
 use super::scene::{Db, key, within};
 
-/// The calls of a batch handler: the ids that each was given. Clones are the same list.
+/// The calls of a batch handler: the ids in each call. Clones share the list.
 #[derive(Clone, Default)]
 pub struct Calls {
     pub list: Arc<Mutex<Vec<Vec<String>>>>,
@@ -26,7 +26,7 @@ impl Calls {
         self.list.lock().unwrap().iter().map(Vec::len).collect()
     }
 
-    /// All ids that were given, sorted: one that was given twice stands twice.
+    /// All ids in the calls, sorted; an id of two calls is listed twice.
     pub fn ids(&self) -> Vec<String> {
         let mut ids: Vec<String> = self.list.lock().unwrap().iter().flatten().cloned().collect();
         ids.sort();
@@ -37,7 +37,7 @@ impl Calls {
         within(self.count.subscribe().wait_for(|current| *current >= count)).await.unwrap();
     }
 
-    /// A handler that notes its calls and answers what `answer` says.
+    /// A handler that records its calls and returns the result of `answer`.
     pub fn answering<A: Into<Answers> + Send + 'static>(
         &self,
         answer: impl Fn(&[Message<Raw>]) -> A + Clone + Send + Sync + 'static,
@@ -51,12 +51,12 @@ impl Calls {
         batch_handler(key("stock"), handler).retry(RetryPolicy::never())
     }
 
-    /// A handler that notes its calls and is done.
+    /// A handler that records its calls and succeeds.
     pub fn handler(&self) -> Registration<Db> {
         self.answering(|_| Ok::<(), Failure>(()))
     }
 
-    /// A handler that notes its calls and is done when the gate is open.
+    /// A handler that records its calls and succeeds when the gate opens.
     pub fn gated(&self, gate: &watch::Sender<bool>) -> Registration<Db> {
         let (calls, gate) = (self.clone(), gate.clone());
         let handler = move |messages: Vec<Message<Raw>>| {

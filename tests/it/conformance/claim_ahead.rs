@@ -1,6 +1,8 @@
-//! What is claimed ahead: a fast handler is claimed for beyond its slots, and what waits is given back, dropped or run like anything else that is held.
+//! Claiming ahead: a fast handler has more claims than slots, and waiting deliveries are released, dropped or run like
+//! any other claim.
 //!
-//! Each test lets a handler prove that it is fast, then closes its gate: what comes next fills its two slots and waits.
+//! Each test lets a handler prove that it is fast, then closes its gate: the next deliveries fill its two slots and
+//! wait.
 
 use std::time::Duration;
 
@@ -11,13 +13,13 @@ use super::scene::{Db, Runs, Scene, State, quick, record, records};
 use support::events::Events;
 
 const SLOTS: usize = 2;
-/// Runs that make the handler known as fast, and deliveries that come when its gate is closed.
+/// Runs that make the handler known as fast, and deliveries that arrive when its gate is closed.
 const WARM_UP: usize = 200;
 const LATE: usize = 100;
 
 const HELD: &str = "inbox_delivery WHERE locked_until IS NOT NULL";
 
-/// A handler that has shown to be fast, and whose gate is closed now.
+/// A handler that was fast and whose gate is now closed.
 struct Stalled {
     scene: Scene,
     runs: Runs,
@@ -26,13 +28,13 @@ struct Stalled {
     running: Running<Db>,
 }
 
-/// What waits may wait for longer than any test takes.
+/// Deliveries may wait for longer than any test takes.
 fn patient() -> Limits {
     quick().claim_ahead(Duration::from_secs(10))
 }
 
 fn late() -> Vec<Record> {
-    // Other tests of the process wait for events about deliveries of their own.
+    // Other tests of the process wait for events of their own deliveries.
     let batch: u64 = rand::random();
     (0..LATE).map(|number| record(&format!("late-{batch}-{number}"))).collect()
 }
@@ -50,7 +52,7 @@ impl Stalled {
         Self { scene, runs, gate, inbox, running }
     }
 
-    /// Two deliveries run, and the others that were accepted wait.
+    /// Two deliveries run, and the other accepted ones wait.
     async fn with_late_ones_waiting(limits: Limits) -> Self {
         let stalled = Self::with(limits).await;
         stalled.inbox.accept_all(late()).await.unwrap();
@@ -69,7 +71,7 @@ impl Stalled {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fast_handler_is_given_more_than_its_slots_and_runs_no_more_at_a_time() {
+async fn a_fast_handler_has_more_claims_than_slots_and_keeps_its_concurrency() {
     let stalled = Stalled::with_late_ones_waiting(patient()).await;
     assert_eq!(stalled.late_runs(), SLOTS);
 
@@ -82,9 +84,9 @@ async fn a_fast_handler_is_given_more_than_its_slots_and_runs_no_more_at_a_time(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_is_claimed_as_well_as_handed_over() {
+async fn waiting_deliveries_can_be_claimed_or_handed_over() {
     let stalled = Stalled::with(patient()).await;
-    // Not started: what it accepts can only be claimed.
+    // This inbox is not started: its deliveries can only be claimed.
     let elsewhere = stalled.scene.another_inbox().await.subscribe("orders", Runs::new().handler("stock"));
     elsewhere.build().unwrap().accept_all(late()).await.unwrap();
     stalled.runs.reached(WARM_UP + SLOTS).await;
@@ -98,7 +100,7 @@ async fn what_waits_is_claimed_as_well_as_handed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_claimed_ahead_where_that_is_switched_off_or_a_crash_would_count_too_much() {
+async fn nothing_is_claimed_ahead_if_disabled_or_if_one_crash_makes_a_suspect() {
     for limits in [patient().claim_ahead(Duration::ZERO), patient().claim_ahead_rows(0), patient().crash_limit(2)] {
         let stalled = Stalled::with(limits).await;
         stalled.inbox.accept_all(late()).await.unwrap();
@@ -109,7 +111,7 @@ async fn nothing_is_claimed_ahead_where_that_is_switched_off_or_a_crash_would_co
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shutdown_gives_back_what_waits_and_charges_nothing() {
+async fn shutdown_releases_deliveries_claimed_ahead_without_consuming_a_retry() {
     let Stalled { scene, runs, gate, running, .. } = Stalled::with_late_ones_waiting(patient()).await;
 
     running.shutdown(Duration::ZERO).await.unwrap();
@@ -121,10 +123,10 @@ async fn shutdown_gives_back_what_waits_and_charges_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shutdown_with_grace_lets_what_runs_end_and_starts_nothing_that_waits() {
+async fn a_shutdown_with_grace_lets_runs_end_and_starts_no_waiting_delivery() {
     let Stalled { scene, runs, gate, running, .. } = Stalled::with_late_ones_waiting(patient()).await;
 
-    // Polled in this order: the gate is opened when the shutdown has begun.
+    // Polled in this order: the gate is opened after the shutdown has begun.
     let (ended, _) =
         tokio::join!(running.shutdown(Duration::from_secs(60)), async { gate.send_replace(true) });
 
@@ -135,7 +137,7 @@ async fn a_shutdown_with_grace_lets_what_runs_end_and_starts_nothing_that_waits(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_for_a_handler_that_is_paused_is_given_back() {
+async fn waiting_deliveries_of_a_paused_handler_are_released() {
     let stalled = Stalled::with_late_ones_waiting(patient()).await;
 
     stalled.scene.database.execute("UPDATE inbox_handler SET paused_at = now()").await;
@@ -151,7 +153,7 @@ async fn what_waits_for_a_handler_that_is_paused_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_that_is_taken_away_while_it_waits_never_starts() {
+async fn a_waiting_delivery_that_loses_its_claim_never_starts() {
     let events = Events::capture();
     let stalled = Stalled::with_late_ones_waiting(patient()).await;
 
@@ -168,9 +170,9 @@ async fn a_delivery_that_is_taken_away_while_it_waits_never_starts() {
     assert_eq!(stalled.runs.count(), WARM_UP + SLOTS);
 }
 
-// A handler that was fast and is not any more holds back nothing that another process could do.
+// A handler that is no longer fast must not hold deliveries that another process could run.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_waited_too_long_is_given_back_for_others_to_run() {
+async fn a_delivery_that_has_waited_too_long_is_released() {
     let stalled = Stalled::with(quick()).await;
     stalled.inbox.accept_all(late()).await.unwrap();
     stalled.runs.reached(WARM_UP + SLOTS).await;
@@ -187,9 +189,10 @@ async fn what_has_waited_too_long_is_given_back_for_others_to_run() {
     stalled.running.shutdown(Duration::ZERO).await.unwrap();
 }
 
-// A crash is counted for everything that is held. What one more crash would make a suspect does not wait beside others.
+// A crash is counted for every claimed delivery. A delivery that one more crash would make a suspect does not wait in
+// memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_part_of_a_crash_starts_at_once_or_is_given_back() {
+async fn suspect_deliveries_start_at_once_or_are_released() {
     let stalled = Stalled::with(patient()).await;
     let paused = "UPDATE inbox_handler SET paused_at = now()";
     stalled.scene.database.execute(paused).await;

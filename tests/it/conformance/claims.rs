@@ -1,4 +1,5 @@
-//! Who may run a delivery, and when: one processor at a time, within the handler's slots, not before it is due, not while paused.
+//! Which processor may run a delivery, and when: one processor at a time, within the handler's slots, not before it is
+//! due, not while the handler is paused.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use wharf::{Failure, Message, Raw, Registration, handler};
 use super::scene::{Db, Runs, Scene, key, quick, record, records};
 use support::events::Events;
 
-/// Runs `count` deliveries on four processors, each with a store of its own.
+/// Runs `count` deliveries on four processors, each with its own store.
 pub(super) async fn four_processors_run(scene: &Scene, count: usize) -> Runs {
     let runs = Runs::new();
     scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap().accept_all(records(count)).await.unwrap();
@@ -58,7 +59,7 @@ async fn a_handler_never_runs_more_deliveries_at_a_time_than_it_allows() {
     let inbox = scene.inbox().subscribe("orders", counting.concurrency(3)).build().unwrap();
     inbox.accept_all(records(150)).await.unwrap();
     let running = inbox.start().await.unwrap();
-    // Handed over and claimed at the same time.
+    // Some are handed over while others are claimed.
     for number in 0..150 {
         inbox.accept(record(&format!("late-{number}"))).await.unwrap();
     }
@@ -71,9 +72,9 @@ pub(super) fn stuck(name: &'static str) -> Registration<Db> {
     handler(key(name), async |_: Message<Raw>| std::future::pending::<Result<(), Failure>>().await)
 }
 
-// Nothing waits for a slow or failing handler but its own deliveries.
+// A slow or failing handler delays only its own deliveries.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_is_done_while_another_hangs_and_a_third_fails() {
+async fn a_handler_completes_while_another_hangs_and_a_third_fails() {
     let scene = Scene::new().await;
     let (healthy, failing) = (Runs::new(), Runs::new());
     let inbox = scene
@@ -97,7 +98,7 @@ async fn a_handler_is_done_while_another_hangs_and_a_third_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_handler_is_given_nothing_until_it_is_resumed() {
+async fn a_paused_handler_gets_no_delivery_until_it_is_resumed() {
     let scene = Scene::new().await;
     let (paused, other) = (Runs::new(), Runs::new());
     let inbox = scene
@@ -123,7 +124,7 @@ async fn a_paused_handler_is_given_nothing_until_it_is_resumed() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// Only the database's clock decides what is due.
+// Only the database's clock decides whether a delivery is due.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_never_runs_before_it_is_due_by_the_databases_clock() {
     let scene = Arc::new(Scene::new().await);
@@ -166,14 +167,14 @@ async fn a_record_accepted_while_a_slot_is_free_is_handed_over_without_a_claim()
     }
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     let started = |message: &str| events.matching(|e| e.message == message && e.has("handler", "handed.over")).len();
-    // A claim that looks for other work at this very moment has the slots; the rest is handed over.
+    // A claim that runs at this moment holds the slots; the rest is handed over.
     assert_eq!(started("handed over") + started("claimed"), 100);
     assert!(started("handed over") >= 50, "{} handed over", started("handed over"));
     assert_eq!(scene.count_not_done_at_first().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
+async fn a_record_without_a_free_slot_is_claimed_when_there_is_one() {
     let scene = Scene::new().await;
     let (gate, runs) = (Arc::new(Semaphore::new(0)), Runs::new());
     let held = handler(key("stock"), {
@@ -197,9 +198,9 @@ async fn what_finds_no_free_slot_is_claimed_when_there_is_one() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// Only the lock of a dead process counts as a crash. A live process can be late.
+// Only the lock of a crashed process counts as a crash. A live process can be late.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_ran_out_under_a_live_process_is_late_and_under_a_dead_one_is_a_crash() {
+async fn an_expired_lock_is_a_crash_only_if_its_process_has_crashed() {
     let scene = Scene::new().await;
     let (runs, others) = (Runs::new(), Runs::new());
     let alive = quick().lease(Duration::from_secs(600));

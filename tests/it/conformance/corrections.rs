@@ -1,4 +1,4 @@
-//! Corrected payloads: given to one handler, kept beside the original, which stays byte for byte.
+//! Corrected payloads: they are used for one handler and kept beside the original, which stays unchanged.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::scene::{Database, Db, Runs, Scene, key, record};
 
 type Seen = Arc<Mutex<Vec<(Vec<u8>, bool)>>>;
 
-/// Poisons what does not contain `right`; remembers the payloads and whether they were corrected.
+/// Poisons payloads that do not contain `right`; records the payloads and whether they were corrected.
 fn picky(seen: &Seen) -> Registration<Db> {
     let seen = Arc::clone(seen);
     handler(key("picky"), move |message: Message<Raw>| {
@@ -37,7 +37,7 @@ async fn of_picky(scene: &Scene) -> DeliverySummary {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_handler_is_given_the_corrected_payload_and_the_original_stays() {
+async fn the_handler_gets_the_corrected_payload_and_the_original_stays() {
     let (scene, inbox, seen) = poisoned().await;
     let failed = of_picky(&scene).await;
     let operator = scene.store.operate().acting_as("alice").because("a typing error");
@@ -52,7 +52,7 @@ async fn the_handler_is_given_the_corrected_payload_and_the_original_stays() {
     assert_eq!(details.record.unwrap().payload(), Some(&b"payload of a"[..]));
     assert_eq!(&*details.correction.unwrap().payload, &*right);
     assert!(details.delivery.is_corrected && details.delivery.replays == 1);
-    // The record that came is still a duplicate, and the corrected one is not a message of its own.
+    // The original record is still a duplicate, and the corrected payload is not a separate message.
     assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
     let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'handler_key', filter->>'attempt',
                                   length(filter->>'payload_sha256')) FROM inbox_audit";
@@ -72,7 +72,7 @@ async fn later_replays_use_the_newest_correction_and_other_handlers_the_original
     inbox.drain().await.unwrap();
     let seen: Vec<String> = seen.lock().unwrap().iter().map(|(seen, _)| String::from_utf8_lossy(seen).into()).collect();
     assert_eq!(seen, ["payload of a", "still bad", "still bad", "all right"]);
-    // A handler that comes later is given what came.
+    // A handler that is added later gets the original.
     let late = Runs::new().answering("late", |message| match &*message.payload {
         b"payload of a" if !message.is_corrected() => Ok(()),
         _ => Err(Failure::poison("not what came")),
@@ -105,7 +105,7 @@ async fn a_correction_is_refused_when_nothing_changes_or_the_delivery_has_moved_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tombstone_can_be_corrected_and_corrections_go_with_their_message() {
+async fn a_tombstone_can_be_corrected_and_corrections_are_deleted_with_their_message() {
     let (scene, seen) = (Scene::new().await, Seen::default());
     let inbox = scene.inbox().subscribe("orders", picky(&seen)).build().unwrap();
     inbox.accept_all([Record::new("orders").with_id("a"), record("b")]).await.unwrap();

@@ -1,4 +1,5 @@
-//! Claims and retries at the ends of what can be: numbers about to overflow, thousands of dead locks, outages of a day, late commits.
+//! Claims and retries at the extremes: counters near overflow, thousands of expired locks, outages of a day, late
+//! commits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +11,14 @@ use super::scene::{Database, Runs, Scene, record, records};
 
 // Ids are 64 bits wide everywhere.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_are_handled_wherever_the_sequence_stands() {
+async fn messages_are_handled_at_any_value_of_the_sequence() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let running = inbox.start().await.unwrap();
     for start in [(1_i64 << 31) - 20, (1 << 53) - 20, i64::MAX - 1_000] {
         scene.database.restart_sequence(start).await;
-        // One by one for hand-over, all at once for claims.
+        // One by one for the hand-over, all at once for claims.
         for number in 0..20 {
             inbox.accept(record(&format!("{start}-{number}"))).await.unwrap();
         }
@@ -32,30 +33,30 @@ async fn messages_are_handled_wherever_the_sequence_stands() {
 
 // Delays have a random part, so that deliveries which failed together do not all retry at the same instant.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_failed_together_does_not_come_back_together() {
+async fn deliveries_that_failed_together_are_retried_at_different_times() {
     let scene = Scene::new().await;
     let failing = Runs::new().answering("stock", |_| Err(Failure::retry("down"))).concurrency(2_000);
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
     inbox.accept_all(records(2_000)).await.unwrap();
-    // The tenth failure: 1,024 s, of which the upper half is drawn from.
+    // The tenth failure: 1,024 s, of which the upper half is the range of the jitter.
     scene.database.execute("UPDATE inbox_delivery SET errors = 9").await;
     assert_eq!(inbox.drain().await.unwrap(), 2_000);
 
-    // Measured a moment later, so the lower end gives way by as much as a slow machine needs.
+    // Measured a moment later, so the lower bound has a tolerance for a slow machine.
     let due_in = scene.database.due_in_ms().await;
     assert!(due_in.iter().all(|ms| (452_000..=1_024_000).contains(ms)), "{:?} {:?}", due_in.iter().min(), due_in.iter().max());
     let mut parts = [0_usize; 8];
     for ms in due_in {
         parts[usize::try_from((ms - 512_000).clamp(0, 511_999) / 64_000).unwrap()] += 1;
     }
-    // 250 expected in each, with a deviation of 15.
+    // 250 are expected in each part, with a standard deviation of 15.
     assert!(parts.iter().all(|count| (125..=450).contains(count)), "{parts:?}");
 }
 
 // The default retry policy outlasts an outage of hours, so that an outage does not poison the backlog.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_most_of_a_day_poisons_nothing_by_default() {
-    /// How much faster time runs here.
+async fn by_default_an_outage_of_most_of_a_day_poisons_nothing() {
+    /// The factor by which time is compressed here.
     const COMPRESSION: f64 = 25_000.0;
     let scene = Scene::new().await;
     let is_up = Arc::new(AtomicBool::new(false));
@@ -65,7 +66,7 @@ async fn an_outage_of_most_of_a_day_poisons_nothing_by_default() {
         true => Ok(()),
         false => Err(Failure::retry("connection refused")),
     });
-    // The delays of the default policy, in the middle of their jitter; the number of retries is its own.
+    // The delays of the default policy, in the middle of their jitter; the number of retries is that of the policy.
     let policy = RetryPolicy::exponential().delay_by(|errors, _| {
         let secs = 2f64.powi(i32::try_from(errors).unwrap_or(i32::MAX)).min(3_600.0) * 0.75;
         Some(Duration::from_secs_f64(secs / COMPRESSION))
@@ -99,7 +100,7 @@ async fn with_counters(set: &str, end: &str) {
     scene.database.execute(&format!("UPDATE inbox_delivery SET {set} {odd}")).await;
     let running = inbox.start().await.unwrap();
     scene.until("SELECT count(*) FROM inbox_status WHERE message_id = 'neighbour' AND state = 'done'").await;
-    // Accepted later: claims go on.
+    // This record is accepted later: claims continue.
     inbox.accept(record("next")).await.unwrap();
     scene.until("SELECT count(*) FROM inbox_status WHERE message_id = 'next' AND state = 'done'").await;
     scene.until(&format!("SELECT count(*) FROM inbox_status WHERE message_id = 'odd' AND state = '{end}'")).await;
@@ -108,23 +109,23 @@ async fn with_counters(set: &str, end: &str) {
 
 // No counter overflows: the arithmetic saturates.
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_beyond_all_counting_end_poisoned() {
+async fn an_error_count_at_its_maximum_ends_poisoned() {
     with_counters("errors = 2147483646", "poisoned").await;
     with_counters("errors = 2147483647", "poisoned").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attempts_near_the_end_of_counting_are_like_any_other() {
+async fn an_attempt_count_near_its_maximum_changes_nothing() {
     with_counters("attempts = 2147483637", "poisoned").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attempts_beyond_all_counting_hold_up_nobody_else() {
+async fn an_attempt_count_at_its_maximum_delays_no_other_delivery() {
     with_counters("attempts = 2147483647", "pending").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn crashes_beyond_all_counting_end_poisoned() {
+async fn a_crash_count_at_its_maximum_ends_poisoned() {
     let dead = "crashes = 2147483647, locked_by = 999, locked_until = now() - interval '1 second'";
     with_counters(dead, "poisoned").await;
 }

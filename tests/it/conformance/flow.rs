@@ -1,4 +1,4 @@
-//! The way of a record from accept to its outcomes.
+//! The path of a record from accept to its outcomes.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn a_record_is_accepted_once_and_handled_by_each_handler() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_handler_failing_ends_poisoned_while_the_other_is_done() {
+async fn a_failing_handler_is_poisoned_while_the_other_is_done() {
     let scene = Scene::new().await;
     let (good, bad) = (Runs::new(), Runs::new());
     let retry = RetryPolicy::exponential().max_retries(2).delay_by(|_, _| Some(Duration::from_millis(20)));
@@ -55,7 +55,7 @@ async fn one_handler_failing_ends_poisoned_while_the_other_is_done() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_background_work_drain_runs_what_is_due() {
+async fn without_background_work_drain_runs_due_deliveries() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock").concurrency(4)).build().unwrap();

@@ -1,4 +1,4 @@
-//! Whatever text a handler's error is made of, the outcome is recorded and what is kept is bounded and harmless.
+//! Whatever text a handler's error contains, the outcome is recorded, and the kept text is bounded and harmless.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn hostile_texts() -> Vec<String> {
     ]
 }
 
-/// One record for each text; the handler looks its text up by the record's id.
+/// One record per text; the handler finds its text by the record's id.
 async fn outcome_of_each(texts: Vec<String>, retry: RetryPolicy, answer: fn(String) -> Result<(), Failure>) -> Scene {
     let scene = Scene::new().await;
     let runs = Runs::new();
@@ -39,7 +39,7 @@ async fn outcome_of_each(texts: Vec<String>, retry: RetryPolicy, answer: fn(Stri
     scene
 }
 
-/// Kept text is at most 2,000 characters and a mark, without control characters and overrides.
+/// The kept text has at most 2,000 characters and a mark, without control characters and bidirectional overrides.
 async fn assert_kept_text_is_harmless(scene: &Scene) {
     let rows = scene.database.query_texts("SELECT concat(last_error, reason) FROM inbox_delivery").await;
     for text in rows {
@@ -48,14 +48,15 @@ async fn assert_kept_text_is_harmless(scene: &Scene) {
             |c: char| matches!(c, '\n' | '\t') || !(c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c));
         assert!(text.chars().all(is_harmless), "{:?}", text.chars().find(|c| !is_harmless(*c)));
     }
-    // The views show them too.
+    // The views show the texts too.
     let shown = "SELECT concat(message_id, source, topic, handler_key, reason, last_error) AS v FROM";
     scene.count(&format!("({shown} inbox_poisoned UNION ALL {shown} inbox_status) t WHERE v <> ''")).await;
 }
 
-// If a NUL or other odd text in an error kept its outcome from being recorded, the delivery would be retried for ever.
+// If a NUL or other unusual text in an error prevented the outcome from being recorded, the delivery would be retried
+// forever.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outcome_is_recorded_whatever_the_error_says() {
+async fn an_outcome_is_recorded_with_any_error_text() {
     let texts = hostile_texts();
     let count = i64::try_from(texts.len()).unwrap();
     for (answer, state) in [
@@ -72,7 +73,7 @@ async fn an_outcome_is_recorded_whatever_the_error_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retried_error_is_recorded_whatever_it_says() {
+async fn a_retried_error_is_recorded_with_any_text() {
     let texts = hostile_texts();
     let count = i64::try_from(texts.len()).unwrap();
 
@@ -97,10 +98,10 @@ async fn an_outcome_is_recorded_for_errors_of_any_characters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
+async fn a_hostile_error_does_not_delay_the_outcomes_beside_it() {
     let scene = Scene::new().await;
     let everyone_is_here = std::sync::Arc::new(tokio::sync::Barrier::new(16));
-    // All sixteen answer at once, so that their outcomes leave in one batch.
+    // All sixteen return at the same time, so that their outcomes are written in one batch.
     let stock = handler(key("stock"), move |message: Message<Raw>| {
         let barrier = std::sync::Arc::clone(&everyone_is_here);
         async move {
@@ -117,9 +118,9 @@ async fn one_hostile_error_does_not_hold_up_the_outcomes_beside_it() {
     assert_eq!(scene.count_in(State::Poisoned).await, 1);
 }
 
-// An error may quote personal data. What the redactor removes must appear nowhere.
+// An error may quote personal data. Text that the redactor removes must appear nowhere.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_redactor_takes_out_of_an_error_is_neither_kept_nor_logged() {
+async fn text_that_the_redactor_removes_is_neither_kept_nor_logged() {
     const CARD: &str = "4111111111111111";
     let events = Events::capture();
     let (scene, runs) = (Scene::new().await, Runs::new());

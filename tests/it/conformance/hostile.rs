@@ -1,4 +1,4 @@
-//! Records of any bytes: each becomes a message or a quarantine row, byte for byte, and none harms its neighbours.
+//! Records of any bytes: each becomes a message or a quarantine row, byte for byte, and none affects its neighbours.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use super::scene::{Database, Db, Runs, Scene, State, key, quick, record};
 
 type HeaderPairs = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
-/// A message as a handler saw it.
+/// A message as a handler received it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     id: String,
@@ -45,7 +45,7 @@ impl Seen {
     }
 }
 
-/// A handler that keeps what it sees.
+/// A handler that keeps the messages it receives.
 fn seeing() -> (Arc<Mutex<Vec<Seen>>>, Registration<Db>) {
     let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
     let list = Arc::clone(&seen);
@@ -62,7 +62,7 @@ fn sorted(seen: &Mutex<Vec<Seen>>) -> Vec<Seen> {
     seen
 }
 
-/// Accepts each record between two good ones, all in one batch; the good ones are accepted and handled, whatever stands between.
+/// Accepts each record between two valid ones, all in one batch. The valid ones are accepted and handled in any case.
 async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static str>)>) -> Scene {
     let scene = Scene::new().await;
     let runs = Runs::new();
@@ -84,7 +84,7 @@ async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static 
         assert_eq!(receipt, expected, "record {number}");
     }
 
-    // Once more: nothing is stored or quarantined twice.
+    // Accepted again: nothing is stored or quarantined twice.
     inbox.accept_or_quarantine(batch).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(scene.count_in(State::Done).await, count - refused);
@@ -92,8 +92,8 @@ async fn among_neighbours(limits: Limits, hostile: Vec<(Record, Option<&'static 
     scene
 }
 
-// PostgreSQL refuses NUL and invalid UTF-8 in text. An id that is missing, too long or not text costs one record, never
-// its batch.
+// PostgreSQL rejects NUL and invalid UTF-8 in text. An id that is missing, too long or not text affects one record,
+// never its batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_identity_that_is_not_1_to_200_characters_of_text_is_quarantined_alone() {
     let id = |bytes: Vec<u8>| Record::new("orders").with_id(bytes).with_payload("p");
@@ -143,9 +143,9 @@ async fn headers_of_any_kind_are_kept() {
     assert_eq!(scene.database.headers_of("many").await, names);
 }
 
-// Memory is bounded by limits on what one record may hold.
+// Memory is bounded by limits on the size of a record.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_above_a_limit_is_quarantined_whole() {
+async fn a_record_above_a_limit_is_quarantined_completely() {
     let limits = quick().payload_bytes_max(1_000_000).headers_bytes_max(1_000);
     let big = vec![b'p'; 1_000_001];
     let scene = among_neighbours(
@@ -153,7 +153,7 @@ async fn what_is_above_a_limit_is_quarantined_whole() {
         vec![
             (record("as large as allowed").with_payload(big[1..].to_vec()), None),
             (record("too large").with_payload(big.clone()), Some("payload too large")),
-            // Each header counts 8 bytes more than it holds.
+            // Each header counts 8 bytes in addition to its content.
             (record("headers as large as allowed").with_header("n", vec![b'v'; 991]), None),
             (record("headers too large").with_header("n", vec![b'v'; 992]), Some("headers too large")),
             (
@@ -173,7 +173,7 @@ async fn what_is_above_a_limit_is_quarantined_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stamps_and_positions_at_the_ends_of_time_are_accepted() {
+async fn extreme_timestamps_and_positions_are_accepted() {
     let at = |id: &str, time: Option<SystemTime>| record(id).with_recorded_at(time.unwrap());
     let far = Duration::from_secs(1 << 60);
     among_neighbours(
@@ -254,7 +254,7 @@ async fn records_of_any_bytes_reach_the_handler_byte_for_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_views_for_people_show_records_of_any_bytes() {
+async fn the_views_for_operators_show_records_of_any_bytes() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let poisoning = runs.answering("stock", |_| Err(Failure::poison("no")));

@@ -1,4 +1,4 @@
-//! Whether a record that comes again is a duplicate, by the identity policy of its topic.
+//! Whether a redelivered record is a duplicate, by the identity policy of its topic.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn a_cloud_event_is_one_message_in_either_mode_and_the_source_is_part_of_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_place_an_identity_can_stand_in_tells_a_duplicate() {
+async fn every_identity_policy_recognizes_a_duplicate() {
     let record = || {
         let record = Record::new("orders").with_position(1, 7).with_key("k").with_header("h", "v").with_header("h", "w");
         record.with_payload(r#"{"order": {"id": 17}}"#)
@@ -81,7 +81,7 @@ async fn every_place_an_identity_can_stand_in_tells_a_duplicate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn parts_of_an_identity_do_not_run_into_one_another() {
+async fn parts_of_a_combined_identity_are_separated_unambiguously() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, Identity::all_of([Identity::header("a"), Identity::header("b")]));
     let record = |a: &'static str, b: &'static str| Record::new("orders").with_header("a", a).with_header("b", b);
@@ -92,7 +92,7 @@ async fn parts_of_an_identity_do_not_run_into_one_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_identity_a_record_is_quarantined_whole_and_once_unless_the_topic_says_otherwise() {
+async fn a_record_without_identity_is_quarantined_once_unless_the_policy_allows_it() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, Identity::header("h"));
     let record = || Record::new("orders").with_position(0, 5).with_key("k").with_payload("p");
@@ -107,7 +107,7 @@ async fn without_identity_a_record_is_quarantined_whole_and_once_unless_the_topi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_stands_in_for_a_missing_identity_and_says_so() {
+async fn a_position_replaces_a_missing_identity_and_this_is_reported() {
     let scene = Scene::new().await;
     let events = Events::capture();
     let topic = "orders-by-position";
@@ -164,7 +164,7 @@ async fn records_at_the_same_position_of_two_clusters_are_quarantined_each_and_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn undeduplicated_records_are_accepted_each_time_and_say_so() {
+async fn undeduplicated_records_are_accepted_each_time_and_reported() {
     let scene = Scene::new().await;
     let events = Events::capture();
     let (topic, runs) = ("orders-undeduplicated", Runs::new());
@@ -184,7 +184,7 @@ async fn undeduplicated_records_are_accepted_each_time_and_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_identity_or_a_panicking_function_costs_its_own_record_only() {
+async fn a_bad_identity_or_a_panicking_function_affects_its_own_record_only() {
     let scene = Scene::new().await;
     let by_key = Identity::by(|record| {
         let key = record.key()?;
@@ -207,7 +207,7 @@ async fn a_bad_identity_or_a_panicking_function_costs_its_own_record_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_of_one_type_gets_it_from_structured_events_and_no_broken_event_is_passed_over() {
+async fn a_handler_of_one_type_gets_structured_events_and_broken_events_are_quarantined() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock").event_type("placed")).build().unwrap();
@@ -228,7 +228,7 @@ async fn a_handler_of_one_type_gets_it_from_structured_events_and_no_broken_even
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn policies_that_cannot_work_are_refused_all_at_once() {
+async fn all_invalid_policies_are_reported_at_once() {
     let scene = Scene::new().await;
     let refused = |builder: InboxBuilder<Db>| builder.build().unwrap_err().to_string();
     let builder = scene.inbox().subscribe(["orders", "returns"], Runs::new().handler("stock"));
@@ -241,7 +241,7 @@ async fn policies_that_cannot_work_are_refused_all_at_once() {
     );
 
     for problem in [
-        r#"the identity of "order" is given, but nobody subscribes to it"#,
+        r#"the identity of "order" is given, but no handler subscribes to it"#,
         r#"the identity of "returns" is given 2 times"#,
         r#"the identity of "returns": "id": a JSON pointer begins with a slash"#,
     ] {

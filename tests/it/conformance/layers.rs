@@ -1,4 +1,5 @@
-//! Layers: functions around each run of a handler. They see the delivery, and can answer in the handler's place.
+//! Layers: functions around each run of a handler. They see the delivery, and can return a result instead of the
+//! handler.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use wharf::{Failure, Message, Raw, RetryPolicy, handler, tx_handler};
 use super::effect::{self, Connection, effects};
 use super::scene::{Runs, Scene, key, record};
 
-/// What layers and handlers did, in order.
+/// The steps of layers and handlers, in order.
 #[derive(Clone, Default)]
 struct Steps(Arc<Mutex<Vec<String>>>);
 
@@ -23,7 +24,7 @@ impl Steps {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn layers_of_the_inbox_stand_outside_of_those_of_the_handler_and_the_last_one_outermost() {
+async fn layers_of_the_inbox_wrap_those_of_the_handler_and_the_last_one_is_outermost() {
     let scene = Scene::new().await;
     let steps = Steps::default();
     let layer = |name: &'static str| {
@@ -56,7 +57,7 @@ async fn layers_of_the_inbox_stand_outside_of_those_of_the_handler_and_the_last_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_that_does_not_run_the_handler_answers_in_its_place() {
+async fn a_layer_can_return_a_result_without_the_handler() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let refused = runs.handler("refused").retry(RetryPolicy::never());
@@ -72,7 +73,7 @@ async fn a_layer_that_does_not_run_the_handler_answers_in_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_layer_around_a_transactional_handler_can_take_its_writes_back() {
+async fn a_layer_around_a_transactional_handler_can_roll_back_its_writes() {
     async fn write_effect(message: Message<Raw>, conn: &mut Connection) -> Result<(), diesel::result::Error> {
         effect::write(conn, message.id()).await
     }
@@ -104,7 +105,7 @@ async fn a_layer_that_panics_is_a_failed_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_handler_logs_carries_message_handler_and_attempt() {
+async fn log_lines_of_a_handler_have_message_handler_and_attempt() {
     let scene = Scene::new().await;
     let events = support::events::Events::capture();
     let logging = handler(key("stock"), |message: Message<Raw>| async move {
@@ -112,7 +113,7 @@ async fn what_a_handler_logs_carries_message_handler_and_attempt() {
         Ok::<(), Failure>(())
     });
     let inbox = scene.inbox().subscribe("orders", logging).build().unwrap();
-    // The module tells the stores apart.
+    // The module path distinguishes the stores.
     let id = module_path!().to_owned();
     inbox.accept(record(&id)).await.unwrap();
     inbox.drain().await.unwrap();

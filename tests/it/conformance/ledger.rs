@@ -1,4 +1,4 @@
-//! Positions in Kafka as a person sees and moves them: listed, reset, skipped; by the library and in SQL; audited.
+//! Positions in Kafka for operators: listed, reset, skipped; from the library and from SQL; audited.
 
 use wharf::operate::LedgerFilter;
 
@@ -29,7 +29,7 @@ async fn positions(scene: &Scene) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn positions_are_listed_with_why_a_partition_is_stopped() {
+async fn positions_are_listed_with_the_reason_of_a_stop() {
     let scene = scene().await;
     let operator = scene.store.operate();
     let found = operator.positions(&orders(), 10).await.unwrap();
@@ -44,7 +44,7 @@ async fn positions_are_listed_with_why_a_partition_is_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reset_sets_the_position_forgets_its_epoch_and_ends_the_stop() {
+async fn a_reset_sets_the_position_clears_its_epoch_and_ends_the_stop() {
     let scene = scene().await;
     let operator = scene.store.operate().acting_as("alice").because("the tail is lost");
     assert_eq!(operator.reset_ledger(&orders().partition(0), Some(5000)).await.unwrap(), 1);
@@ -57,7 +57,7 @@ async fn a_reset_sets_the_position_forgets_its_epoch_and_ends_the_stop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_skip_moves_forward_only_and_notes_the_gap() {
+async fn a_skip_moves_forward_only_and_records_the_gap() {
     let scene = scene().await;
     let operator = scene.store.operate();
     assert!(!operator.skip_ledger(&orders().partition(0), 6000).await.unwrap());
@@ -70,7 +70,7 @@ async fn a_skip_moves_forward_only_and_notes_the_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_acts_are_there_in_sql() {
+async fn the_same_actions_exist_in_sql() {
     let scene = scene().await;
     scene.database.move_ledger("reset", "'shop', 'orders', 0, 5000").await;
     scene.database.move_ledger("skip", "'shop', 'orders', 0, 5500").await;
@@ -84,7 +84,7 @@ async fn the_same_acts_are_there_in_sql() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_act_that_would_reach_two_clusters_is_refused() {
+async fn an_action_that_would_affect_two_clusters_is_refused() {
     let scene = scene().await;
     let other = "INSERT INTO inbox_ledger (consumer_group, cluster_id, topic, kafka_partition, next_offset, updated_at) \
                  VALUES ('shop', 'c2', 'orders', 0, 10, now())";
@@ -97,25 +97,30 @@ async fn an_act_that_would_reach_two_clusters_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_knows_of_stopped_partitions_and_of_processes_that_cannot_read_without_a_broker() {
+async fn the_doctor_reports_stopped_partitions_and_unreadable_topics_without_a_broker() {
     let scene = scene().await;
     scene
         .database
         .execute(
-            "INSERT INTO inbox_ingest (consumer_group, name, cluster_id, started_at, seen_at, trouble, trouble_since) \
-             VALUES ('shop', 'host/7', 'c1', now(), now(), 'authentication failed', now())",
+            "INSERT INTO inbox_ingest (consumer_group, name, source, cluster_id, started_at, seen_at, problem, problem_since) \
+             VALUES ('shop', 'host/7', 'eu', 'c1', now(), now(), 'authentication failed', now()), \
+                    ('shop', 'host/7', 'us', 'c2', now(), now(), NULL, NULL)",
         )
         .await;
     scene
         .database
         .execute(
-            "INSERT INTO inbox_partition (consumer_group, topic, kafka_partition, cluster_id, standing, since, seen_at, ingest, why) \
-             VALUES ('shop', 'orders', 1, 'c1', 'standing still', now(), now(), 'host/7', 'bad checksum')",
+            "INSERT INTO inbox_partition (consumer_group, topic, kafka_partition, cluster_id, state, since, seen_at, ingest, why) \
+             VALUES ('shop', 'orders', 1, 'c1', 'blocked', now(), now(), 'host/7', 'bad checksum')",
         )
         .await;
     let diagnosis = scene.store.operate().doctor().await.unwrap();
     let codes: Vec<&str> = diagnosis.symptoms.iter().map(|symptom| &*symptom.code).collect();
-    for code in ["partition stopped", "partition stands still", "kafka trouble"] {
+    for code in ["partition stopped", "partition blocked", "kafka error"] {
         assert!(codes.contains(&code), "{codes:?}");
     }
+    // It is reported once, although two sources of the process read for the group.
+    assert_eq!(codes.iter().filter(|code| **code == "partition blocked").count(), 1, "{codes:?}");
+    let problem = diagnosis.symptoms.iter().find(|symptom| symptom.code == "kafka error").unwrap();
+    assert!(problem.what.contains("source eu (group shop)"), "{problem:?}");
 }

@@ -1,9 +1,11 @@
-//! What every store must do the same way: each file of the suite is compiled for each store, and the name of a test tells which.
+//! Behaviour that is the same in every store: each file of the suite is compiled for each store, whose name is in the
+//! path of the test.
 //!
-//! The part of PostgreSQL is the core that is also run on its oldest and its newest version and through PgBouncer.
-#![allow(clippy::duplicate_mod, reason = "that is how one suite runs on two stores")]
+//! The PostgreSQL part is the core, which also runs on the oldest and the newest supported version and through
+//! PgBouncer.
+#![allow(clippy::duplicate_mod, reason = "one suite runs on two stores")]
 
-/// The files that are for every store.
+/// The files for every store.
 macro_rules! suite {
     ($($name:ident $path:literal)*) => {
         $(#[path = $path] mod $name;)*
@@ -24,11 +26,14 @@ macro_rules! every_store {
             breaker "../breaker.rs"
             claims "../claims.rs"
             corrections "../corrections.rs"
+            decoders "../decoders.rs"
             extremes "../extremes.rs"
+            fair "../fair.rs"
             flow "../flow.rs"
             handler_errors "../handler_errors.rs"
             hostile "../hostile.rs"
             identity "../identity.rs"
+            large "../large.rs"
             layers "../layers.rs"
             ledger "../ledger.rs"
             operate "../operate.rs"
@@ -51,7 +56,7 @@ macro_rules! every_store {
             retention_identities "../retention_identities.rs"
             retention_kept "../retention_kept.rs"
             shared "../shared.rs"
-            store_trouble "../store_trouble.rs"
+            store_errors "../store_errors.rs"
             timing "../timing.rs"
             transactional "../transactional.rs"
         }
@@ -62,12 +67,13 @@ pub mod postgres {
     pub(crate) use crate::{effect, scene};
 
     every_store!();
-    // These need what only a server has: row locks, sessions, settings, schemas, functions.
+    // These need features of a server: row locks, sessions, settings, schemas, functions.
+    mod fair_burst;
     mod flow_races;
     mod retention_races;
     mod server;
+    mod server_errors;
     mod server_transactions;
-    mod server_trouble;
 }
 
 pub mod sqlite {
@@ -75,7 +81,7 @@ pub mod sqlite {
     mod batch_crash;
     #[path = "../../crash.rs"]
     mod crash;
-    #[allow(dead_code, reason = "some of it is for what only PostgreSQL can do")]
+    #[allow(dead_code, reason = "parts of it are for PostgreSQL only")]
     #[path = "../../effect.rs"]
     pub mod effect;
     mod kafka;
@@ -101,7 +107,7 @@ pub mod sqlite {
     }
 
     every_store!();
-    // These need what only SQLite has: one writer, files, memory.
+    // These need features of SQLite: one writer, files, memory.
     mod files;
     mod one_writer;
 }

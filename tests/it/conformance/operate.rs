@@ -1,4 +1,5 @@
-//! What people do through the library: look, replay, discard, pause, all of it fenced, bounded, audited, and harmless when repeated.
+//! Operator actions of the library: show, replay, discard, pause. All of them are fenced, bounded, audited, and
+//! harmless when repeated.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use wharf::{Failure, Record, RetryPolicy};
 
 use super::scene::{Runs, Scene, key, record, within};
 
-/// Deliveries poisoned for two kinds of errors, of two handlers.
+/// Deliveries of two handlers, poisoned by two kinds of errors.
 async fn poisoned_scene() -> (Scene, Runs) {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let timeouts = runs.answering("mail", |message| Err(Failure::poison(format!("timeout of {}", message.id()))));
@@ -55,7 +56,7 @@ async fn poisoned_deliveries_are_found_by_handler_error_fingerprint_reason_topic
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn poisoned_deliveries_are_counted_by_what_went_wrong() {
+async fn poisoned_deliveries_are_counted_by_error() {
     let (scene, _runs) = poisoned_scene().await;
     let errors = scene.store.operate().poisoned_errors().await.unwrap();
     let told: Vec<_> = errors.iter().map(|e| (e.handler_key.as_deref().unwrap(), e.poisoned)).collect();
@@ -82,7 +83,7 @@ async fn deliveries_are_listed_by_state_and_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_takes_what_the_filter_means_no_more_than_its_bound_and_nothing_when_repeated() {
+async fn a_replay_is_bounded_by_filter_and_limit_and_changes_nothing_when_repeated() {
     let (scene, _runs) = poisoned_scene().await;
     let operator = scene.store.operate().acting_as("alice").because("the mail server is back");
     let timeouts = of("mail").error("timeout");
@@ -98,7 +99,7 @@ async fn a_replay_takes_what_the_filter_means_no_more_than_its_bound_and_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_keeps_what_was_before_in_the_history() {
+async fn a_replay_keeps_the_previous_state_in_the_history() {
     let (scene, runs) = poisoned_scene().await;
     let operator = scene.store.operate().acting_as("alice").because("again");
     operator.replay(&of("stock"), 10).await.unwrap();
@@ -124,18 +125,18 @@ async fn a_discarded_delivery_is_done_and_can_be_replayed_by_its_message() {
     let m1 = of("stock").message_id("m1");
     let found = operator.deliveries(&m1, None, 10).await.unwrap().remove(0);
     assert_eq!((found.state, found.reason.as_deref()), (State::Discarded, Some("a test order")));
-    // To discard is not to run: it ran once.
+    // Discarding does not run it: it ran once.
     assert_eq!((found.attempts, found.errors), (1, 1));
     assert_eq!(operator.replay(&m1, 10).await.unwrap(), 1);
     assert_eq!(operator.deliveries(&m1, Some(State::Pending), 10).await.unwrap().len(), 1);
-    // By message, what is pending can be given up too.
+    // By message, a pending delivery can be discarded too.
     assert_eq!(operator.discard(&m1, 10).await.unwrap(), 1);
     assert_eq!(scene.count("inbox_history").await, 3);
 }
 
 // An operator action must not change a delivery while a process runs it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_running_is_neither_replayed_nor_discarded() {
+async fn a_running_delivery_is_neither_replayed_nor_discarded() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
     let inbox = scene.inbox().subscribe("orders", runs.held("stock", &gate)).build().unwrap();
@@ -154,11 +155,11 @@ async fn what_is_running_is_neither_replayed_nor_discarded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filter_that_says_nothing_or_names_nobody_changes_nothing() {
+async fn an_empty_filter_or_an_unknown_handler_key_is_refused() {
     let (scene, _runs) = poisoned_scene().await;
     let operator = scene.store.operate();
     let error = operator.replay(&DeliveryFilter::default(), 10).await.unwrap_err();
-    assert!(error.is_configuration() && error.to_string().contains("says nothing"), "{error}");
+    assert!(error.is_configuration() && error.to_string().contains("the filter is empty"), "{error}");
     let error = operator.discard(&of("mial"), 10).await.unwrap_err();
     assert!(error.is_configuration() && error.to_string().contains("mail, stock"), "{error}");
     assert!(operator.discard_quarantined(&QuarantineFilter::default(), 10).await.unwrap_err().is_configuration());
@@ -168,7 +169,7 @@ async fn a_filter_that_says_nothing_or_names_nobody_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_handler_waits_and_goes_on_when_it_is_resumed() {
+async fn a_paused_handler_waits_and_continues_when_it_is_resumed() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock").formerly("store")).build().unwrap();
     inbox.accept(record("m1")).await.unwrap();
@@ -187,7 +188,7 @@ async fn a_paused_handler_waits_and_goes_on_when_it_is_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
+async fn the_backlog_of_handlers_and_the_rates_of_live_processes_are_shown() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let policy = RetryPolicy::exponential().max_retries(3).delay_by(|_, _| Some(Duration::from_secs(3600)));
     let failing = runs.answering("mail", |_| Err(Failure::retry("no"))).retry(policy);
@@ -196,7 +197,7 @@ async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
     let running = inbox.start().await.unwrap();
     inbox.accept_all(["m1", "m2"].map(record)).await.unwrap();
     runs.reached(4).await;
-    // A report tells of the time since the one before: there is something to tell until it is seen.
+    // A report covers the time since the previous one, so there must be new runs until it is read.
     let told = "inbox_processor WHERE CAST(report->'rates'->'stock'->>'done_per_sec' AS real) > 0";
     within(async {
         for number in 0.. {
@@ -222,7 +223,7 @@ async fn handlers_tell_their_backlog_and_live_processes_their_rates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() {
+async fn a_quarantined_record_is_shown_completely_and_leaves_only_by_an_operator_action() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let broken = Record::new("orders").with_key("k").with_header("h", "v").with_payload(vec![0xff, 0]).with_position(3, 17);
@@ -247,7 +248,7 @@ async fn a_quarantined_record_is_shown_whole_and_leaves_only_by_a_persons_act() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_with_its_reason_of_now() {
+async fn a_replayed_quarantined_record_is_accepted_by_the_current_policy_or_stays_with_an_updated_reason() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     let with_id = Record::new("orders").with_header("id", "m1").with_payload("one");
@@ -263,7 +264,7 @@ async fn a_replayed_quarantined_record_is_accepted_by_the_rules_of_now_or_stays_
     assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), 2);
     runs.reached(1).await;
     scene.until("SELECT count(*) FROM inbox_quarantine WHERE replay_asked_at IS NULL AND replays = 1").await;
-    // The other one leaves when its message is there, which its handler may have seen by then.
+    // The other record leaves the quarantine when its message exists, which its handler may have received by then.
     scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_quarantine").await;
     scene.settled().await;
     assert_eq!(scene.states().await, ["m1 stock done"]);
@@ -294,7 +295,7 @@ async fn a_replayed_conflict_stays_one_quarantined_record() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_database_is_examined() {
+async fn the_doctor_examines_the_database() {
     let (scene, _runs) = poisoned_scene().await;
     let facts = scene.store.operate().facts().await.unwrap();
     assert!(!facts.is_read_only && facts.dead_claims.is_empty() && facts.unsafe_settings.is_empty(), "{facts:?}");

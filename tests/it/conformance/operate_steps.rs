@@ -1,4 +1,5 @@
-//! What people do in steps: a canary replay that goes no further when it fails, a backfill of a handler that came later.
+//! Operator actions in steps: a canary replay that stops when it fails, and a backfill of a handler that was added
+//! later.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ fn of(handler_key: &str) -> DeliveryFilter {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canary_replay_stops_at_the_first_failure_and_goes_through_when_it_is_mended() {
+async fn a_canary_replay_stops_at_the_first_failure_and_completes_after_a_fix() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let is_mended = Arc::new(AtomicBool::new(false));
     let mended = Arc::clone(&is_mended);
@@ -45,7 +46,7 @@ async fn a_canary_replay_stops_at_the_first_failure_and_goes_through_when_it_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canary_replay_that_is_asked_to_stop_replays_no_further_step() {
+async fn a_stopped_canary_replay_makes_no_further_step() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("broken")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
@@ -59,7 +60,7 @@ async fn a_canary_replay_that_is_asked_to_stop_replays_no_further_step() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canary_that_nobody_runs_goes_no_further() {
+async fn a_canary_whose_deliveries_no_process_runs_stops() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("stock", |_| Err(Failure::poison("broken")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
@@ -73,13 +74,13 @@ async fn a_canary_that_nobody_runs_goes_no_further() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backfill_gives_a_new_handler_what_is_retained_once_and_touches_no_other() {
+async fn a_backfill_gives_a_new_handler_each_retained_message_once() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let old = scene.inbox().subscribe(["orders", "returns"], runs.handler("stock")).build().unwrap();
     old.accept_all(records(1_200)).await.unwrap();
     old.accept(Record::new("returns").with_id("r1")).await.unwrap();
     old.drain().await.unwrap();
-    // The handler comes later, under two keys that it has had.
+    // The handler is added later, and has had two keys.
     let mail = Runs::new();
     let new = scene.inbox().subscribe("orders", mail.handler("mail").formerly("post")).build().unwrap();
     new.accept(record("fresh")).await.unwrap();
@@ -104,7 +105,7 @@ async fn a_backfill_gives_a_new_handler_what_is_retained_once_and_touches_no_oth
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_names_who_is_paused_unknown_or_given_up_and_is_well_when_they_are_not() {
+async fn the_doctor_names_paused_unknown_and_poisoned_handlers_until_they_are_resolved() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("mail", |_| Err(Failure::poison("broken")));
     let inbox = scene.inbox().subscribe("orders", failing).subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -120,7 +121,7 @@ async fn the_doctor_names_who_is_paused_unknown_or_given_up_and_is_well_when_the
     assert_eq!(codes().await, ("poisoned, paused".to_owned(), false));
     operator.discard(&of("mail"), 1).await.unwrap();
     operator.resume("stock").await.unwrap();
-    // Between two drains nobody is alive.
+    // Between two drains no process is alive.
     assert_eq!(codes().await, ("unknown key".to_owned(), false));
     inbox.drain().await.unwrap();
     assert_eq!(codes().await, (String::new(), true));
@@ -128,7 +129,7 @@ async fn the_doctor_names_who_is_paused_unknown_or_given_up_and_is_well_when_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_builds_manifest_tells_what_it_would_leave_behind() {
+async fn the_manifest_of_a_build_shows_which_deliveries_it_would_leave_behind() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let old = scene.inbox().subscribe("orders", runs.handler("stock")).subscribe("orders", runs.handler("mail"));
     old.build().unwrap().accept(record("a")).await.unwrap();
@@ -139,7 +140,7 @@ async fn a_builds_manifest_tells_what_it_would_leave_behind() {
     assert_eq!(unsafe_keys, ["mail"]);
 }
 
-// Looking costs the same however much waits.
+// The cost of counting is bounded, whatever the size of the backlog.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_backlog_is_counted_exactly_up_to_ten_thousand() {
     let (scene, runs) = (Scene::new().await, Runs::new());

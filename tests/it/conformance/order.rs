@@ -1,4 +1,5 @@
-//! Ordered handlers: deliveries of one key run one at a time, in accept order, whatever becomes of each; other keys and handlers flow.
+//! Ordered handlers: deliveries of one key run one at a time, in accept order, whatever their outcomes. Other keys and
+//! handlers are not delayed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use wharf::{Failure, Message, Raw, Receipt, Record, Registration, RetryPolicy, h
 use super::effect;
 use super::scene::{Database, Db, Runs, Scene, key, quick, record};
 
-/// A record of a key.
+/// A record with this key.
 fn of(key: &str, id: &str) -> Record {
     record(id).with_key(key.to_owned())
 }
@@ -26,17 +27,17 @@ fn passing(registration: Registration<Db>) -> Registration<Db> {
     registration.ordered_by(OrderKey::record_key().on_poison(OnPoison::Pass))
 }
 
-/// The turns of each key: which messages began, in order, and how many ran at a time.
+/// The runs of each key: which messages started, in order, and how many ran at a time.
 #[derive(Clone, Default)]
 struct Turns {
     begun: Arc<Mutex<HashMap<String, Vec<String>>>>,
     running: Arc<Mutex<HashMap<String, usize>>>,
-    /// Runs that began while another of their key was running.
+    /// Runs that started while another run of their key was active.
     beside: Arc<AtomicUsize>,
 }
 
 impl Turns {
-    /// A handler that notes its turn, works for a moment, and fails the first attempt of some.
+    /// A handler that records its run, works for a moment, and fails the first attempt of some messages.
     fn handler(&self, name: &'static str, fails_first: fn(&str) -> bool) -> Registration<Db> {
         let turns = self.clone();
         let work = move |message: Message<Raw>| {
@@ -57,7 +58,7 @@ impl Turns {
         in_order(handler(key(name), work))
     }
 
-    /// The messages of each key as they began; an attempt after another of the same message is left out.
+    /// The messages of each key in the order of their start, without repeated attempts.
     fn by_key(&self) -> HashMap<String, Vec<String>> {
         let mut begun = self.begun.lock().unwrap().clone();
         begun.values_mut().for_each(Vec::dedup);
@@ -77,7 +78,7 @@ async fn four_processors_run_deliveries_of_a_key_one_at_a_time_in_accept_order()
         running.push(builder.subscribe("orders", ordered()).build().unwrap().start().await.unwrap());
     }
     let inbox = scene.inbox().subscribe("orders", ordered()).build().unwrap();
-    // Some accepts find their keys waiting, others at work, others at rest.
+    // At their accept, some keys have waiting deliveries, others running ones, others none.
     for part in 0..10 {
         let records = (0..100).map(|n| part * 100 + n).map(|n| of(&format!("k{}", n % KEYS), &format!("m{n:04}")));
         inbox.accept_all(records).await.unwrap();
@@ -95,7 +96,7 @@ async fn four_processors_run_deliveries_of_a_key_one_at_a_time_in_accept_order()
     assert_eq!(scene.count("inbox_status WHERE state = 'done'").await, 1_000);
 }
 
-// Which of two is first is not defined when they are accepted at the same time. That they do not run side by side is.
+// The order of two records that are accepted at the same time is not defined. They never run at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn accepts_that_race_for_one_key_lose_nothing_and_never_run_two_at_a_time() {
     let scene = Scene::new().await;
@@ -122,7 +123,7 @@ async fn accepts_that_race_for_one_key_lose_nothing_and_never_run_two_at_a_time(
     assert_eq!(turns.beside.load(Ordering::SeqCst), 0);
     for (key, begun) in turns.by_key() {
         assert_eq!(begun.len(), 90, "{key}");
-        // What one process accepted, it accepted one after the other.
+        // Each process accepted its own records one after another.
         for process in ["p0", "p1", "p2"] {
             let own: Vec<&String> = begun.iter().filter(|id| id.starts_with(process)).collect();
             assert!(own.is_sorted(), "{key}: {own:?}");
@@ -131,7 +132,7 @@ async fn accepts_that_race_for_one_key_lose_nothing_and_never_run_two_at_a_time(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_poisoned_head_holds_its_key_until_it_is_discarded_and_others_flow() {
+async fn a_poisoned_head_holds_its_key_until_it_is_discarded_and_delays_no_other_key() {
     let scene = Scene::new().await;
     let (ordered, free) = (Runs::new(), Runs::new());
     let hopeless = ordered.answering("stock", |message| match message.id() {
@@ -144,7 +145,7 @@ async fn a_poisoned_head_holds_its_key_until_it_is_discarded_and_others_flow() {
     inbox.drain().await.unwrap();
     assert_eq!(ordered.sorted(), ["a1", "b1"]);
     assert_eq!(free.count(), 4);
-    // Also what comes later.
+    // Later records wait as well.
     inbox.accept_all([of("a", "a4"), of("b", "b2")]).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(ordered.sorted(), ["a1", "b1", "b2"]);
@@ -157,7 +158,7 @@ async fn a_poisoned_head_holds_its_key_until_it_is_discarded_and_others_flow() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replayed_head_runs_before_what_waited_behind_it() {
+async fn a_replayed_head_runs_before_the_deliveries_behind_it() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let healed = runs.answering("stock", |message| match (message.id(), message.attempt()) {
@@ -174,7 +175,7 @@ async fn a_replayed_head_runs_before_what_waited_behind_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_poisoned_head_is_passed_where_the_handler_says_so_and_its_replay_waits_for_its_turn() {
+async fn a_poisoned_head_is_skipped_if_configured_and_its_replay_waits_for_its_turn() {
     let scene = Scene::new().await;
     let (gate, runs) = (Arc::new(Semaphore::new(0)), Runs::new());
     let (noted, opened) = (runs.clone(), Arc::clone(&gate));
@@ -197,7 +198,7 @@ async fn a_poisoned_head_is_passed_where_the_handler_says_so_and_its_replay_wait
     inbox.accept_all([of("a", "a1"), of("a", "a2"), of("a", "a3")]).await.unwrap();
     runs.reached(2).await;
     assert_eq!(runs.ids(), ["a1", "a2"]);
-    // It is older than the one that runs, and waits until that one has ended. Then it is first.
+    // It is older than the running one, and waits until that one has ended. Then it is first.
     assert_eq!(scene.database.replay("a1", "stock", None).await, 1);
     inbox.accept(of("b", "b1")).await.unwrap();
     runs.reached(3).await;
@@ -232,7 +233,7 @@ async fn a_thousand_replays_of_one_key_run_in_accept_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_stands_behind_a_retry_waits_for_it_and_other_keys_do_not() {
+async fn deliveries_behind_a_retry_wait_for_it_and_other_keys_do_not() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let failing = runs.answering("stock", |message| match message.id() {
@@ -246,7 +247,7 @@ async fn what_stands_behind_a_retry_waits_for_it_and_other_keys_do_not() {
     inbox.accept(of("a", "a3")).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(runs.sorted(), ["a1", "b1", "b1", "b2"]);
-    // A person gives the head up while it waits.
+    // An operator discards the head while it waits.
     let filter = DeliveryFilter::default().handler_key("stock").message_id("a1");
     assert_eq!(scene.store.operate().discard(&filter, 10).await.unwrap(), 1);
     inbox.drain().await.unwrap();
@@ -254,7 +255,7 @@ async fn what_stands_behind_a_retry_waits_for_it_and_other_keys_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_without_a_key_is_in_no_order_and_runs_at_once() {
+async fn a_record_without_a_key_is_unordered_and_runs_at_once() {
     let scene = Scene::new().await;
     let (gate, runs) = (Arc::new(Semaphore::new(0)), Runs::new());
     let inbox = scene.inbox().subscribe("orders", in_order(runs.held("stock", &gate))).build().unwrap();
@@ -270,7 +271,7 @@ async fn a_record_without_a_key_is_in_no_order_and_runs_at_once() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// The first of a key in a batch may be known already: then nothing stands before the second.
+// The first record of a key in a batch may already be known: then nothing comes before the second.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_at_the_head_of_a_batch_holds_nothing() {
     let scene = Scene::new().await;
@@ -286,7 +287,8 @@ async fn a_duplicate_at_the_head_of_a_batch_holds_nothing() {
     assert_eq!(scene.count("inbox_delivery WHERE finished_at IS NULL").await, 0);
 }
 
-// A handler that was added later gets its delivery of an old message by a redelivery. It is older than what waits, and first.
+// A handler that was added later gets its delivery of an old message by a redelivery. It is older than the waiting
+// ones, and runs first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_that_is_added_later_takes_its_place_by_the_age_of_its_message() {
     let scene = Scene::new().await;
@@ -302,7 +304,7 @@ async fn a_delivery_that_is_added_later_takes_its_place_by_the_age_of_its_messag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renamed_handler_goes_on_in_order() {
+async fn a_renamed_handler_continues_in_order() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let old = || in_order(runs.handler("old"));
@@ -320,7 +322,7 @@ async fn a_renamed_handler_goes_on_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_stored_before_a_handler_was_ordered_is_in_no_order_and_after_it_was_still_is() {
+async fn deliveries_keep_the_ordering_under_which_they_were_stored() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let unordered = || runs.handler("stock");
@@ -332,10 +334,10 @@ async fn what_was_stored_before_a_handler_was_ordered_is_in_no_order_and_after_i
     let held = "inbox_delivery WHERE due_at > now() + interval '1 year'";
     accept(unordered(), ["a1", "a2"]).await;
     assert_eq!(scene.count(held).await, 0);
-    // The two that are there stand in nobody's way.
+    // The two existing deliveries block no other.
     accept(in_order(unordered()), ["a3", "a4"]).await;
     assert_eq!(scene.count(held).await, 1);
-    // What was stored in order is run in order by a build without it, beside what comes new.
+    // Deliveries that were stored in order are run in order by a build without ordering, beside new ones.
     let inbox = accept(unordered(), ["a5", "a6"]).await;
     assert_eq!(scene.count(held).await, 1);
     inbox.drain().await.unwrap();

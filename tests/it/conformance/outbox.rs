@@ -1,4 +1,5 @@
-//! The outbox on each store: what a handler publishes is sent with the handler's transaction, and people can look at it and act on it.
+//! The outbox on each store: a record that a handler publishes is sent if the handler's transaction commits, and
+//! operators can show, resend and discard it.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use wharf::{Failure, Message, Outbox, Raw, Record, tx_handler, with_state};
 use super::scene::{Connection, Db, Scene, key, within};
 use support::mock_kafka::MockKafka;
 
-/// Publishes what it is given, and then does what it says.
+/// Publishes the payload, and then does what the payload says.
 async fn publish(outbox: Outbox<Db>, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
     let record = Record::new("out").with_key("k").with_payload(message.payload.to_vec());
     outbox.publish(conn, record).await?;
@@ -39,7 +40,20 @@ async fn until_sent(scene: &Scene, records: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_handler_publishes_is_sent_if_it_commits_and_only_then() {
+async fn totals_count_unsent_and_quarantined_records() {
+    let scene = published(&["a", "b"]).await;
+    let inbox = scene.inbox().subscribe("orders", super::scene::Runs::new().handler("mail")).build().unwrap();
+    inbox.accept_or_quarantine([Record::new("orders").with_payload("junk")]).await.unwrap();
+    let totals = scene.store.operate().totals().await.unwrap();
+    assert_eq!((totals.outbox_waiting, totals.outbox_poisoned, totals.quarantined), (2, 0, 1));
+    assert!(totals.outbox_oldest_secs.is_some_and(|secs| secs >= 0.0), "{totals:?}");
+
+    let empty = Scene::new().await.store.operate().totals().await.unwrap();
+    assert_eq!((empty.outbox_waiting, empty.quarantined, empty.outbox_oldest_secs), (0, 0, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_a_handler_publishes_is_sent_only_if_it_commits() {
     let scene = published(&["a", "poison", "b"]).await;
     assert_eq!(scene.count("inbox_outbox").await, 2);
     let mock = MockKafka::start(1);
@@ -60,7 +74,7 @@ async fn what_a_handler_publishes_is_sent_if_it_commits_and_only_then() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_look_at_it_send_again_and_give_up() {
+async fn operators_show_resend_and_discard_outbox_records() {
     let scene = published(&["a", "b"]).await;
     let operator = scene.store.operate().acting_as("alice").because("a test");
     let waiting = OutboxFilter::default().state(OutboxState::Waiting);

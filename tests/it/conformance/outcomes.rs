@@ -1,4 +1,4 @@
-//! What a handler answers, or does instead of answering, decides what becomes of its delivery and of nobody else's.
+//! The result of a handler, or its panic or timeout, decides the outcome of its own delivery and of no other.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const ROWS: &str =
     "SELECT concat_ws('|', state, coalesce(reason, '-'), coalesce(last_error, '-'), attempts, errors, crashes)
                     FROM inbox_status ORDER BY message_id, handler_key";
 
-/// Gives one record to one handler and runs what is due, once.
+/// Accepts one record for one handler and runs due deliveries once.
 async fn run_once(scene: &Scene, registration: Registration<Db>) -> Vec<String> {
     let inbox = scene.inbox().subscribe("orders", registration).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -26,7 +26,7 @@ async fn due_in_ms(scene: &Scene) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_answers_ok_is_done() {
+async fn a_handler_that_returns_ok_is_done() {
     let scene = Scene::new().await;
     assert_eq!(run_once(&scene, Runs::new().handler("stock")).await, ["done|-|-|1|0|0"]);
     let open = "SELECT count(*) FROM inbox_delivery WHERE locked_until IS NOT NULL OR finished_at IS NULL";
@@ -46,7 +46,7 @@ async fn an_error_is_retried_in_the_upper_half_of_the_doubled_delay() {
         assert_eq!(inbox.run_due().await.unwrap(), 1);
         let rows = scene.database.query_texts(ROWS).await;
         assert_eq!(rows, [format!("pending|-|the printer is on fire|{errors}|{errors}|0")]);
-        // Measured a moment later, so the lower bound gives way by as much as a slow machine needs.
+        // Measured a moment later, so the lower bound has a tolerance for a slow machine.
         let base_ms = (1_000 << errors).min(50_000_000);
         let due_in = due_in_ms(&scene).await;
         assert!(due_in <= base_ms && due_in >= base_ms / 2 - 20_000, "{due_in} ms after failure {errors}");
@@ -69,7 +69,7 @@ async fn a_discarded_delivery_keeps_its_reason_and_is_finished() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snoozed_delivery_runs_again_and_is_charged_nothing() {
+async fn a_snoozed_delivery_runs_again_without_consuming_a_retry() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let tired = runs.answering("stock", |message| match message.attempt() {
@@ -87,7 +87,7 @@ async fn a_snoozed_delivery_runs_again_and_is_charged_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_time_named_by_the_handler_is_kept_and_charged() {
+async fn a_retry_time_set_by_the_handler_is_kept_and_consumes_a_retry() {
     let scene = Scene::new().await;
     let busy = Runs::new().answering("stock", |_| Err(Failure::retry_after(Duration::from_secs(7_200), "busy")));
     assert_eq!(run_once(&scene, busy).await, ["pending|-|busy|1|1|0"]);
@@ -96,7 +96,7 @@ async fn a_time_named_by_the_handler_is_kept_and_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delay_beyond_all_time_is_stored_as_a_far_one() {
+async fn a_delay_beyond_the_maximum_is_stored_as_a_distant_one() {
     let scene = Scene::new().await;
     let never = Runs::new().answering("stock", |_| Err(Failure::retry_after(Duration::MAX, "never")));
     assert_eq!(run_once(&scene, never).await, ["pending|-|never|1|1|0"]);
@@ -113,7 +113,7 @@ async fn without_retries_the_first_failure_poisons() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_of_ones_own_sees_the_failures_and_the_error_and_can_give_up() {
+async fn a_custom_policy_gets_the_failures_and_the_error_and_can_give_up() {
     let scene = Scene::new().await;
     let failing = Runs::new().answering("stock", |message| match message.attempt() {
         1 | 2 => Err(Failure::retry("timeout")),
@@ -177,7 +177,7 @@ fn typed(runs: &Runs, scene: &Scene) -> InboxBuilder<Db> {
     scene.inbox().subscribe("orders", handler(key("typed"), decoded)).subscribe("orders", runs.handler("raw"))
 }
 
-// One bad record for one handler holds up neither its other records nor other handlers.
+// One undecodable record for one handler delays neither its other records nor other handlers.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_undecodable_payload_is_poisoned_for_the_typed_handler_only() {
     let scene = Scene::new().await;
@@ -222,7 +222,7 @@ async fn a_tombstone_is_none_for_an_optional_payload_and_undecodable_for_others(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_whose_message_is_gone_is_poisoned_as_missing() {
+async fn a_delivery_without_its_message_is_poisoned_as_missing() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();

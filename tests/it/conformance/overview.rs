@@ -1,4 +1,5 @@
-//! What people see of many things at once: groups of what waits for them, who acted, and what each partition is doing.
+//! Overviews for operators: groups of poisoned deliveries and quarantined records, the audit, and the state of each
+//! partition.
 
 use wharf::operate::{DeliveryFilter, LedgerFilter, QuarantineFilter};
 use wharf::{Failure, Record};
@@ -17,12 +18,12 @@ async fn poisoned_deliveries_are_grouped_by_handler_and_error_up_to_a_bound() {
     inbox.accept_all(records(5)).await.unwrap();
     inbox.drain().await.unwrap();
     let operator = scene.store.operate();
-    let counts = async |filter: DeliveryFilter, looked_max| -> Vec<(String, u64)> {
-        let groups = operator.poisoned_groups(&filter, looked_max).await.unwrap();
+    let counts = async |filter: DeliveryFilter, rows_max| -> Vec<(String, u64)> {
+        let groups = operator.poisoned_groups(&filter, rows_max).await.unwrap();
         groups.into_iter().map(|group| (group.handler_key.unwrap(), group.poisoned)).collect()
     };
 
-    // Five errors that differ in a number are one group, and many of one handler do not hide those of another.
+    // Five errors that differ in a number are one group, and many errors of one handler do not hide those of another.
     let both = [("mail".to_owned(), 5), ("stock".to_owned(), 1)];
     assert_eq!(counts(DeliveryFilter::default(), 100).await, both);
     assert_eq!(counts(DeliveryFilter::all(), 3).await, [("mail".to_owned(), 3), ("stock".to_owned(), 1)]);
@@ -51,7 +52,7 @@ async fn quarantined_records_are_grouped_by_topic_and_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_audit_is_read_from_the_newest_act_backwards() {
+async fn the_audit_is_read_from_the_newest_action_backwards() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept_all([]).await.unwrap();
@@ -68,12 +69,12 @@ async fn the_audit_is_read_from_the_newest_act_backwards() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_comes_with_what_its_process_said_and_gaps_are_listed() {
+async fn a_position_has_the_report_of_its_process_and_gaps_are_listed() {
     let scene = Scene::new().await;
     let rows = [
         "INSERT INTO inbox_ledger (consumer_group, cluster_id, topic, kafka_partition, next_offset, updated_at)
          VALUES ('shop', 'c', 'orders', 0, 17, now()), ('shop', 'c', 'orders', 1, 4, now())",
-        "INSERT INTO inbox_partition (consumer_group, cluster_id, topic, kafka_partition, standing, since, seen_at, lag, ingest)
+        "INSERT INTO inbox_partition (consumer_group, cluster_id, topic, kafka_partition, state, since, seen_at, lag, ingest)
          VALUES ('shop', 'c', 'orders', 0, 'reading', now(), now(), 3, 'host:1')",
         "INSERT INTO inbox_gap (consumer_group, cluster_id, topic, kafka_partition, from_offset, to_offset, noticed_at)
          VALUES ('shop', 'c', 'orders', 1, 2, 4, now())",
@@ -83,7 +84,7 @@ async fn a_position_comes_with_what_its_process_said_and_gaps_are_listed() {
     }
     let operator = scene.store.operate();
     let positions = operator.positions(&LedgerFilter::default(), 10).await.unwrap();
-    let told: Vec<_> = positions.iter().map(|one| (one.standing.as_deref(), one.lag, one.ingest.as_deref())).collect();
+    let told: Vec<_> = positions.iter().map(|one| (one.state.as_deref(), one.lag, one.ingest.as_deref())).collect();
     assert_eq!(told, [(Some("reading"), Some(3), Some("host:1")), (None, None, None)]);
     let gaps = operator.gaps(&LedgerFilter::topic("shop", "orders"), 10).await.unwrap();
     assert_eq!((gaps[0].partition, gaps[0].from_offset, gaps[0].to_offset), (1, 2, 4));

@@ -1,4 +1,5 @@
-//! The function that a service has for poisoned deliveries: called at least once for each, also when a process crashes in between.
+//! The hook of a service for poisoned deliveries: it is called at least once for each, even if a process crashes in
+//! between.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use wharf::{Failure, Inbox};
 
 use super::scene::{Db, Runs, Scene, record, within};
 
-/// What the function was told, and how many calls have to fail first.
+/// The calls of the hook, and how many of them must fail first.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Poisoned>>>, usize);
 
@@ -41,7 +42,7 @@ async fn all_called(scene: &Scene) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_poisoned_delivery_is_told_with_its_reason_and_no_other_is() {
+async fn the_hook_is_called_for_each_poisoned_delivery_and_for_no_other() {
     let scene = Scene::new().await;
     let told = Told::default();
     let inbox = told.inbox(&scene);
@@ -58,7 +59,7 @@ async fn each_poisoned_delivery_is_told_with_its_reason_and_no_other_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_fails_is_made_again() {
+async fn a_failed_call_is_repeated() {
     let scene = Scene::new().await;
     let told = Told(Arc::default(), 1);
     let inbox = told.inbox(&scene);
@@ -70,9 +71,9 @@ async fn a_call_that_fails_is_made_again() {
     assert_eq!(told.all().iter().map(|poisoned| poisoned.call).collect::<Vec<_>>(), [1, 2]);
 }
 
-// A drain runs what is due and makes no calls: as if the process had crashed after it had poisoned.
+// A drain runs due deliveries and makes no calls, as if the process had crashed right after it poisoned the delivery.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_its_process_did_not_make_is_made_by_the_next_one() {
+async fn a_call_that_a_process_missed_is_made_by_the_next_one() {
     let scene = Scene::new().await;
     let told = Told::default();
     let first = told.inbox(&scene);

@@ -1,17 +1,17 @@
-//! The event of a quarantined record names the row of the quarantine, also when the record was quarantined before.
+//! The event of a quarantined record has the id of its quarantine row, also when the record was quarantined before.
 
 use wharf::{Identity, Inbox, Record};
 
 use super::scene::{Db, Runs, Scene};
 use support::events::Events;
 
-/// An inbox for a topic of this test alone, known by a header.
+/// An inbox for a topic of this test alone, with a header as identity.
 fn inbox(scene: &Scene, topic: &str) -> Inbox<Db> {
     let builder = scene.inbox().subscribe(topic, Runs::new().handler("stock"));
     builder.identity(topic, Identity::header("h")).build().unwrap()
 }
 
-/// `message id` of the events that tell of a quarantined record of this topic.
+/// `message id` of the events about quarantined records of this topic.
 fn told(events: &Events, topic: &str) -> Vec<String> {
     let told = events.matching(|event| ["quarantined", "conflict"].contains(&&*event.message) && event.has("topic", topic));
     told.iter().map(|event| format!("{} {}", event.message, event.field("id").unwrap_or("-"))).collect()
@@ -31,7 +31,7 @@ async fn the_event_of_a_quarantined_record_names_its_row() {
     let bad = |payload: &'static str| Record::new(topic).with_payload(payload);
     let good = |id: &'static str, payload: &'static str| Record::new(topic).with_header("h", id).with_payload(payload);
 
-    // Without a message, beside messages, and as conflicts.
+    // Alone, beside messages, and as conflicts.
     inbox.accept_or_quarantine([bad("a"), bad("b")]).await.unwrap();
     inbox.accept_or_quarantine([good("1", "fine"), bad("c"), good("2", "fine")]).await.unwrap();
     inbox.accept_or_quarantine([good("2", "d"), good("1", "fine"), good("1", "e")]).await.unwrap();
@@ -42,7 +42,7 @@ async fn the_event_of_a_quarantined_record_names_its_row() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_comes_again_has_the_row_that_it_got_first() {
+async fn a_redelivered_record_keeps_its_quarantine_row() {
     let scene = Scene::new().await;
     let (events, topic) = (Events::capture(), "quarantine-ids-again");
     let inbox = inbox(&scene, topic);

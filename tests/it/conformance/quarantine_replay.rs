@@ -1,4 +1,5 @@
-//! Replaying quarantined records by several processes at once: each record becomes one message, also where nothing deduplicates it.
+//! Several processes replay quarantined records concurrently: each record becomes one message, even without
+//! deduplication.
 
 use std::time::Duration;
 
@@ -9,14 +10,14 @@ use super::scene::{Db, Runs, Scene};
 
 const NOTHING_IS_LEFT: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_quarantine";
 
-/// A process whose topic has records without identity, which it accepts each time they come.
+/// A process that accepts records without identity each time they arrive.
 async fn undeduplicated(scene: &Scene, runs: &Runs) -> Inbox<Db> {
     let identity = Identity::header("id").or_undeduplicated();
     let builder = scene.another_inbox().await.subscribe("orders", runs.handler("stock"));
     builder.identity("orders", identity).build().unwrap()
 }
 
-/// Quarantines this many records without identity and asks for their replay.
+/// Quarantines this many records without identity and requests their replay.
 async fn asked(scene: &Scene, count: u32) {
     let strict = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     let records = (0..count).map(|number| Record::new("orders").with_payload(format!("payload {number}")));
@@ -41,9 +42,21 @@ async fn records_without_identity_that_several_processes_replay_become_one_messa
     assert_eq!((scene.count("inbox_message").await, runs.count()), (200, 200));
 }
 
-// Two records that look the same are two: the second was quarantined after the first had left.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_like_one_that_was_replayed_before_becomes_a_message_of_its_own() {
+async fn a_record_whose_replay_was_requested_before_is_not_counted_again() {
+    let scene = Scene::new().await;
+    asked(&scene, 2).await;
+    let strict = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    strict.accept_or_quarantine([Record::new("orders").with_payload("new")]).await.unwrap();
+    for count in [1, 0] {
+        let all = QuarantineFilter::all();
+        assert_eq!(scene.store.operate().replay_quarantined(&all, 10).await.unwrap(), count);
+    }
+}
+
+// Two records with the same content are two records: the second was quarantined after the first had left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_equal_to_a_replayed_one_becomes_a_separate_message() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = undeduplicated(&scene, &runs).await;
     for messages in 1..=2 {
@@ -55,7 +68,7 @@ async fn a_record_like_one_that_was_replayed_before_becomes_a_message_of_its_own
     }
 }
 
-// As when the process that reads it crashes, and starts again before its claim on the record has ended.
+// This happens when the process that replays it crashes and restarts before its claim on the record expires.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_another_process_has_claimed_is_left_to_it_until_the_claim_ends() {
     let (scene, runs) = (Scene::new().await, Runs::new());
@@ -79,4 +92,17 @@ async fn a_record_that_another_process_has_claimed_is_left_to_it_until_the_claim
     scene.until(NOTHING_IS_LEFT).await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!(scene.count("inbox_message").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_of_topics_that_only_a_pattern_matches_are_replayed() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    asked(&scene, 3).await;
+    let builder = scene.another_inbox().await.subscribe("^ord", runs.handler("stock"));
+    let inbox = builder.identity("^ord", Identity::header("id").or_undeduplicated()).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    scene.until(NOTHING_IS_LEFT).await;
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((scene.count("inbox_message").await, runs.count()), (3, 3));
 }

@@ -1,6 +1,8 @@
-//! Rate limits: no more deliveries start than the limit allows, over all processes or in one, and people change it while they run.
+//! Rate limits: no more deliveries start than the limit allows, across all processes or in one, and operators can
+//! change it at run time.
 //!
-//! The limits of these tests allow a burst and then one start an hour: what starts is counted, and no test waits for time to pass.
+//! The limits of these tests allow a burst and then one start per hour. The tests count starts and never wait for time
+//! to pass.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ const BURST: u32 = 5;
 const ALLOWED: usize = 5;
 const MESSAGES: usize = 30;
 
-/// As if as much time had passed as a burst needs.
+/// As if the time for a full burst had passed.
 const ALLOW_MORE: &str = "UPDATE inbox_handler SET rate_next_at = NULL";
 
 fn hourly() -> RateLimit {
@@ -30,7 +32,7 @@ async fn inbox_of(scene: &Scene, registration: Registration<Db>) -> Inbox<Db> {
     scene.another_inbox().await.subscribe("orders", registration).build().unwrap()
 }
 
-/// Two inboxes, each with its own store, share what the limit allows.
+/// Two inboxes, each with its own store, share the limit.
 async fn two_share_the_limit(scene: &Scene, registration: impl Fn() -> Registration<Db>) {
     let first = inbox_of(scene, registration().rate(hourly())).await;
     let second = inbox_of(scene, registration().rate(hourly())).await;
@@ -45,7 +47,7 @@ async fn two_share_the_limit(scene: &Scene, registration: impl Fn() -> Registrat
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_processes_share_what_a_limit_allows() {
+async fn two_processes_share_a_limit() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     two_share_the_limit(&scene, || runs.handler("mail")).await;
 }
@@ -79,7 +81,7 @@ async fn a_handler_under_two_ids_has_one_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_flow() {
+async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_continue() {
     let (scene, rated, throttled, free) = (Scene::new().await, Runs::new(), Runs::new(), Runs::new());
     let inbox = scene
         .inbox()
@@ -95,7 +97,7 @@ async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_flow() {
     free.reached(MESSAGES).await;
     rated.reached(ALLOWED).await;
     throttled.reached(ALLOWED).await;
-    // Claims go on for as long as they take to do this.
+    // Claims continue for at least as long as this takes.
     inbox.accept_all((0..100).map(|number| record(&format!("late {number}")))).await.unwrap();
     free.reached(MESSAGES + 100).await;
 
@@ -106,7 +108,7 @@ async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_flow() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_of_a_process_is_its_own() {
+async fn a_limit_per_process_applies_to_each_process() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let first = inbox_of(&scene, runs.handler("mail").rate_per_process(hourly())).await;
     let second = inbox_of(&scene, runs.handler("mail").rate_per_process(hourly())).await;
@@ -117,7 +119,7 @@ async fn a_limit_of_a_process_is_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_claim_does_not_find_is_not_taken_from_the_limits() {
+async fn a_claim_consumes_the_limit_only_for_deliveries_it_finds() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = inbox_of(&scene, runs.handler("mail").rate(hourly()).rate_per_process(hourly())).await;
     assert_eq!(inbox.drain().await.unwrap(), 0);
@@ -130,7 +132,7 @@ async fn what_a_claim_does_not_find_is_not_taken_from_the_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_raised_limit_counts_at_once_for_processes_that_run() {
+async fn a_raised_limit_applies_at_once_to_running_processes() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = inbox_of(&scene, runs.handler("mail").rate(hourly())).await;
     inbox.accept_all(records(MESSAGES)).await.unwrap();
@@ -145,24 +147,24 @@ async fn a_raised_limit_counts_at_once_for_processes_that_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_person_has_set_stays_over_restarts_until_it_is_taken_back_and_is_audited() {
+async fn a_limit_set_by_an_operator_survives_restarts_until_it_is_reset_and_is_audited() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let build = || runs.handler("mail").rate(hourly());
     inbox_of(&scene, build()).await.accept_all(records(MESSAGES)).await.unwrap();
     let operator = scene.store.operate().acting_as("alice");
-    let standing = async || {
+    let status = async || {
         let status = operator.handlers().await.unwrap().remove(0);
         (status.rate_per_sec.map(|rate| (rate * 3600.0).round()), status.rate_burst, status.is_rate_set)
     };
-    assert_eq!(standing().await, (Some(1.0), Some(BURST), false));
+    assert_eq!(status().await, (Some(1.0), Some(BURST), false));
     let two = RateLimit::per_hour(1).burst(2);
     assert!(operator.limit_rate("mail", two).await.unwrap() && !operator.limit_rate("mail", two).await.unwrap());
     assert_eq!(inbox_of(&scene, build()).await.drain().await.unwrap(), 2);
-    assert_eq!(standing().await, (Some(1.0), Some(2), true));
+    assert_eq!(status().await, (Some(1.0), Some(2), true));
     assert!(operator.reset_rate("mail").await.unwrap());
     assert_eq!(inbox_of(&scene, build()).await.drain().await.unwrap(), ALLOWED);
     assert!(operator.lift_rate("mail").await.unwrap());
-    assert_eq!(standing().await, (None, None, true));
+    assert_eq!(status().await, (None, None, true));
     assert_eq!(inbox_of(&scene, build()).await.drain().await.unwrap(), MESSAGES - ALLOWED - 2);
     let audit = "SELECT concat_ws('|', action, affected, filter->>'burst', actor) FROM inbox_audit ORDER BY id";
     let told = ["set rate|1|2|alice", "set rate|0|2|alice", "set rate|1|alice", "set rate|1|alice"];
@@ -171,9 +173,9 @@ async fn what_a_person_has_set_stays_over_restarts_until_it_is_taken_back_and_is
     assert!(operator.limit_rate("nobody", two).await.is_err());
 }
 
-// The claim of a process that does not know of the limit yet passes over the handler.
+// The claim of a process that does not know the limit yet skips the handler.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_that_a_person_sets_in_sql_holds_for_a_handler_that_had_none() {
+async fn a_limit_set_in_sql_applies_to_a_handler_that_had_none() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = inbox_of(&scene, runs.handler("mail")).await;
     inbox.accept_all(records(MESSAGES)).await.unwrap();

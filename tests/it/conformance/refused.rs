@@ -1,4 +1,5 @@
-//! Records that the database refuses because of their data are found and quarantined, the others of the batch accepted.
+//! Records that the database rejects because of their content are found and quarantined; the others of the batch are
+//! accepted.
 
 use std::time::Duration;
 

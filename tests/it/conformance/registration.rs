@@ -1,5 +1,5 @@
-//! What cannot work is refused: by `build()` what the program alone shows, with all reasons at once; by the first use what only the
-//! database can tell.
+//! Invalid settings are refused: `build()` reports all problems of the program at once, and the first use reports those
+//! that only the database can show.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn named(key: &'static str) -> Registration<Db> {
     Runs::new().handler(key)
 }
 
-/// The text of the error, which is the program's fault.
+/// The text of the error, which is a configuration error.
 fn refusal(inbox: wharf::Result<Inbox<Db>>) -> String {
     let error = inbox.unwrap_err();
     assert!(error.is_configuration() && !error.is_transient(), "{error:?}");
@@ -24,7 +24,7 @@ fn refusal(inbox: wharf::Result<Inbox<Db>>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_stands_twice_is_refused_wherever_it_stands() {
+async fn a_duplicate_key_is_refused_wherever_it_is() {
     let scene = Scene::new().await;
     for second in [stock(), named("mail").formerly("stock"), named("mail").formerly("post").formerly("stock")] {
         let inbox = scene.inbox().subscribe("orders", stock()).subscribe("returns", second).build();
@@ -42,7 +42,7 @@ async fn a_key_that_stands_twice_is_refused_wherever_it_stands() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn former_keys_that_no_handler_can_have_had_are_refused() {
+async fn invalid_former_keys_are_refused() {
     let scene = Scene::new().await;
     for former in ["", "no spaces", "nul\0", "é", &"x".repeat(101)] {
         let error = refusal(scene.inbox().subscribe("orders", stock().formerly(former)).build());
@@ -56,7 +56,7 @@ async fn former_keys_that_no_handler_can_have_had_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_that_kafka_does_not_have_are_refused() {
+async fn topic_names_that_are_invalid_in_kafka_are_refused() {
     let scene = Scene::new().await;
     for topic in ["", "no spaces", "nul\0", "é", "a/b", &"x".repeat(250)] {
         let error = refusal(scene.inbox().subscribe(topic.to_owned(), stock()).build());
@@ -98,19 +98,19 @@ async fn every_problem_is_named_in_one_error() {
     for name in names.as_flattened() {
         assert!(error.contains(name), "{name} is not in {error}");
     }
-    assert!(error.contains("accept_batches is 1 to 64"), "{error}");
+    assert!(error.contains("accept_batches must be 1 to 64"), "{error}");
     assert!(refusal(scene.inbox().build()).contains("at least one handler"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_that_would_overflow_a_clock_are_refused_or_work() {
     let scene = Scene::new().await;
-    let endless = Limits::default().poll(Duration::MAX).unknown_key_grace(Duration::MAX).accept_patience(Duration::MAX).backoff_max(Duration::MAX).solo_wait_max(Duration::MAX).accept_queue_rows(usize::MAX).settle_queue_rows(usize::MAX).error_chars_max(usize::MAX);
+    let endless = Limits::default().poll(Duration::MAX).unknown_key_grace(Duration::MAX).accept_patience(Duration::MAX).backoff_max(Duration::MAX).suspect_wait_max(Duration::MAX).accept_queue_rows(usize::MAX).settle_queue_rows(usize::MAX).error_chars_max(usize::MAX);
     let runs = Runs::new();
     let slow = runs.handler("stock").timeout(Duration::MAX);
     let built = scene.inbox().limits(endless).subscribe("orders", slow).build();
 
-    // Refused is fine, and so is an inbox that works. A panic is neither.
+    // An error is fine, and so is an inbox that works. A panic is not.
     if let Ok(inbox) = built {
         let running = inbox.start().await.unwrap();
         inbox.accept(record("a")).await.unwrap();
@@ -120,9 +120,9 @@ async fn limits_that_would_overflow_a_clock_are_refused_or_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_smallest_limits_that_are_allowed_work() {
+async fn the_smallest_allowed_limits_work() {
     let scene = Scene::new().await;
-    let smallest = Limits::default().lease(Duration::from_millis(100)).poll(Duration::from_millis(1)).crash_limit(1).trouble_limit(1).unknown_key_grace(Duration::ZERO).accept_batch_rows(1).accept_batch_bytes(1).accept_batches(1).accept_queue_rows(1).accept_queue_bytes(1).accept_patience(Duration::ZERO).payload_bytes_max(100).headers_bytes_max(0).quarantine_run_max(1).claim_batch_rows(1).claim_ahead(Duration::ZERO).claim_ahead_rows(0).claim_ahead_bytes(0).settle_batch_rows(1).settle_queue_rows(1).error_chars_max(0).backoff_max(Duration::from_nanos(1)).backlog_rows_max(1).backlog_age_max(Duration::ZERO).solo_wait_max(Duration::ZERO);
+    let smallest = Limits::default().lease(Duration::from_millis(100)).poll(Duration::from_millis(1)).crash_limit(1).store_error_limit(1).unknown_key_grace(Duration::ZERO).accept_batch_rows(1).accept_batch_bytes(1).accept_batches(1).accept_queue_rows(1).accept_queue_bytes(1).accept_patience(Duration::ZERO).payload_bytes_max(100).headers_bytes_max(0).quarantine_run_max(1).claim_batch_rows(1).claim_ahead(Duration::ZERO).claim_ahead_rows(0).claim_ahead_bytes(0).settle_batch_rows(1).settle_queue_rows(1).error_chars_max(0).backoff_max(Duration::from_nanos(1)).backlog_rows_max(1).backlog_age_max(Duration::ZERO).suspect_wait_max(Duration::ZERO);
     let runs = Runs::new();
     let failing = runs.answering("stock", |_| Err(wharf::Failure::poison("no"))).concurrency(1);
     let inbox = scene.inbox().limits(smallest).subscribe("orders", failing).build().unwrap();
@@ -157,7 +157,7 @@ async fn a_key_that_was_another_handlers_former_key_is_refused_at_the_start() {
     assert!(error.is_configuration(), "{error:?}");
     assert!(error.to_string().contains("new and old name the same handler"), "{error}");
     assert!(reused().await.accept(record("a")).await.unwrap_err().is_configuration());
-    // Who is refused has changed nothing.
+    // The refused process has changed nothing.
     assert_eq!(scene.database.query_texts(registry).await, before);
 }
 
@@ -165,7 +165,7 @@ async fn a_key_that_was_another_handlers_former_key_is_refused_at_the_start() {
 async fn eight_processes_that_start_at_once_give_a_handler_one_id() {
     let scene = Scene::new().await;
     let inboxes = join_all((0..8).map(async |number: usize| {
-        // Half of them are of the next version, where stock is called store.
+        // Half of them are the next version, in which stock is called store.
         let builder = scene.another_inbox().await.subscribe("orders", named("mail"));
         let renamed = named("store").formerly("stock");
         builder.subscribe("orders", if number.is_multiple_of(2) { stock() } else { renamed }).build().unwrap()

@@ -1,4 +1,5 @@
-//! Releasing a stuck run: the delivery runs elsewhere, what the old run comes to changes nothing, and nothing else can be released.
+//! Releasing a stuck run: the delivery runs elsewhere, the result of the old run is ignored, and only a running
+//! delivery can be released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use wharf::{Failure, Limits, Message, Raw, Registration, handler};
 
 use super::scene::{Database, Db, Runs, Scene, State, key, quick, record, within};
 
-/// Longer than a test: no claim runs out, and no renewal comes in between.
+/// Longer than a test: no claim expires, and no renewal happens.
 fn slow() -> Limits {
     quick().lease(Duration::from_secs(600))
 }
@@ -20,7 +21,7 @@ async fn running(scene: &Scene) -> DeliverySummary {
     found.into_iter().next().expect("one is running")
 }
 
-/// Waits for the gate on its first attempt and then fails for good; is done on later ones.
+/// On its first attempt the handler waits for the gate and then fails permanently; later attempts succeed.
 fn stuck(runs: &Runs, gate: &Arc<Semaphore>) -> Registration<Db> {
     let (runs, gate) = (runs.clone(), Arc::clone(gate));
     handler(key("stock"), move |message: Message<Raw>| {
@@ -37,7 +38,7 @@ fn stuck(runs: &Runs, gate: &Arc<Semaphore>) -> Registration<Db> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_released_run_is_run_elsewhere_and_its_own_answer_changes_nothing() {
+async fn a_released_run_is_run_elsewhere_and_its_own_result_changes_nothing() {
     let (scene, runs, gate) = (Scene::new().await, Runs::new(), Arc::new(Semaphore::new(0)));
     let old = scene.inbox().limits(slow()).subscribe("orders", stuck(&runs, &gate).concurrency(1)).build().unwrap();
     let old = (old.start().await.unwrap(), old);
@@ -51,7 +52,7 @@ async fn a_released_run_is_run_elsewhere_and_its_own_answer_changes_nothing() {
     let other = scene.another_inbox().await.limits(slow()).subscribe("orders", stuck(&runs, &gate)).build().unwrap();
     let other = other.start().await.unwrap();
     scene.settled().await;
-    // The old run answers now, and its process writes what it can before it ends.
+    // The old run returns now, and its process tries to write the outcome before it ends.
     gate.add_permits(1);
     old.0.shutdown(Duration::from_secs(20)).await.unwrap();
     let row = "SELECT concat_ws('|', state, attempts, errors, crashes) FROM inbox_status";
@@ -66,9 +67,9 @@ async fn a_released_run_is_run_elsewhere_and_its_own_answer_changes_nothing() {
     other.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// An answer that leaves the delivery open looks like the row that the release has left.
+// A result that leaves the delivery open would match the row as the release has left it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_released_run_that_fails_is_not_charged_although_nobody_has_claimed_it_since() {
+async fn a_released_run_that_fails_consumes_no_retry_even_if_it_was_not_claimed_since() {
     let (scene, gate) = (Scene::new().await, Arc::new(Semaphore::new(0)));
     let (runs, opened) = (Runs::new(), Arc::clone(&gate));
     let noting = runs.clone();
@@ -94,7 +95,7 @@ async fn a_released_run_that_fails_is_not_charged_although_nobody_has_claimed_it
     assert_eq!(scene.count("inbox_attempt").await, 0);
 }
 
-/// Tells when it is dropped.
+/// Signals when it is dropped.
 struct Dropped(watch::Sender<bool>);
 
 impl Drop for Dropped {
@@ -121,7 +122,7 @@ async fn the_handler_of_a_released_run_is_stopped_by_the_next_renewal() {
     let started = inbox.start().await.unwrap();
     inbox.accept(record("a")).await.unwrap();
     runs.reached(1).await;
-    // By hand, in SQL.
+    // Released with SQL.
     assert_eq!(scene.database.release("a", "stock", Some(2)).await, 0);
     assert_eq!(scene.database.release("a", "stock", Some(1)).await, 1);
     within(stopped.subscribe().wait_for(|is_stopped| *is_stopped)).await.unwrap();
@@ -132,13 +133,13 @@ async fn the_handler_of_a_released_run_is_stopped_by_the_next_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_running_is_not_released() {
+async fn only_a_running_delivery_is_released() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", runs.obeying("stock")).build().unwrap();
     inbox.accept_all(["done", "poison", "discard"].map(record)).await.unwrap();
     inbox.drain().await.unwrap();
     inbox.accept(record("pending")).await.unwrap();
-    // Its process died a while ago: it is claimable, not running.
+    // Its process crashed a while ago: it is claimable, not running.
     inbox.accept(record("dead")).await.unwrap();
     let dead = "UPDATE inbox_delivery SET locked_until = now() - interval '1 second', locked_by = 1, attempts = 1
                 WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'dead')";

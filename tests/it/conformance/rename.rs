@@ -1,5 +1,5 @@
-//! A handler that is renamed stays the same handler: what was stored under a former key is its own, and a message it has had
-//! does not come to it again, whichever versions run side by side.
+//! A renamed handler stays the same handler: it owns deliveries under a former key, and does not get a message again
+//! that it has had, whichever versions run side by side.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::scene::{Database, Db, Runs, Scene, record, records};
 
 const DUPLICATE: Receipt = Receipt::Duplicate { added: 0 };
 
-/// An inbox of a process of its own with one handler of `orders`.
+/// An inbox of a separate process with one handler of `orders`.
 async fn version(scene: &Scene, handler: Registration<Db>) -> Inbox<Db> {
     scene.another_inbox().await.subscribe("orders", handler).build().unwrap()
 }
 
-/// `old` and `new` have ids of their own from here on, as after a deploy that forgot the former key.
+/// Gives `old` and `new` separate ids, as after a deploy that forgot the former key.
 async fn give_both_keys_ids(scene: &Scene) {
     for key in ["old", "new"] {
         version(scene, Runs::new().handler(key)).await.drain().await.unwrap();
@@ -23,7 +23,7 @@ async fn give_both_keys_ids(scene: &Scene) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_under_the_old_key_runs_under_the_new_one() {
+async fn deliveries_under_the_old_key_run_under_the_new_one() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     version(&scene, runs.handler("old")).await.accept_all(records(20)).await.unwrap();
@@ -45,7 +45,7 @@ async fn renamed_twice_and_back_a_redelivery_stays_a_duplicate() {
     for renamed in [
         runs.handler("b").formerly("a"),
         runs.handler("c").formerly("b").formerly("a"),
-        // The first key may be forgotten once it is an alias.
+        // The first key may be left out once it is an alias.
         runs.handler("d").formerly("c"),
         runs.handler("a").formerly("d"),
         runs.handler("a"),
@@ -66,7 +66,7 @@ async fn old_and_new_version_side_by_side_run_each_message_once() {
     old.accept_all(records(50)).await.unwrap();
     let new = version(&scene, runs.handler("new").formerly("old")).await;
     let new_running = new.start().await.unwrap();
-    // Rolled back on one machine, after the rename.
+    // The deploy is rolled back on one machine, after the rename.
     let back = version(&scene, runs.handler("old")).await;
     let back_running = back.start().await.unwrap();
 
@@ -83,7 +83,7 @@ async fn old_and_new_version_side_by_side_run_each_message_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_whose_two_keys_had_ids_owns_what_waits_under_both() {
+async fn a_handler_whose_two_keys_had_ids_owns_the_deliveries_of_both() {
     let scene = Scene::new().await;
     give_both_keys_ids(&scene).await;
     let runs = Runs::new();
@@ -133,7 +133,7 @@ async fn a_message_stored_under_the_other_of_two_ids_is_a_duplicate() {
 
 // The old process does not know the new key. It learns from the database that both are one handler.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_process_adds_nothing_to_what_the_renamed_handler_has_under_its_own_id() {
+async fn an_old_process_adds_no_second_delivery_for_the_renamed_handler() {
     let scene = Scene::new().await;
     give_both_keys_ids(&scene).await;
     let runs = Runs::new();
@@ -156,7 +156,7 @@ async fn old_and_new_redelivering_at_once_add_one_delivery() {
     let scene = Scene::new().await;
     give_both_keys_ids(&scene).await;
     let runs = Runs::new();
-    // The messages are there, for another handler.
+    // The messages exist, for another handler.
     version(&scene, Runs::new().handler("other")).await.accept_all(records(200)).await.unwrap();
     let old = version(&scene, runs.handler("old")).await;
     let new = version(&scene, runs.handler("new").formerly("old")).await;
@@ -164,7 +164,7 @@ async fn old_and_new_redelivering_at_once_add_one_delivery() {
 
     let forwards = records(200);
     let backwards: Vec<_> = forwards.iter().rev().cloned().collect();
-    // In small batches, so that they meet in the middle.
+    // In small batches, so that both meet in the middle.
     let piecewise = async |inbox: &Inbox<Db>, records: &[wharf::Record]| {
         for part in records.chunks(10) {
             inbox.accept_all(part.to_vec()).await.unwrap();
@@ -180,7 +180,7 @@ async fn old_and_new_redelivering_at_once_add_one_delivery() {
 
 // Two handlers became one, and the deploy was rolled back.
 #[tokio::test(flavor = "multi_thread")]
-async fn handlers_that_are_two_again_each_get_their_delivery() {
+async fn handlers_that_are_separate_again_each_get_their_delivery() {
     let scene = Scene::new().await;
     let (old, new) = (Runs::new(), Runs::new());
     let two = async || {

@@ -1,4 +1,4 @@
-//! Replay gives a delivery that was given up another life, leaves a trace of who did it, and lets no old claim speak.
+//! A replay runs a poisoned or discarded delivery again, is audited, and keeps earlier claims invalid.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ async fn a_replayed_delivery_runs_again_with_fresh_retries_and_leaves_an_audit_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_was_given_up_is_replayed() {
+async fn only_poisoned_and_discarded_deliveries_are_replayed() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -87,7 +87,7 @@ async fn a_claim_from_before_a_replay_settles_nothing() {
     inbox.accept(record("a")).await.unwrap();
     runs.reached(1).await;
 
-    // Given up by a person while it runs, replayed, and taken by nobody yet.
+    // An operator discards it while it runs and replays it; no process has claimed it yet.
     let give_up = format!(
         "UPDATE inbox_delivery SET status = {}, finished_at = now(), locked_until = NULL, locked_by = NULL",
         status::POISONED

@@ -1,4 +1,4 @@
-//! Retention: what is finished for long enough goes, whole messages at a time; nothing else ever does.
+//! Retention: messages that were finished long enough ago are deleted whole; nothing else is ever deleted.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::scene::{Database, Db, Runs, Scene, quick, record, records, status, wi
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The deliveries of these messages look as if they had been finished this many days ago.
+/// Makes the deliveries of these messages look finished this many days ago.
 async fn age(scene: &Scene, ids: &str, days: u32) {
     let seqs = format!("IN (SELECT seq FROM inbox_message WHERE message_id LIKE '{ids}')");
     let ago = format!("now() - interval '{days} days'");
@@ -32,7 +32,7 @@ async fn message_ids(scene: &Scene) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_done_or_discarded_for_long_enough_goes_with_its_message() {
+async fn old_done_and_discarded_deliveries_are_deleted_with_their_message() {
     let scene = Scene::new().await;
     let answering = Runs::new().answering("stock", |message| match message.id() {
         "discarded" => Err(Failure::discard("not ours")),
@@ -83,7 +83,7 @@ fn cell_sql(seq: usize, (handler, state, days): &Cell) -> String {
         "pending" => (status::OPEN, "NULL", "NULL"),
         "running" => (status::OPEN, "NULL", "now() + interval '1 day'"),
         "done" => (status::DONE, finished.as_str(), "NULL"),
-        // By hand: nobody knows since when.
+        // Set by hand: its time is unknown.
         "done some time" => (status::DONE, "NULL", "NULL"),
         "poisoned" => (status::POISONED, finished.as_str(), "NULL"),
         "discarded" => (status::DISCARDED, finished.as_str(), "NULL"),
@@ -98,17 +98,17 @@ fn cell_sql(seq: usize, (handler, state, days): &Cell) -> String {
 // A message is deleted only when each of its deliveries is done or discarded and old enough. Poisoned ones are never
 // deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_random_matrix_of_states_exactly_what_may_go_goes() {
+async fn of_a_random_matrix_of_states_exactly_the_expired_messages_are_deleted() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox =
         HANDLERS.into_iter().fold(scene.inbox(), |inbox, name| inbox.subscribe("orders", runs.handler(name)));
     inbox.build().unwrap().accept_or_quarantine([record("").with_payload("quarantined")]).await.unwrap();
-    scene.database.refuse_deleting_what_is_not_finished().await;
+    scene.database.refuse_deleting_unfinished_rows().await;
     let states = ["pending", "running", "done", "done", "done", "done some time", "poisoned", "discarded"];
     let (mut sql, mut expected, mut deliveries) = (String::new(), Vec::new(), 0);
     for seq in 1..=400 {
-        // Every twentieth lost its deliveries, or never had any.
+        // Every twentieth message lost its deliveries, or never had any.
         let is_orphan = seq % 20 == 0;
         let days = [0, 3, 10, 30][rand::random_range(0..4)];
         let received = if is_orphan { days } else { 40 };
@@ -159,20 +159,20 @@ async fn a_message_stays_until_the_longest_period_of_its_handlers_is_over() {
     inbox.drain().await.unwrap();
     age(&scene, "a", 8).await;
 
-    // By a former key as well.
+    // The same with a former key.
     assert_eq!(purge(&scene, &Retention::after(DAY).for_handler("audit", 9 * DAY)).await.messages, 0);
-    // Both deliveries are there, so that a redelivery adds none.
+    // Both deliveries exist, so a redelivery adds none.
     assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
     assert_eq!(purge(&scene, &Retention::after(DAY).for_handler("audit.now", 7 * DAY)).await.deliveries, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retention_that_cannot_work_or_names_a_stranger_purges_nothing() {
+async fn an_invalid_retention_or_one_with_an_unknown_handler_key_is_refused() {
     let scene = Scene::new().await;
     let build = scene.inbox().subscribe("orders", Runs::new().handler("stock"));
     let error = build.retention(Retention::after(DAY).batch_rows(0).every(Duration::ZERO)).build().unwrap_err();
     assert!(error.is_configuration());
-    assert!(error.to_string().contains("batches of") && error.to_string().contains("works every"), "{error}");
+    assert!(error.to_string().contains("`batch_rows` of retention") && error.to_string().contains("the interval of"), "{error}");
 
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_retention_that_cannot_work_or_names_a_stranger_purges_nothing() {
     assert_eq!(scene.count("inbox_message").await, 1);
 }
 
-/// So many finished messages of nine days ago.
+/// This many messages that were finished nine days ago.
 async fn finished(scene: &Scene, count: usize) {
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     inbox.accept_all(records(count)).await.unwrap();
@@ -195,7 +195,7 @@ async fn finished(scene: &Scene, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_that_purge_at_once_get_in_nobodys_way_and_count_nothing_twice() {
+async fn two_concurrent_purges_count_each_message_once() {
     let scene = Scene::new().await;
     finished(&scene, 300).await;
     let (other, retention) = (scene.another_store().await, Retention::after(DAY).batch_rows(10));
@@ -209,11 +209,11 @@ async fn two_that_purge_at_once_get_in_nobodys_way_and_count_nothing_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_purger_left_is_gone_on_with_when_its_lease_has_run_out() {
+async fn a_purge_of_a_crashed_process_is_continued_when_its_lease_expires() {
     let scene = Scene::new().await;
     finished(&scene, 100).await;
     let (dying, retention) = (scene.another_store().await, Retention::after(DAY).batch_rows(10));
-    // Dropped in the pause after its first step, which it does not leave before.
+    // The purge is dropped in the pause after its first step, which it cannot leave before.
     let (first, mut begun) = tokio::sync::mpsc::unbounded_channel();
     let (is_aborted, aborted) = std::sync::mpsc::channel::<()>();
     let task = {
@@ -230,7 +230,7 @@ async fn what_a_dead_purger_left_is_gone_on_with_when_its_lease_has_run_out() {
     drop(task.await);
     let left = scene.count("inbox_message").await;
     let lease = "UPDATE inbox_lease SET held_until = now()";
-    // A step that was under way is carried to its end, and no longer.
+    // A step that has begun is completed, and no further one starts.
     scene.database.execute(&format!("{lease} + interval '1 minute', holder = 1")).await;
 
     let locked_out = purge(&scene, &retention).await;
@@ -240,12 +240,12 @@ async fn what_a_dead_purger_left_is_gone_on_with_when_its_lease_has_run_out() {
 
     assert!(!purged.is_locked_out() && left < 100 && left > 0, "{purged}, {left} left");
     assert_eq!(scene.count("inbox_message").await, 0);
-    // And it is free at once when a purge has ended.
+    // The lease is free as soon as a purge has ended.
     assert!(!purge(&scene, &retention).await.is_locked_out());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_inbox_purges_by_itself_and_shutdown_ends_it_between_two_steps() {
+async fn a_running_inbox_purges_and_shutdown_ends_the_purge_between_two_steps() {
     let scene = Scene::new().await;
     finished(&scene, 2_000).await;
     let builder = scene.inbox().limits(quick()).subscribe("orders", Runs::new().handler("stock"));
@@ -257,7 +257,7 @@ async fn a_running_inbox_purges_by_itself_and_shutdown_ends_it_between_two_steps
     within(running.shutdown(Duration::from_secs(5))).await.unwrap();
 
     assert!(scene.count("inbox_message").await > 0);
-    // It has let the lease go.
+    // The lease was released.
     assert_eq!(scene.count("inbox_lease WHERE held_until > now()").await, 0);
     let builder = scene.inbox().subscribe("orders", Runs::new().handler("stock"));
     let inbox = builder.retention(Retention::after(DAY).every(Duration::from_secs(1))).build().unwrap();
@@ -268,11 +268,11 @@ async fn a_running_inbox_purges_by_itself_and_shutdown_ends_it_between_two_steps
 
 // A purge that deletes a message while it is redelivered must neither fail the accept nor lose a delivery.
 #[tokio::test(flavor = "multi_thread")]
-async fn redeliveries_without_end_and_a_purge_without_end_lose_nothing_and_surface_no_error() {
+async fn continuous_redeliveries_and_purges_lose_nothing_and_cause_no_error() {
     let scene = Scene::new().await;
     let (stock, mail) = (Runs::new(), Runs::new());
     let one = scene.inbox().subscribe("orders", stock.handler("stock")).build().unwrap();
-    // Adds deliveries to messages that the other has accepted and run.
+    // This inbox adds deliveries to messages that the other one has accepted and run.
     let two = scene.another_inbox().await;
     let two = two.subscribe("orders", stock.handler("stock")).subscribe("orders", mail.handler("mail")).build().unwrap();
     let (one_runs, two_runs) = (one.start().await.unwrap(), two.start().await.unwrap());
@@ -291,7 +291,7 @@ async fn redeliveries_without_end_and_a_purge_without_end_lose_nothing_and_surfa
     };
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let purger = scene.another_store().await;
-    // Each record goes and comes back several times.
+    // Each record is purged and accepted again several times.
     let purging = async {
         let mut purged = 0;
         while purged < 200 {

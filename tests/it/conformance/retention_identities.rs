@@ -1,4 +1,5 @@
-//! Identities that outlive their messages: a late redelivery is still a duplicate, although the message was purged.
+//! Identities that are kept longer than their messages: a late redelivery is still a duplicate although the message was
+//! purged.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ async fn purge(scene: &Scene, retention: &Retention) -> Purged {
     within(scene.store.purge(retention, |_| {})).await.unwrap()
 }
 
-/// A scene where nobody has to wait until identities have settled, and an inbox on it.
+/// A scene where no test waits until identities are settled, and an inbox.
 async fn quick_scene(runs: &Runs) -> (Scene, Inbox<Db>) {
     let scene = Scene::new().await;
     scene.database.age_identities(3_600).await;
@@ -38,7 +39,7 @@ async fn a_redelivery_after_the_purge_is_a_duplicate_and_runs_nothing() {
     let purged = purge(&scene, &keeping()).await;
     assert_eq!((purged.messages, purged.deliveries, purged.identities_kept), (50, 50, 50));
 
-    // Beside new ones, in one batch; and a payload that nobody can compare any more.
+    // Beside new records in one batch; and with a payload that can no longer be compared.
     let mut again = records(60);
     again[3] = record("m000003").with_payload("another");
     let receipts = inbox.accept_all(again).await.unwrap();
@@ -46,12 +47,12 @@ async fn a_redelivery_after_the_purge_is_a_duplicate_and_runs_nothing() {
     assert!(receipts[50..].iter().all(|receipt| *receipt == Receipt::Accepted { deliveries: 1 }), "{receipts:?}");
     assert_eq!(inbox.drain().await.unwrap(), 10);
     assert_eq!((runs.count(), scene.count("inbox_message").await), (60, 10));
-    // The same id of another source is another message.
+    // The same id from another source is another message.
     assert_eq!(inbox.accept(record("m000003").with_source("shop")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_identity_is_forgotten_when_its_time_is_over() {
+async fn an_identity_is_deleted_after_its_period() {
     let runs = Runs::new();
     let (scene, inbox) = quick_scene(&runs).await;
     inbox.accept_all(records(20)).await.unwrap();
@@ -61,7 +62,7 @@ async fn an_identity_is_forgotten_when_its_time_is_over() {
     let over = "UPDATE inbox_identity SET forget_at = now() - interval '1 second' WHERE hash IN";
     scene.database.execute(&format!("{over} {oldest}")).await;
 
-    // Also by a retention that keeps none.
+    // Also by a retention that keeps no identities.
     assert_eq!(scene.store.purgeable(&Retention::after(DAY)).await.unwrap().identities, 15);
     assert_eq!(purge(&scene, &Retention::after(DAY).batch_rows(4)).await.identities_forgotten, 15);
 
@@ -70,7 +71,7 @@ async fn an_identity_is_forgotten_when_its_time_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_can_have_an_identity_forgotten_and_the_audit_says_so() {
+async fn an_operator_can_delete_an_identity_and_it_is_audited() {
     let runs = Runs::new();
     let (scene, inbox) = quick_scene(&runs).await;
     inbox.accept_all(records(2)).await.unwrap();
@@ -91,7 +92,7 @@ async fn a_person_can_have_an_identity_forgotten_and_the_audit_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_store_keeps_the_same_16_bytes_of_an_identity_whatever_is_in_it() {
+async fn every_store_keeps_the_same_16_byte_hash_of_an_identity() {
     let runs = Runs::new();
     let (scene, inbox) = quick_scene(&runs).await;
     let long = "é".repeat(200);
@@ -112,7 +113,7 @@ async fn every_store_keeps_the_same_16_bytes_of_an_identity_whatever_is_in_it() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_of_nothing_but_remembered_records_beside_a_quarantined_one_is_answered_whole() {
+async fn a_batch_of_purged_records_beside_a_quarantined_one_gets_all_receipts() {
     let runs = Runs::new();
     let (scene, inbox) = quick_scene(&runs).await;
     inbox.accept_all(records(3)).await.unwrap();
@@ -127,9 +128,9 @@ async fn a_batch_of_nothing_but_remembered_records_beside_a_quarantined_one_is_a
 
 // A redelivery that arrives while its message is being purged must not count as new.
 #[tokio::test(flavor = "multi_thread")]
-async fn under_redeliveries_without_end_and_purges_without_end_each_identity_runs_once() {
+async fn under_continuous_redeliveries_and_purges_each_identity_runs_once() {
     let scene = Scene::new().await;
-    // Settled two seconds after they were written: longer than an accept takes here.
+    // Identities are settled two seconds after they were written: longer than an accept takes here.
     scene.database.age_identities(118).await;
     let runs = Runs::new();
     let one = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();

@@ -1,7 +1,8 @@
-//! Deliveries that share a transaction: whatever becomes of one of them, each has one effect if it is done, and none otherwise.
+//! Deliveries that share a transaction: whatever the outcome of one of them, each has one effect if it is done, and
+//! none otherwise.
 //!
-//! What waits shares a transaction, and something waits only once the engine knows how fast the handler is. So the message that makes trouble
-//! comes late among many.
+//! Waiting deliveries share a transaction, and deliveries wait only once the engine knows how fast the handler is. So
+//! the failing message comes late among many.
 
 use std::time::Duration;
 
@@ -12,19 +13,19 @@ use super::scene::{Database, Db, Runs, Scene, key, record, records};
 
 const MESSAGES: usize = 120;
 
-/// The message that makes trouble, and those after it.
+/// The failing message, and those after it.
 fn with_bad_one() -> Vec<Record> {
     let mut all = records(MESSAGES);
     all.insert(MESSAGES - 20, record("bad"));
     all
 }
 
-/// One connection, so that everything that waits for it can share.
+/// One connection, so that all waiting deliveries can share a transaction.
 fn sharing(registration: Registration<Db>) -> Registration<Db> {
     registration.concurrency(1).share_transaction(16).retry(RetryPolicy::never())
 }
 
-/// Works off all messages. `bad` must end as expected, and all others as if it were not there.
+/// Processes all messages. `bad` must end as expected, and all others as if it did not exist.
 async fn assert_only_bad_ends_as(scene: &Scene, registration: Registration<Db>, expected: &str) {
     let inbox = scene.inbox().subscribe("orders", sharing(registration)).build().unwrap();
     inbox.accept_all(with_bad_one()).await.unwrap();
@@ -75,7 +76,7 @@ async fn drain_shares_transactions_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_fails_is_settled_by_itself() {
+async fn a_failing_delivery_is_settled_alone() {
     for (wish, outcome) in [
         (Failure::retry as fn(&'static str) -> Failure, "poisoned|retries exhausted|1"),
         (Failure::poison as fn(&'static str) -> Failure, "poisoned|permanent|1"),
@@ -90,7 +91,7 @@ async fn one_that_fails_is_settled_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_statement_fails_is_settled_by_itself() {
+async fn a_delivery_whose_statement_fails_is_settled_alone() {
     async fn refused(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         effect::write(conn, message.id()).await?;
         if message.id() == "bad" {
@@ -103,7 +104,7 @@ async fn one_whose_statement_fails_is_settled_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_panics_is_settled_by_itself() {
+async fn a_panicking_delivery_is_settled_alone() {
     let scene = scene().await;
     let panicking = effect::writing(&Runs::new(), "stock", |message| {
         Box::pin(async move {
@@ -115,7 +116,7 @@ async fn one_that_panics_is_settled_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_times_out_is_settled_by_itself() {
+async fn a_delivery_that_times_out_is_settled_alone() {
     let scene = scene().await;
     let hanging = effect::writing(&Runs::new(), "stock", |message| {
         Box::pin(async move {
@@ -130,7 +131,7 @@ async fn one_that_times_out_is_settled_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_times_out_in_a_nested_transaction_is_settled_by_itself() {
+async fn a_delivery_that_times_out_in_a_nested_transaction_is_settled_alone() {
     use diesel_async::AsyncConnection;
     async fn nesting(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         let id = message.id().to_owned();
@@ -150,7 +151,7 @@ async fn one_that_times_out_in_a_nested_transaction_is_settled_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_constraint_violated_at_commit_is_the_failure_of_one_and_the_others_run_again() {
+async fn a_constraint_violated_at_commit_fails_one_delivery_and_the_others_run_again() {
     let scene = scene().await;
     scene.database.refuse_effects_at_commit().await;
     let allowed: Vec<String> = (0..MESSAGES).map(|number| format!("('m{number:06}')")).collect();
@@ -160,10 +161,10 @@ async fn a_constraint_violated_at_commit_is_the_failure_of_one_and_the_others_ru
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_that_the_store_refuses_to_settle_holds_up_no_other() {
+async fn a_delivery_that_the_store_refuses_to_settle_delays_no_other() {
     let scene = scene().await;
     scene.database.refuse_done_of_bad().await;
-    let inbox = scene.inbox().limits(super::scene::quick().trouble_limit(2));
+    let inbox = scene.inbox().limits(super::scene::quick().store_error_limit(2));
     let inbox = inbox.subscribe("orders", sharing(effect::writing_only(&Runs::new(), "stock"))).build().unwrap();
     inbox.accept_all(with_bad_one()).await.unwrap();
     let running = inbox.start().await.unwrap();
@@ -176,7 +177,7 @@ async fn a_delivery_that_the_store_refuses_to_settle_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_undoes_what_runs_and_keeps_what_is_committed() {
+async fn a_stop_rolls_back_the_running_transaction_and_keeps_committed_ones() {
     let scene = scene().await;
     let runs = Runs::new();
     let hanging = effect::writing(&runs, "stock", |message| {
@@ -204,7 +205,7 @@ async fn a_stop_undoes_what_runs_and_keeps_what_is_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_share_is_refused_with_the_reason() {
+async fn handlers_that_cannot_share_a_transaction_are_refused_with_the_reason() {
     let scene = scene().await;
     let plain = Runs::new().handler::<Db>("mail").share_transaction(8);
     let none = effect::writing_only(&Runs::new(), "none").share_transaction(0);
@@ -213,8 +214,8 @@ async fn what_cannot_share_is_refused_with_the_reason() {
     let refused = inbox.build().unwrap_err().to_string();
     for reason in [
         "mail is not transactional: it has no transaction that deliveries could share",
-        "the deliveries of none that share a transaction are 1 to 64",
-        "the deliveries of many that share a transaction are 1 to 64",
+        "share_transaction of none must be 1 to 64",
+        "share_transaction of many must be 1 to 64",
     ] {
         assert!(refused.contains(reason), "{refused}");
     }

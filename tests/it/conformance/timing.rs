@@ -1,30 +1,31 @@
-//! Deliveries that come due later than they are accepted, and deliveries that are too old to run.
+//! Deliveries that are due later than accepted, and deliveries that are too old to run.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use support::events::{Event, Events};
 use tokio::sync::Semaphore;
+use wharf::order::OrderKey;
 use wharf::{Failure, Receipt, Registration};
 
 use super::scene::{Database, Db, Runs, Scene, State, record, records};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A key that no other test has, of whatever store: events are captured for the whole process.
+/// A key that no other test has, on any store: events are captured for the whole process.
 fn unique(name: &str) -> &'static str {
     Box::leak(format!("{name}.{:016x}", rand::random::<u64>()).into_boxed_str())
 }
 
-/// What has been accepted so far looks as if that had been two hours ago. Its deliveries are due since now: only a run that begins finds
-/// out that they are too old.
+/// Makes all accepted messages look two hours old. Their deliveries are due since now, so only the start of a run can
+/// find that they are too old.
 async fn age(scene: &Scene) {
     let age = "UPDATE inbox_message SET received_at = received_at - interval '120 minutes';
                UPDATE inbox_delivery SET due_at = now() WHERE finished_at IS NULL";
     scene.database.execute(age).await;
 }
 
-/// How many deliveries were discarded as expired after so many attempts.
+/// How many deliveries were discarded as expired after this many attempts.
 async fn expired(scene: &Scene, attempts: u32) -> i64 {
     scene.count(&format!("inbox_status WHERE state = 'discarded' AND reason = 'expired' AND attempts = {attempts}")).await
 }
@@ -33,7 +34,7 @@ fn lasting_an_hour(runs: &Runs) -> Registration<Db> {
     runs.handler("stock").expires_after(HOUR)
 }
 
-/// Minutes until deliveries are due, by the database's clock, by message and handler. Asked for a moment later.
+/// Minutes until deliveries are due, by the database's clock, by message and handler. Measured a moment later.
 async fn due_in_minutes(scene: &Scene) -> Vec<i64> {
     scene.database.due_in_ms().await.into_iter().map(|ms| (ms + 59_999).div_euclid(60_000)).collect()
 }
@@ -56,7 +57,7 @@ async fn a_delayed_delivery_is_due_later_than_accepted_and_is_not_handed_over() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_header_says_when_a_delivery_is_due_and_one_that_cannot_be_read_delays_nothing() {
+async fn a_header_sets_the_due_time_and_an_unreadable_one_is_ignored() {
     let events = Events::capture();
     let (scene, runs) = (Scene::new().await, Runs::new());
     let key = unique("timing.header");
@@ -74,14 +75,14 @@ async fn a_header_says_when_a_delivery_is_due_and_one_that_cannot_be_read_delays
     let warned = events.matching(|e| e.message == "delay cannot be read" && e.has("handler", key));
     let warned: Vec<_> = warned.iter().map(|e| (e.field("message_id"), e.field("header"))).collect();
     assert_eq!(warned, [(Some("5-bad"), Some("due"))]);
-    // What is due runs; a message that comes again is a duplicate and delays nothing anew.
+    // Due deliveries run; a redelivered message is a duplicate and is not delayed again.
     assert_eq!(inbox.drain().await.unwrap(), 2);
     assert_eq!(runs.sorted(), ["4-past", "5-bad"]);
     assert_eq!(inbox.accept(record("1-absent")).await.unwrap(), Receipt::Duplicate { added: 0 });
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_that_is_added_to_a_known_message_is_delayed_too() {
+async fn a_delivery_added_to_a_known_message_is_delayed_too() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let before = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     before.accept(record("a")).await.unwrap();
@@ -94,7 +95,7 @@ async fn a_delivery_that_is_added_to_a_known_message_is_delayed_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_too_old_when_it_is_to_start_does_not_run_also_after_a_retry() {
+async fn a_delivery_that_is_too_old_at_its_start_does_not_run_even_as_a_retry() {
     let events = Events::capture();
     let (scene, runs) = (Scene::new().await, Runs::new());
     let key = unique("timing.old");
@@ -107,7 +108,7 @@ async fn what_is_too_old_when_it_is_to_start_does_not_run_also_after_a_retry() {
     inbox.accept(record("young")).await.unwrap();
     inbox.drain().await.unwrap();
     assert_eq!(runs.ids(), ["retried", "young"]);
-    // One by its second attempt, one by its first; neither was charged.
+    // One by its second attempt, one by its first; neither consumed a retry.
     assert_eq!((expired(&scene, 2).await, expired(&scene, 1).await), (1, 1));
     assert_eq!(scene.count("inbox_status WHERE reason = 'expired' AND errors = attempts - 1").await, 2);
     let told = events.wait_for_count(2, |e| e.message == "expired" && e.has("handler", key)).await;
@@ -115,7 +116,7 @@ async fn what_is_too_old_when_it_is_to_start_does_not_run_also_after_a_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_person_has_replayed_runs_however_old_it_is() {
+async fn a_replayed_delivery_runs_whatever_its_age() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let inbox = scene.inbox().subscribe("orders", lasting_an_hour(&runs)).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -127,7 +128,25 @@ async fn what_a_person_has_replayed_runs_however_old_it_is() {
     assert_eq!((runs.ids(), scene.states().await), (vec!["a".to_owned()], vec!["a stock done".to_owned()]));
 }
 
-// The one slot is taken, so none of them can have expired on its way to its handler.
+// No claim finds deliveries that are held behind a poisoned one.
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_that_wait_for_their_key_expire_in_bulk_too() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let poisoning = runs.answering("stock", |_| Err(Failure::poison("no"))).expires_after(HOUR);
+    let inbox = scene.inbox().subscribe("orders", poisoning.ordered_by(OrderKey::record_key())).build().unwrap();
+    inbox.accept_all(records(20).into_iter().map(|record| record.with_key("a"))).await.unwrap();
+    inbox.drain().await.unwrap();
+    scene.database.execute("UPDATE inbox_message SET received_at = received_at - interval '120 minutes'").await;
+    inbox.accept(record("young").with_key("a")).await.unwrap();
+
+    let running = inbox.start().await.unwrap();
+
+    scene.until("SELECT (count(*) = 19)::int::bigint FROM inbox_status WHERE reason = 'expired' AND attempts = 0").await;
+    assert_eq!((runs.count(), scene.count("inbox_status WHERE message_id = 'young' AND state = 'pending'").await), (1, 1));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// The only slot is taken, so none of them can have expired on its way to its handler.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_paused() {
     let events = Events::capture();
@@ -140,20 +159,20 @@ async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_p
     inbox.accept(record("running")).await.unwrap();
     runs.reached(1).await;
     scene.store.operate().pause("paused").await.unwrap();
-    // Not handed over: a batch of one that is accepted by another inbox, which runs nothing.
+    // Not handed over: another inbox, which runs nothing, accepts a batch of one.
     let other = scene.inbox().subscribe("paused", Runs::new().handler("paused")).build().unwrap();
     other.accept(wharf::Record::new("paused").with_id("waits")).await.unwrap();
     inbox.accept_all(records(2_500)).await.unwrap();
     let waited = "UPDATE inbox_delivery SET due_at = due_at - interval '120 minutes' WHERE locked_until IS NULL";
     scene.database.execute(waited).await;
     scene.until("SELECT (count(*) = 2500)::int::bigint FROM inbox_status WHERE reason = 'expired' AND attempts = 0").await;
-    // A step is told when it is written; the last one has what is left.
+    // Each step emits an event when it is written; the last one has the rest.
     let about = |e: &Event| e.message == "expired" && e.has("handler", key);
     events.wait_for(|e| about(e) && e.has("deliveries", "500")).await;
     let told = events.matching(about);
     let counts: Vec<u64> = told.iter().map(|e| e.field("deliveries").unwrap().parse().unwrap()).collect();
     assert_eq!((counts.iter().sum::<u64>(), counts.iter().max()), (2_500, Some(&1_000)));
-    // Handlers have their turn in the order of registration: the paused one had its own before.
+    // Handlers take turns in the order of registration: the paused one had its turn before.
     assert_eq!(scene.count_in(State::Pending).await, 1);
     gate.add_permits(1);
     running.shutdown(Duration::from_secs(20)).await.unwrap();
@@ -161,15 +180,15 @@ async fn a_backlog_expires_in_bulk_without_a_slot_but_not_while_its_handler_is_p
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn times_that_cannot_work_are_refused() {
+async fn invalid_times_are_refused() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let day = 24 * HOUR;
     let cases: [(Registration<Db>, &str); 5] = [
-        (runs.handler("a").expires_after(Duration::ZERO), "expires_after of a is more than zero"),
-        (runs.handler("a").expires_after(366 * day), "expires_after of a is more than zero and at most 365days"),
-        (runs.handler("a").delay(Duration::ZERO), "the delay of a is more than zero"),
+        (runs.handler("a").expires_after(Duration::ZERO), "expires_after of a must be more than zero"),
+        (runs.handler("a").expires_after(366 * day), "expires_after of a must be more than zero and at most 365days"),
+        (runs.handler("a").delay(Duration::ZERO), "the delay of a must be more than zero"),
         (runs.handler("a").delay(HOUR).expires_after(HOUR), "expire before they are due"),
-        (runs.handler("a").delay_header(""), "the header that delays a has a name"),
+        (runs.handler("a").delay_header(""), "the name of the header that delays a must not be empty"),
     ];
     for (registration, why) in cases {
         let refused = scene.inbox().subscribe("orders", registration).build().err().unwrap();

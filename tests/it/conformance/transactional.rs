@@ -1,4 +1,4 @@
-//! Transactional handlers: their writes and `done` commit together, or nothing of them does.
+//! Transactional handlers: their writes and the outcome `done` commit together, or not at all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use wharf::{Failure, Message, Raw, Registration, RetryPolicy, TxHandler, tx_hand
 use super::effect::{self, Connection, effects};
 use super::scene::{Database, Db, Runs, Scene, key, record, records};
 
-/// One try and one retry, at once.
+/// One retry, at once.
 pub(super) fn once_more() -> RetryPolicy {
     RetryPolicy::exponential().max_retries(1).delay_by(|_, _| Some(Duration::ZERO))
 }
@@ -20,7 +20,7 @@ pub(super) async fn scene() -> Scene {
     scene
 }
 
-/// Accepts one message for the handler and waits for its end. Returns `state reason errors`.
+/// Accepts one message for the handler and waits for its outcome. Returns `state reason errors`.
 pub(super) async fn outcome_of(scene: &Scene, registration: Registration<Db>) -> String {
     let inbox = scene.inbox().subscribe("orders", registration).build().unwrap();
     let running = inbox.start().await.unwrap();

@@ -1,4 +1,5 @@
-//! Transactional batch handlers: whatever becomes of one message of a batch, each has one effect if it is done, and none otherwise.
+//! Transactional batch handlers: whatever the outcome of one message of a batch, each message has one effect if it is
+//! done, and none otherwise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use super::scene::{Database, Db, Scene, key, quick, record, records};
 
 const MESSAGES: usize = 40;
 
-/// How many calls were made.
+/// The number of calls.
 #[derive(Clone, Default)]
 struct Calls(Arc<AtomicUsize>);
 
@@ -26,7 +27,7 @@ fn is_bad(message: &Message<Raw>) -> bool {
     message.id() == "bad"
 }
 
-/// The message that makes trouble among others.
+/// The failing message among others.
 fn with_bad_one() -> Vec<Record> {
     let mut all = records(MESSAGES);
     all.insert(MESSAGES / 3, record("bad"));
@@ -39,7 +40,8 @@ async fn scene() -> Scene {
     scene
 }
 
-/// Works off all messages in one batch. `bad` must end as expected, and all others as if it were not there. Returns the calls it took.
+/// Processes all messages in one batch. `bad` must end as expected, and all others as if it did not exist. Returns the
+/// number of calls.
 async fn assert_only_bad_ends_as(scene: &Scene, calls: &Calls, handler: impl TxBatchHandler<Raw, Connection>, expected: &str) -> usize {
     let handler: Registration<Db> = tx_batch_handler(key("stock"), handler);
     let handler = handler.batch(MESSAGES + 1, Duration::from_secs(3_600)).concurrency(1);
@@ -86,7 +88,7 @@ async fn every_message_has_exactly_one_effect_and_many_share_a_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_answered_as_failed_is_undone_and_settled_and_the_others_are_called_again_without_it() {
+async fn a_message_with_a_failed_answer_is_settled_and_the_others_are_called_again_without_it() {
     async fn each(state: (Calls, fn(&'static str) -> Failure), messages: Vec<Message<Raw>>, conn: &mut Connection) -> Answers {
         let (calls, wish) = state;
         if let Err(failure) = write_all(&calls, &messages, conn).await {
@@ -104,9 +106,9 @@ async fn one_that_is_answered_as_failed_is_undone_and_settled_and_the_others_are
     }
 }
 
-// On PostgreSQL a failed statement makes every later one fail. Those answers are not the messages' own.
+// On PostgreSQL a failed statement makes every later one fail. Those failures are not caused by their messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_statement_that_fails_for_one_message_is_held_against_no_other_although_their_statements_fail_too() {
+async fn a_failed_statement_counts_only_for_its_message_although_later_statements_fail_too() {
     async fn each(calls: Calls, messages: Vec<Message<Raw>>, conn: &mut Connection) -> Vec<Result<(), diesel::result::Error>> {
         calls.0.fetch_add(1, Ordering::SeqCst);
         let mut answers = Vec::new();
@@ -125,7 +127,7 @@ async fn a_statement_that_fails_for_one_message_is_held_against_no_other_althoug
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_fails_as_a_whole_is_undone_and_its_halves_are_called() {
+async fn a_call_that_fails_as_a_whole_is_rolled_back_and_its_halves_are_called() {
     async fn whole(calls: Calls, messages: Vec<Message<Raw>>, conn: &mut Connection) -> Result<(), Failure> {
         write_all(&calls, &messages, conn).await?;
         if messages.iter().any(is_bad) { Err("no".into()) } else { Ok(()) }
@@ -137,7 +139,7 @@ async fn a_call_that_fails_as_a_whole_is_undone_and_its_halves_are_called() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_panics_is_undone_and_charged_alone() {
+async fn a_panicking_message_is_rolled_back_and_consumes_a_retry_alone() {
     async fn panicking(calls: Calls, messages: Vec<Message<Raw>>, conn: &mut Connection) -> Result<(), Failure> {
         write_all(&calls, &messages, conn).await?;
         assert!(!messages.iter().any(is_bad), "on purpose");
@@ -149,7 +151,7 @@ async fn one_that_panics_is_undone_and_charged_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_constraint_violated_at_commit_is_the_failure_of_one_and_the_others_are_called_again() {
+async fn a_constraint_violated_at_commit_fails_one_message_and_the_others_are_called_again() {
     async fn write(calls: Calls, messages: Vec<Message<Raw>>, conn: &mut Connection) -> Result<(), Failure> {
         write_all(&calls, &messages, conn).await
     }
@@ -163,14 +165,14 @@ async fn a_constraint_violated_at_commit_is_the_failure_of_one_and_the_others_ar
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delivery_that_the_store_refuses_to_settle_holds_up_no_other() {
+async fn a_delivery_that_the_store_refuses_to_settle_delays_no_other() {
     async fn write(calls: Calls, messages: Vec<Message<Raw>>, conn: &mut Connection) -> Result<(), Failure> {
         write_all(&calls, &messages, conn).await
     }
     let (scene, calls) = (scene().await, Calls::default());
     scene.database.refuse_done_of_bad().await;
     let handler = tx_batch_handler(key("stock"), with_state(calls, write)).batch(64, Duration::ZERO);
-    let inbox = scene.inbox().limits(quick().trouble_limit(2)).subscribe("orders", handler).build().unwrap();
+    let inbox = scene.inbox().limits(quick().store_error_limit(2)).subscribe("orders", handler).build().unwrap();
     inbox.accept_all(with_bad_one()).await.unwrap();
     let running = inbox.start().await.unwrap();
     scene.settled().await;
@@ -182,7 +184,7 @@ async fn a_delivery_that_the_store_refuses_to_settle_holds_up_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_cannot_be_decoded_is_poisoned_alone_and_the_others_commit_in_one_call() {
+async fn an_undecodable_payload_is_poisoned_alone_and_the_others_commit_in_one_call() {
     async fn write(calls: Calls, messages: Vec<Message<u32>>, conn: &mut Connection) -> Result<(), Failure> {
         calls.0.fetch_add(1, Ordering::SeqCst);
         for message in &messages {
@@ -203,7 +205,7 @@ async fn a_payload_that_cannot_be_decoded_is_poisoned_alone_and_the_others_commi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_undoes_the_call_and_gives_back_its_messages_uncharged() {
+async fn a_stop_rolls_back_the_call_and_releases_its_messages_without_consuming_a_retry() {
     async fn hang(begun: Arc<tokio::sync::Notify>, messages: Vec<Message<Raw>>, conn: &mut Connection) -> Result<(), Failure> {
         for message in &messages {
             effect::write(conn, message.id()).await?;
@@ -223,4 +225,21 @@ async fn a_stop_undoes_the_call_and_gives_back_its_messages_uncharged() {
     let unharmed = "inbox_status WHERE state = 'pending' AND errors = 0 AND crashes = 0";
     assert_eq!(scene.count(unharmed).await, i64::try_from(MESSAGES).unwrap());
     assert_eq!((effects(&scene).await.len(), scene.count("inbox_delivery WHERE locked_until IS NOT NULL").await), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_connection_is_refused_is_not_made_again_in_halves() {
+    async fn refused(calls: Calls, _: Vec<Message<Raw>>, _: &mut Connection) -> Result<(), Failure> {
+        calls.0.fetch_add(1, Ordering::SeqCst);
+        Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into())
+    }
+    let (scene, calls) = (scene().await, Calls::default());
+    let handler: Registration<Db> = tx_batch_handler(key("stock"), with_state(calls.clone(), refused));
+    let handler = handler.concurrency(1).retry(RetryPolicy::never());
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(16)).await.unwrap();
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!((calls.count(), scene.count("inbox_poisoned WHERE errors = 1").await), (1, 16));
 }

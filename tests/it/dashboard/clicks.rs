@@ -6,7 +6,7 @@ use wharf::{Failure, Registration};
 
 use super::picture;
 use super::served::Served;
-use crate::scene::{Db, Runs, Scene, records};
+use crate::scene::{Db, Runs, Scene, records, within};
 use support::browser::{Browser, Look, Scripts};
 
 /// A handler that fails for good, as a bad deploy leaves it.
@@ -31,9 +31,9 @@ async fn two_clicks_replay_what_fails_also_without_scripts() {
     browser.click("Replay…").await;
     browser.click("Replay 3").await;
     // The page loads itself anew now and then.
-    browser.until("ended: nothing that matches is left").await;
+    browser.until("finished: 3 replayed, none failed again").await;
     browser.click("Start").await;
-    browser.until("All is well.").await;
+    browser.until("No problems.").await;
     assert_eq!(
         scene.count("inbox_audit WHERE action = 'replay' AND actor = 'alice'").await,
         2,
@@ -67,10 +67,26 @@ async fn a_canary_that_goes_on_is_stopped_by_its_button() {
     // Nobody runs the handler: the first step waits.
     browser.until("Not run yet").await;
     browser.click("Stop").await;
-    browser.until("stopped: as asked").await;
+    browser.until("stopped: by a visitor").await;
     assert_eq!(scene.count("inbox_poisoned").await, 2);
+    // The page shows what is left, and is live like any other page from now on.
+    let badge = browser.ask("return document.querySelector('#menu a[href$=\"/poisoned\"] .badge').textContent").await;
+    assert_eq!(badge, "2");
+    let is_live = "return document.querySelector('[data-live-state]').classList.contains('on')";
+    within(async { while browser.ask(is_live).await != true {} }).await;
     browser.go(&served.url("/jobs")).await;
-    browser.until("stopped: as asked").await;
+    browser.until("stopped: by a visitor").await;
+
+    // The one that was replayed is pending, and is discarded with all that are.
+    for (look, name) in [(Look::Phone, "deliveries-phone"), (Look::Light, "deliveries")] {
+        browser.show(look).await;
+        browser.go(&served.url("/deliveries")).await;
+        browser.picture(&picture(name)).await;
+    }
+    browser.go(&served.url("/deliveries?state=pending")).await;
+    browser.click("Discard all that match…").await;
+    browser.click("Discard 1").await;
+    browser.until("finished: 1 discarded").await;
     served.assert_quiet(&browser).await;
 }
 

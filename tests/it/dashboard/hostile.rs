@@ -5,10 +5,34 @@ use wharf::{Failure, Record};
 use super::served::Served;
 use crate::scene::{Runs, Scene};
 use support::browser::{Browser, Scripts};
+use support::postgres::connect;
 
 /// Would run a script, load a picture from elsewhere, leave its place in the page, and turn the text around.
 const HOSTILE: &str =
     "\"'><script>window.hacked=1</script><img src=http://evil.example/x onerror=window.hacked=1>{{7*7}}\u{202e}txt";
+
+/// What comes from Kafka and from other processes, written as they would write it.
+async fn plant(scene: &Scene) {
+    let sql = "UPDATE inbox_processor SET name = $1, version = $1;
+               INSERT INTO inbox_processor (name, version, handler_ids, alive_until) VALUES ($1, $1, '{}', now() + interval '1 hour');
+               UPDATE inbox_quarantine SET detail = $1, topic = $1;
+               INSERT INTO inbox_ledger (consumer_group, topic, kafka_partition, next_offset, stopped_at, stopped_why)
+               VALUES ($1, $1, 0, 1, now(), $1)";
+    let database = connect(&scene.database.url()).await;
+    for statement in sql.split(';') {
+        database.execute(statement, &[&HOSTILE]).await.unwrap();
+    }
+}
+
+/// The page shows the text as text, and nothing in it has run.
+async fn harmless(browser: &Browser, path: &str) {
+    let shown = browser.until("<script>").await;
+    assert!(!shown.contains('\u{202e}'), "{path}:\n{shown}");
+    // Errors lost it when they were stored; everything else shows what it is.
+    assert!(path == "/" || shown.contains("\\u{202e}"), "{path}:\n{shown}");
+    let is_harmless = "return window.hacked === undefined && document.images.length === 0";
+    assert_eq!(browser.ask(is_harmless).await, true, "{path}");
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() {
@@ -25,18 +49,12 @@ async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() 
     inbox.drain().await.unwrap();
     scene.store.operate().acting_as(HOSTILE).because(HOSTILE).pause("stock").await.unwrap();
     let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
+    plant(&scene).await;
 
-    for path in ["/", "/poisoned", "/deliveries", "/audit", "/quarantine/record?id=1&payload=show"] {
+    let pages = ["/", "/poisoned", "/deliveries", "/audit", "/quarantine", "/quarantine/record?id=1&payload=show"];
+    for path in pages.into_iter().chain(["/kafka", "/processes"]) {
         browser.go(&served.url(path)).await;
-        let shown = browser.until("<script>").await;
-        assert!(!shown.contains('\u{202e}'), "{path}:\n{shown}");
-        // Errors lost it when they were stored; everything else shows what it is.
-        assert!(path == "/" || shown.contains("\\u{202e}"), "{path}:\n{shown}");
-        assert_eq!(
-            browser.ask("return window.hacked === undefined && document.images.length === 0").await,
-            true,
-            "{path}"
-        );
+        harmless(&browser, path).await;
     }
     // An act finds exactly this message by its id, byte for byte.
     browser.go(&served.url("/poisoned")).await;
@@ -51,11 +69,21 @@ async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() 
         scene.count("inbox_status WHERE replays = 1 AND state = 'pending' AND message_id LIKE '%hacked%'").await;
     assert_eq!(replayed, 1);
 
+    // A replay of many, which nobody runs: the list of actions has its reason and its filter.
+    browser.go(&served.url("/act?verb=replay&error=%3Cscript%3E&handler=stock")).await;
+    browser.write("[name=because]", HOSTILE).await;
+    browser.click_on("button.primary").await;
+    browser.until("Not run yet").await;
+    browser.click("Stop").await;
+    browser.until("stopped: by a visitor").await;
+    browser.go(&served.url("/jobs")).await;
+    harmless(&browser, "/jobs").await;
+
     // What a visitor puts into the URL is shown as text too.
     browser.go(&served.url("/poisoned?error=%22%3E%3Cscript%3Ewindow.hacked%3D1%3C%2Fscript%3E&handler=stock")).await;
-    browser.until("Nothing that is poisoned matches").await;
+    browser.until("No poisoned delivery matches").await;
     browser.go(&served.url("/message?message=%3Cscript%3Ewindow.hacked%3D1%3C%2Fscript%3E")).await;
-    browser.until("there is no delivery of a message").await;
+    browser.until("no delivery of a message").await;
     assert_eq!(browser.ask("return window.hacked === undefined").await, true);
     let complaints: Vec<String> = browser.complaints().await;
     // Only that the last page is a 404, which it is.

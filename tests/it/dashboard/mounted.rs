@@ -2,29 +2,33 @@
 
 use axum::Router;
 use tokio::net::TcpListener;
-use wharf::Failure;
 use wharf::dashboard::{Access, Dashboard, Visitor};
+use wharf::{Failure, Sqlite};
 
 use crate::conformance::sqlite::scene::Scene;
 use crate::scene::{Runs, record};
 use support::http::{Answer, request};
 
-/// A service with the dashboard at `/admin/inbox`, which believes the header `X-User`.
-async fn service(scene: &Scene) -> String {
-    let access = Access::by(|request| match request.headers.get("x-user").and_then(|name| name.to_str().ok()) {
+/// Believes the header `X-User`.
+pub fn access() -> Access {
+    Access::by(|request| match request.headers.get("x-user").and_then(|name| name.to_str().ok()) {
         Some("guest") => Visitor::named("guest").may_look(),
         Some("support") => Visitor::named("support").may_see_payloads(),
         Some(name) => Visitor::named(name).may_act(),
         None => Visitor::nobody(),
-    });
-    let router = Router::new().nest("/admin/inbox", Dashboard::new(&scene.store, access).router());
+    })
+}
+
+/// A service with the dashboard at `/admin/inbox`.
+pub async fn service(dashboard: Dashboard<Sqlite>) -> String {
+    let router = Router::new().nest("/admin/inbox", dashboard.router());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move { axum::serve(listener, router).await });
     address
 }
 
-async fn ask(address: &str, method: &str, path: &str, user: &str, form: &str) -> Answer {
+pub async fn ask(address: &str, method: &str, path: &str, user: &str, form: &str) -> Answer {
     let origin = format!("http://{address}");
     let headers = [("X-User", user), ("Origin", &origin), ("Content-Type", "application/x-www-form-urlencoded")];
     request(address, method, &format!("/admin/inbox{path}"), &headers[usize::from(user.is_empty())..], form).await
@@ -37,7 +41,7 @@ async fn a_service_decides_who_looks_who_sees_payloads_and_who_acts() {
     let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
     inbox.accept(record("m1")).await.unwrap();
     inbox.drain().await.unwrap();
-    let address = service(&scene).await;
+    let address = service(Dashboard::new(&scene.store, access())).await;
 
     assert_eq!(ask(&address, "GET", "", "", "").await.status, 401);
     let page = ask(&address, "GET", "", "guest", "").await;
@@ -61,6 +65,6 @@ async fn a_service_decides_who_looks_who_sees_payloads_and_who_acts() {
     }
     assert_eq!(scene.count("inbox_audit").await, 0);
     let done = ask(&address, "POST", "/act", "dave", replay).await;
-    assert_eq!(done.header("location"), Some("/admin/inbox/message?message=m1&told=replay-1"));
+    assert_eq!(done.header("location"), Some("/admin/inbox/message?message=m1&result=replay-1"));
     assert_eq!(scene.count("inbox_audit WHERE actor = 'dave' AND because = 'mended'").await, 1);
 }

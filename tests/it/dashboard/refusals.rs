@@ -39,7 +39,7 @@ async fn a_write_of_another_origin_is_refused_and_one_of_its_own_page_is_done() 
     assert_eq!(served.get("/act?verb=pause&handler=stock", &[]).await.status, 200);
     assert_eq!(scene.count("inbox_audit").await, 0);
     let done = served.post("/act", &[("Origin", &own), ("Sec-Fetch-Site", "same-origin")], PAUSE).await;
-    assert_eq!((done.status, done.header("location")), (303, Some("/?told=pause-1#handlers")));
+    assert_eq!((done.status, done.header("location")), (303, Some("/?result=pause-1#handlers")));
     assert_eq!(scene.count("inbox_audit WHERE action = 'pause' AND actor = 'alice'").await, 1);
 }
 
@@ -66,7 +66,7 @@ async fn a_page_of_another_origin_in_a_real_browser_changes_nothing() {
     let scene = scene().await;
     let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
     browser.go(&evil_page(&served.url("/act"))).await;
-    browser.until("an act must come from a page of this dashboard").await;
+    browser.until("an action must come from a page of this dashboard").await;
     assert_eq!(scene.count("inbox_audit").await, 0);
 }
 
@@ -103,12 +103,24 @@ async fn nobody_is_let_in_without_the_token_that_was_set() {
     assert_eq!(served.get("/", &[("Authorization", &format!("Bearer {TOKEN}"))]).await.status, 200);
     let wrong = served.post("/login", &[("Origin", &own)], "token=wrong&name=mallory").await;
     assert_eq!((wrong.status, wrong.header("set-cookie")), (401, None));
+    let nameless = format!("token={}&name=+", TOKEN.replace(' ', "+"));
+    let nameless = served.post("/login", &[("Origin", &own)], &nameless).await;
+    assert_eq!((nameless.status, nameless.header("set-cookie")), (400, None));
+    assert!(nameless.body.contains("A name is missing"), "{}", nameless.body);
+
+    // A program has the token and no page. No other site can send its header, so it needs no origin.
+    let bearer = format!("Bearer {TOKEN}");
+    assert_eq!(served.post("/act", &[("Authorization", "Bearer wrong horse battery")], PAUSE).await.status, 403);
+    assert_eq!(served.post("/act", &[("Authorization", &bearer)], PAUSE).await.status, 303);
+    let resume = "verb=resume&target=handler%3Dstock";
+    assert_eq!(served.post("/act", &[("Authorization", &bearer)], resume).await.status, 303);
+    assert_eq!(scene.count("inbox_audit WHERE actor = 'token'").await, 2);
 
     let browser = Browser::start(Scripts::On).await;
     browser.go(&served.url("/kafka")).await;
     browser.write("[name=name]", "carol").await;
     browser.write("[name=token]", TOKEN).await;
-    browser.click("Enter").await;
+    browser.click("Log in").await;
     browser.until("You act as carol").await;
     assert_eq!(browser.url().await, served.url("/kafka"));
     browser.click("Start").await;

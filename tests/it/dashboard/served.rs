@@ -12,7 +12,7 @@ pub struct Served {
     /// `host:port`.
     pub address: String,
     /// Ends when dropped.
-    _process: Child,
+    process: Child,
 }
 
 impl Served {
@@ -28,7 +28,12 @@ impl Served {
         let line = within(lines.next_line()).await.expect("it prints").expect("where it is");
         let url = line.split(' ').find(|word| word.starts_with("http://")).expect("its URL");
         let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
-        Served { address, _process: process }
+        Served { address, process }
+    }
+
+    /// Ends the process, and waits until its port is free.
+    pub async fn ends(mut self) {
+        self.process.kill().await.expect("it runs");
     }
 
     pub fn url(&self, path: &str) -> String {

@@ -1,4 +1,4 @@
-//! With the `wharf` binary alone, as `docs/cli.md` tells.
+//! The incident is resolved with the `wharf` binary alone, as described in `docs/cli.md`.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn an_incident_is_found_and_resolved_with_the_command_line_alone() {
     let wharf = Program::on(&incident.scene);
     let count = |count: usize| Value::from(count);
 
-    // What is wrong?
+    // Find the problems.
     incident.scene.until("SELECT count(*) FROM inbox_processor WHERE alive_until < now()").await;
     let told = wharf.json(&["doctor"], 1).await;
     let symptoms = told["diagnosis"]["symptoms"].as_array().unwrap();
@@ -29,7 +29,7 @@ async fn an_incident_is_found_and_resolved_with_the_command_line_alone() {
     let quarantined = wharf.json(&["quarantine", "list", "--reason", "missing identity"], 0).await;
     assert_eq!(quarantined.as_array().unwrap().len(), MENDABLE + JUNK);
 
-    // Roll back; then one, then ten, then the rest.
+    // Roll back; then replay one, then ten, then the rest.
     let running = incident.rolled_back().start().await.unwrap();
     let replay =
         ["poisoned", "replay", "--handler", "stock", "--fingerprint", fingerprint, "--limit", "20000", "--yes"];
@@ -38,7 +38,7 @@ async fn an_incident_is_found_and_resolved_with_the_command_line_alone() {
     assert_eq!((&replayed["done"], &replayed["failed"]), (&count(POISONED), &0.into()));
     assert_eq!(wharf.json(&canary, 0).await["meant"], 0);
 
-    // What the new build can accept leaves the quarantine, the rest is thrown away.
+    // Records that the new build accepts leave the quarantine; the rest is discarded.
     let replay = ["quarantine", "replay", "--reason", "missing identity", "--wait", "1m", "--yes"];
     let asked = wharf.json(&[&replay[..], &["--because", "the id is in a header"]].concat(), 4).await;
     assert_eq!((&asked["left_quarantine"], asked["stayed"].as_array().unwrap().len()), (&count(MENDABLE), JUNK));
@@ -47,8 +47,8 @@ async fn an_incident_is_found_and_resolved_with_the_command_line_alone() {
 
     wharf.well(&["handlers", "resume", "mail", "--yes", "--because", "the incident is over"]).await;
 
-    // The dead instance's delivery is run again by itself.
+    // The delivery of the crashed instance runs again without an action.
     incident.is_over().await;
-    assert!(wharf.well(&["doctor"]).await.ends_with("all is well\n"));
+    assert!(wharf.well(&["doctor"]).await.lines().last() == Some("healthy"));
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }

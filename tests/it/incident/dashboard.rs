@@ -1,4 +1,4 @@
-//! With the dashboard alone, by clicks in a real browser.
+//! The incident is resolved with the dashboard alone, by clicks in a real browser.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn an_incident_is_found_and_resolved_by_clicks_alone() {
     incident.scene.until("SELECT count(*) FROM inbox_processor WHERE alive_until < now()").await;
     let (served, browser) = (Served::on(&incident.scene).await, Browser::start(Scripts::On).await);
 
-    // What is wrong? The first page says it.
+    // Find the problems: the first page shows them.
     browser.go(&served.url("/")).await;
     let shown = browser.until("no column named price_eur").await;
     for word in ["mail is paused", "10,000+ poisoned deliveries of stock", "dead process", "7 records in quarantine"] {
@@ -26,7 +26,7 @@ async fn an_incident_is_found_and_resolved_by_clicks_alone() {
     }
     browser.show(Look::Light).await;
 
-    // Roll back; then one, then ten, then the rest.
+    // Roll back; then replay one, then ten, then the rest.
     let running = incident.rolled_back().start().await.unwrap();
     browser.click("Replay…").await;
     browser.until("With a canary").await;
@@ -35,9 +35,9 @@ async fn an_incident_is_found_and_resolved_by_clicks_alone() {
     browser.click("Replay 10,000+").await;
     browser.until("Canary replay").await;
     browser.picture(&picture("canary")).await;
-    browser.until("ended: nothing that matches is left").await;
-    browser.click("What is still poisoned").await;
-    browser.until("Nothing that is poisoned matches").await;
+    browser.until("replayed, none failed again").await;
+    browser.click("Still poisoned").await;
+    browser.until("No poisoned delivery matches").await;
 
     quarantine(&incident, &served, &browser).await;
 
@@ -48,12 +48,12 @@ async fn an_incident_is_found_and_resolved_by_clicks_alone() {
     browser.click_on("button.primary").await;
     browser.until("its deliveries are claimed again").await;
 
-    // The dead instance's delivery is run again by itself.
+    // The delivery of the crashed instance runs again without an action.
     incident.is_over().await;
     browser.go(&served.url("/")).await;
-    browser.until("All is well.").await;
+    browser.until("No problems.").await;
 
-    // The story has both attempts and who acted in between; the audit has every act.
+    // The history of the delivery has both attempts and the actions in between; the audit has every action.
     browser.go(&served.url("/deliveries?message=m000000&handler=stock")).await;
     browser.click("m000000").await;
     let story = browser.until("attempt 2: done").await;
@@ -69,24 +69,27 @@ async fn an_incident_is_found_and_resolved_by_clicks_alone() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-/// What the new build can accept leaves the quarantine, the rest is thrown away.
+/// Records that the new build accepts leave the quarantine; the rest is discarded.
 async fn quarantine(incident: &Incident, served: &Served, browser: &Browser) {
     browser.click("Quarantine").await;
     browser.until("missing identity").await;
     browser.picture(&picture("quarantine")).await;
-    browser.click("Accept all that match anew…").await;
-    browser.until("accepts them anew").await;
+    browser.click("Replay all that match…").await;
+    browser.until("accepts the records again").await;
     browser.write("[name=because]", "the id is in a header").await;
-    browser.click(&format!("Accept anew {}", MENDABLE + JUNK)).await;
-    browser.until(&format!("Asked for {}", MENDABLE + JUNK)).await;
+    browser.click(&format!("Replay {}", MENDABLE + JUNK)).await;
+    // The second step has them all, and the junk is more than a tenth of it.
+    browser.until("too many records of a step were rejected again").await;
     let tried = format!(
         "SELECT (count(*) = {JUNK} AND count(*) FILTER (WHERE replays = 1) = {JUNK})::int::bigint FROM inbox_quarantine"
     );
     incident.scene.until(&tried).await;
     browser.go(&served.url("/quarantine?topic=orders")).await;
     browser.click("Delete all that match…").await;
-    browser.until("What they held is gone").await;
+    browser.until("This cannot be undone").await;
     browser.write("[name=because]", "junk of a test producer").await;
-    browser.click(&format!("Delete for good {JUNK}")).await;
-    browser.until("Nothing is in quarantine").await;
+    browser.click(&format!("Delete {JUNK}")).await;
+    browser.until(&format!("finished: {JUNK} deleted")).await;
+    browser.click("Quarantine").await;
+    browser.until("There are no quarantined records").await;
 }

@@ -1,5 +1,5 @@
-//! The incident of three in the morning: a bad deploy has poisoned ten thousand deliveries, a producer sends records that cannot be
-//! accepted, a handler is paused, an instance is dead. Found and put right with the tools of an operator alone.
+//! A typical incident: a bad deploy has poisoned ten thousand deliveries, a producer sends records that cannot be
+//! accepted, a handler is paused, an instance has crashed. It is found and resolved with an operator's tools alone.
 
 mod cli;
 mod dashboard;
@@ -13,15 +13,15 @@ use crate::scene::{Runs, Scene, records};
 use crate::worker::{Worker, accept, order};
 use support::child::Child;
 
-/// Deliveries that the bad deploy has poisoned.
+/// Deliveries that the bad deploy poisoned.
 pub const POISONED: usize = 10_000;
-/// Records that the next build can accept, and those that nobody ever will.
+/// Records that the next build can accept, and records that no build can accept.
 pub const MENDABLE: usize = 5;
 pub const JUNK: usize = 2;
 
 pub struct Incident {
     pub scene: Scene,
-    /// Runs of the build that is well again.
+    /// Runs of the repaired build.
     pub runs: Runs,
     _dead: Child,
 }
@@ -34,7 +34,7 @@ impl Incident {
             Err(Failure::poison(format!("no column named price_eur in order {}", message.id())))
         });
         let bad = build(&scene, broken, &Runs::new(), Identity::cloud_events());
-        // Somebody has paused mail and forgotten it.
+        // The handler `mail` was paused and forgotten.
         bad.accept_all([]).await.unwrap();
         scene.store.operate().acting_as("bob").because("too many mails").pause("mail").await.unwrap();
         bad.accept_all(records(POISONED)).await.unwrap();
@@ -47,19 +47,20 @@ impl Incident {
             .await
             .unwrap();
         bad.drain().await.unwrap();
-        // An instance dies with two deliveries in its hands; long enough locked to be found, short enough to be waited for.
+        // An instance crashes with two claimed deliveries. Their lease is long enough to be found and short enough to
+        // wait for.
         let worker = Worker { lease: Duration::from_secs(25), ..Worker::on(&scene).await };
         accept(&scene, &["stock"], vec![order("held", "hang once")]).await;
         let dead = worker.spawn();
         dead.await_said("hanging").await;
         dead.kill9().await;
-        // It has been silent for a while.
+        // Its last heartbeat was a while ago.
         let silent = "UPDATE inbox_processor SET alive_until = now()";
         scene.database.execute(silent).await;
         Self { scene, runs, _dead: dead }
     }
 
-    /// The build from before the bad deploy, which also knows where the records of that producer have their identity.
+    /// The build from before the bad deploy. It also knows where that producer's records have their identity.
     pub fn rolled_back(&self) -> Inbox<Postgres> {
         build(&self.scene, self.runs.handler("stock"), &self.runs, Identity::header("id"))
     }

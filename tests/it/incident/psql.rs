@@ -1,4 +1,4 @@
-//! With psql alone, by the views and functions that `docs/operations.md` tells of.
+//! The incident is resolved with psql alone, with the views and functions described in `docs/operations.md`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use support::postgres_binaries::program;
 struct Psql(String);
 
 impl Psql {
-    /// The rows of a statement, one a line, columns by `|`.
+    /// The rows of a statement, one per line, with columns separated by `|`.
     fn ask(&self, sql: &str) -> String {
         let arguments = ["--no-psqlrc", "--tuples-only", "--no-align", "--set", "ON_ERROR_STOP=1", "--command", sql];
         let ran = Command::new(program("psql")).arg(&self.0).args(arguments).output().unwrap();
@@ -23,7 +23,7 @@ async fn an_incident_is_found_and_resolved_with_psql_alone() {
     let incident = Incident::happens().await;
     let psql = Psql(incident.scene.database.url());
 
-    // What is wrong?
+    // Find the problems.
     let backlog =
         psql.ask("SELECT handler_key, poisoned, paused_at IS NOT NULL AS is_paused FROM inbox_backlog ORDER BY 1");
     assert_eq!(backlog, format!("mail|0|t\nstock|{POISONED}|f"));
@@ -39,7 +39,7 @@ async fn an_incident_is_found_and_resolved_with_psql_alone() {
     incident.scene.until("SELECT count(*) FROM inbox_processor WHERE alive_until < now()").await;
     assert_eq!(psql.ask(dead), "held|stock");
 
-    // Roll back; then one, then ten, then the rest.
+    // Roll back; then replay one, then ten, then the rest.
     let running = incident.rolled_back().start().await.unwrap();
     let replay = |count: usize| {
         let filter = format!(r#"{{"handler_key": "stock", "fingerprint": "{fingerprint}"}}"#);
@@ -55,11 +55,11 @@ async fn an_incident_is_found_and_resolved_with_psql_alone() {
     assert_eq!(replay(POISONED), (POISONED - 11).to_string());
     assert_eq!(replay(POISONED), "0");
 
-    // What the new build can accept leaves the quarantine, the rest is thrown away.
+    // Records that the new build accepts leave the quarantine; the rest is discarded.
     let asked = psql
         .ask("SELECT inbox_quarantine_replay('{\"reason\": \"missing identity\"}', because => 'id is in a header')");
     assert_eq!(asked, (MENDABLE + JUNK).to_string());
-    // Records are tried in any order: the last that can be accepted may leave after the last that cannot was tried.
+    // Records are tried in any order: the last accepted record may leave after the last rejected one was tried.
     let tried = format!(
         "SELECT (count(*) = {JUNK} AND count(*) FILTER (WHERE replays = 1) = {JUNK})::int::bigint FROM inbox_quarantine"
     );
@@ -70,7 +70,7 @@ async fn an_incident_is_found_and_resolved_with_psql_alone() {
 
     assert_eq!(psql.ask("SELECT inbox_resume_handler('mail', 'the incident is over')"), "1");
 
-    // The dead instance's delivery is run again by itself.
+    // The delivery of the crashed instance runs again without an action.
     incident.is_over().await;
     let acts = psql.ask("SELECT DISTINCT action FROM inbox_audit ORDER BY 1");
     assert_eq!(acts, "discard quarantined\npause\nreplay\nreplay quarantined\nresume");

@@ -1,4 +1,4 @@
-//! The ordinary way of a record: read, stored with the ledger, handled, committed.
+//! The normal path of a record: read, stored together with the ledger, handled, committed.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn a_record_is_stored_handled_and_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_partition_is_read_and_records_that_come_later_too() {
+async fn every_partition_is_read_including_later_records() {
     let stage = Stage::new(4).await;
     let runs = Runs::new();
     let running = stage.start(&runs).await;
@@ -39,7 +39,7 @@ async fn every_partition_is_read_and_records_that_come_later_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_run_goes_on_where_the_first_ended() {
+async fn a_second_run_continues_where_the_first_ended() {
     let stage = Stage::new(1).await;
     let runs = Runs::new();
     stage.produce(0, 5).await;

@@ -1,8 +1,8 @@
-//! A reader that is killed at each point between reading a record and committing its offset: the record is never lost, and the offset
-//! is never ahead of it.
+//! A reader is killed at each point between reading a record and committing its offset: the record is never lost, and
+//! the committed offset is never ahead of the stored records.
 //!
-//! The points are made by a proxy that loses a statement, or the answer to it, and by what the test can see from outside. The reader is
-//! a static member: the next one has its partition at once.
+//! A proxy that loses a statement or its reply makes most of these points; the test observes the others from outside.
+//! The reader is a static member, so the next one gets its partition at once.
 
 use super::reader::Reader;
 use super::stage::Stage;
@@ -12,11 +12,11 @@ use support::proxy::{Fault, Proxy};
 
 const ROUNDS: usize = 4;
 const RECORDS: usize = 20;
-/// Only the statement that accepts contains it.
+/// Only the accept statement contains this text.
 const ACCEPT: &str = "INSERT INTO inbox_message";
 
-/// A reader by way of a proxy, killed at the same point again and again. `kill` is called with a reader at work, and has produced
-/// [`RECORDS`] records when it is over.
+/// Kills a reader behind a proxy at the same point again and again. `kill` gets a working reader, and has produced
+/// [`RECORDS`] records when it returns.
 async fn killed(stage: &Stage, kill: impl AsyncFn(&Stage, &Proxy, &Child)) {
     let observer = stage.observed();
     let proxy = Proxy::start_for(&stage.scene.database.url()).await;
@@ -39,7 +39,7 @@ async fn killed(stage: &Stage, kill: impl AsyncFn(&Stage, &Proxy, &Child)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_after_reading_and_before_storing_nothing_is_lost() {
+async fn a_kill_after_reading_and_before_storing_loses_nothing() {
     let stage = Stage::new(1).await;
     killed(&stage, async |stage, proxy, _| {
         let fault = proxy.on_next_statement(ACCEPT, Fault::LoseRequest);
@@ -50,7 +50,7 @@ async fn killed_after_reading_and_before_storing_nothing_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_after_storing_and_before_knowing_it_nothing_is_lost() {
+async fn a_kill_after_storing_and_before_the_reply_loses_nothing() {
     let stage = Stage::new(1).await;
     killed(&stage, async |stage, proxy, _| {
         let fault = proxy.on_next_statement(ACCEPT, Fault::LoseReply);
@@ -61,7 +61,7 @@ async fn killed_after_storing_and_before_knowing_it_nothing_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_after_storing_and_before_the_offset_is_committed_nothing_is_lost() {
+async fn a_kill_after_storing_and_before_the_offset_commit_loses_nothing() {
     let stage = Stage::new(1).await;
     killed(&stage, async |stage, _, _| {
         let end = stage.produce(0, RECORDS).await + i64::try_from(RECORDS).unwrap();
@@ -71,7 +71,7 @@ async fn killed_after_storing_and_before_the_offset_is_committed_nothing_is_lost
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_right_after_the_offset_is_committed_nothing_is_lost() {
+async fn a_kill_right_after_the_offset_commit_loses_nothing() {
     let stage = Stage::new(1).await;
     killed(&stage, async |stage, _, _| {
         let end = stage.produce(0, RECORDS).await + i64::try_from(RECORDS).unwrap();
@@ -81,7 +81,7 @@ async fn killed_right_after_the_offset_is_committed_nothing_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_around_the_commit_of_records_that_come_again_nothing_is_lost() {
+async fn a_kill_around_the_commit_of_redelivered_records_loses_nothing() {
     let stage = Stage::new(1).await;
     stage.produce(0, RECORDS).await;
     let first = Reader::on(&stage).named("reader").spawn();
@@ -102,7 +102,7 @@ async fn killed_around_the_commit_of_records_that_come_again_nothing_is_lost() {
     stage.assert_whole(&produced).await;
 }
 
-/// Known identities take the longer way, which ends with a COMMIT.
+/// Known identities take the longer path, which ends with a COMMIT.
 async fn killed_while_reading_again(stage: &Stage, fault: Fault) {
     stage.scene.database.execute("UPDATE inbox_ledger SET next_offset = 0").await;
     let proxy = Proxy::start_for(&stage.scene.database.url()).await;

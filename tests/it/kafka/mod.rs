@@ -1,8 +1,10 @@
-//! Ingest from Kafka: nothing lost, nothing stalled. Real brokers where a real one can do it, librdkafka's mock broker where requests
-//! have to fail on purpose.
+//! Reading from Kafka: no record is lost, and no partition stalls. The tests use real brokers wherever a real one can
+//! cause the situation, and librdkafka's mock broker where requests have to fail on purpose.
 
+mod beginning;
 mod flow;
 mod kill_points;
+mod lag;
 mod observer;
 mod pipeline;
 mod position;

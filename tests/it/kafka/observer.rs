@@ -1,8 +1,8 @@
-//! Checks all the time, beside whatever the test does: Kafka's committed offset <= ledger <= first offset not stored.
+//! Checks continuously, while the test runs: committed offset <= ledger <= first offset that is not stored.
 //!
-//! It reads the committed offsets before the ledger, and ledger and messages in one snapshot, so that what moves meanwhile can only
-//! make the invariant easier to keep. The ledger never goes back, either. The records of the topic have to be contiguous from 0, and
-//! each has to become a message of its own.
+//! It reads the committed offsets before the ledger, and ledger and messages in one snapshot, so a change between the
+//! reads can only make the invariant easier to hold. It also checks that the ledger never moves back. The records of
+//! the topic must be contiguous from offset 0, and each must become its own message.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use tokio_postgres::NoTls;
 
 use support::kafka::Kafka;
 
-/// Between two looks.
+/// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Of one question to a broker that may be away.
+/// The time limit of one request to a broker that may be unavailable.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
 
-/// What to look at.
+/// The group, topic and database to observe.
 #[derive(Clone)]
 pub struct Watched {
     pub kafka: Kafka,
@@ -38,7 +38,7 @@ pub struct Observer {
     task: JoinHandle<usize>,
 }
 
-/// A partition as the database has it: its next offset, and how many offsets before that are stored.
+/// The state of a partition in the database: its next offset, and how many offsets before that are stored.
 struct Stored {
     partition: i32,
     next_offset: i64,
@@ -61,7 +61,7 @@ impl Observer {
         Observer { is_over, task }
     }
 
-    /// Ends it; panics if the invariant was ever broken, or was never seen to hold.
+    /// Ends the observer. Panics if the invariant was ever broken, or never observed.
     pub async fn finish(self) {
         self.is_over.store(true, Ordering::Relaxed);
         let looks = self.task.await.unwrap();
@@ -69,14 +69,14 @@ impl Observer {
     }
 }
 
-/// Returns how often it could look.
+/// Returns the number of completed checks.
 async fn observe(watched: Watched, is_over: Arc<AtomicBool>) -> usize {
     let mut config = watched.kafka.client_config();
     let consumer: Arc<BaseConsumer> = Arc::new(config.set("group.id", &watched.group).create().unwrap());
     let mut ledger_before: HashMap<i32, i64> = HashMap::new();
     let mut looks = 0;
     loop {
-        // Once more after the end.
+        // One more check after the end.
         let is_last = is_over.load(Ordering::Relaxed);
         if let Some(committed) = committed(&consumer, &watched).await
             && let Some(stored) = stored(&watched).await
@@ -85,7 +85,7 @@ async fn observe(watched: Watched, is_over: Arc<AtomicBool>) -> usize {
             looks += 1;
         }
         if is_last {
-            // Its end may wait for a broker that is gone.
+            // Dropping the consumer may wait for a broker that is gone.
             std::thread::spawn(move || drop(consumer));
             return looks;
         }
@@ -106,7 +106,7 @@ fn check(committed: &HashMap<i32, i64>, stored: &[Stored], ledger_before: &mut H
     }
 }
 
-/// The group's offset of each partition that has one; `None` while the broker is away.
+/// The group's offset of each partition that has one; `None` while the broker is unavailable.
 async fn committed(consumer: &Arc<BaseConsumer>, watched: &Watched) -> Option<HashMap<i32, i64>> {
     let (consumer, topic, partitions) = (Arc::clone(consumer), watched.topic.clone(), watched.partitions);
     let ask = move || {
@@ -122,7 +122,7 @@ async fn committed(consumer: &Arc<BaseConsumer>, watched: &Watched) -> Option<Ha
     tokio::task::spawn_blocking(ask).await.unwrap()
 }
 
-/// `None` while the database is away.
+/// `None` while the database is unavailable.
 async fn stored(watched: &Watched) -> Option<Vec<Stored>> {
     let (client, connection) = tokio_postgres::connect(&watched.database_url, NoTls).await.ok()?;
     tokio::spawn(connection);

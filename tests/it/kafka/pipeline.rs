@@ -1,7 +1,8 @@
-//! Several batches of one partition on their way at once, and the process is killed: what is stored stays a prefix of the partition, so that
-//! nothing is lost, and nothing is doubled even where records have no identity.
+//! The process is killed while several batches of one partition are in progress: the stored records stay a prefix of
+//! the partition, so none is lost, and none is stored twice even without an identity.
 //!
-//! The test holds the ledger's row, so that batches wait for it in the database, one behind the other, when the process dies.
+//! The test holds the lock of the ledger's row, so the batches wait for it in the database, one after another, when the
+//! process is killed.
 
 use tokio_postgres::Client;
 
@@ -11,31 +12,31 @@ use support::child::Child;
 use support::postgres::connect;
 
 const RECORDS: usize = 200;
-/// Batches of one partition that are under way at once, by default.
+/// The default number of batches of one partition that may be in progress.
 const UNDER_WAY: usize = 3;
 const ROUNDS: usize = 2;
 
-/// The processes of statements that accept and wait for the ledger.
+/// The server processes of accept statements that wait for the ledger.
 const WAITING: &str =
     "SELECT pid::bigint FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
                        AND query LIKE '%held AS MATERIALIZED%'";
 
-/// What is killed with the process.
+/// What is killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Killed {
-    /// The statements that wait go on when the ledger is free, and nobody hears of it.
+    /// The waiting statements continue when the ledger is free; their client is gone.
     TheReader,
-    /// The first of them is gone as well, as if it had never come: those that follow have to leave no trace.
+    /// The first waiting statement is cancelled too, as if it had never arrived. The later ones must write nothing.
     ItsFirstStatement,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_with_batches_under_way_nothing_is_lost_or_doubled() {
+async fn a_kill_with_batches_in_progress_loses_and_doubles_nothing() {
     killed(Killed::TheReader).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_with_its_first_batch_lost_none_that_follows_is_stored() {
+async fn when_the_first_batch_is_lost_no_later_batch_is_stored() {
     killed(Killed::ItsFirstStatement).await;
 }
 
@@ -49,7 +50,7 @@ async fn killed(what: Killed) {
         begun(&child).await;
         caught_up(&stage, round * RECORDS).await;
         hold_ledger(&holder).await;
-        // The first batch waits before there is another one.
+        // The first batch waits before there is a second one.
         stage.produce(0, 1).await;
         waiting(&stage, 1).await;
         let first = stage.scene.database.query_one_i64(WAITING).await;
@@ -93,7 +94,7 @@ async fn waiting(stage: &Stage, count: usize) {
     stage.scene.until(&format!("SELECT (count(*) = {count})::int::bigint FROM ({WAITING}) waiting")).await;
 }
 
-/// Statements of a process that was killed go on; when they have ended, nobody writes.
+/// Statements of a killed process continue; when they have ended, nothing writes.
 async fn nothing_runs(stage: &Stage) {
     let running = "pg_stat_activity WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid()
                    AND query LIKE '%held AS MATERIALIZED%'";

@@ -1,4 +1,4 @@
-//! Where a partition begins: the ledger decides, whatever became of the group's offset.
+//! The position where reading of a partition begins: the ledger decides, whatever the group's offset is.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use support::events::Events;
 
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A stage with `count` records of partition 0 stored, and nothing running.
+/// A stage with `count` stored records of partition 0, and no running inbox.
 async fn stored(count: usize) -> Stage {
     let stage = Stage::new(1).await;
     let runs = Runs::new();
@@ -21,9 +21,9 @@ async fn stored(count: usize) -> Stage {
     stage
 }
 
-// Kafka deletes the offsets of a group that was idle for long. That must not move the position.
+// Kafka deletes the offsets of a group that was idle for long. The position must not change because of that.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_whose_offsets_are_gone_goes_on_at_the_ledger() {
+async fn a_group_without_offsets_continues_at_the_ledger() {
     let stage = stored(5).await;
     stage.kafka.delete_group(&stage.group).await;
     stage.produce(0, 3).await;
@@ -44,7 +44,7 @@ async fn a_group_offset_ahead_of_the_ledger_skips_nothing() {
     let running = stage.start(&runs).await;
     runs.reached(5).await;
     let is_told = |event: &support::events::Event| {
-        event.message.starts_with("group ahead of the ledger by another") && event.has("topic", &stage.topic)
+        event.message.starts_with("group offset is ahead of the ledger") && event.has("topic", &stage.topic)
     };
     let told = events.wait_for(is_told).await;
     assert!(told.has("ledger", "5") && told.has("committed", "9"), "{told:?}");
@@ -53,7 +53,7 @@ async fn a_group_offset_ahead_of_the_ledger_skips_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_from_before_the_inbox_goes_on_where_it_was() {
+async fn a_group_of_an_earlier_consumer_continues_at_its_offset() {
     let stage = Stage::new(1).await;
     stage.produce(0, 5).await;
     stage.kafka.commit(&stage.group, &stage.topic, 0, 3).await;
@@ -64,7 +64,7 @@ async fn a_group_from_before_the_inbox_goes_on_where_it_was() {
     assert_eq!(stage.positions().await, range(0, 3..5));
 }
 
-// A database that was set back, as by a failover that lost its latest commits, is refilled from Kafka.
+// A database that has lost its latest commits, as after a failover, is refilled from Kafka.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_lost_everything_is_refilled_from_kafka() {
     let stage = stored(5).await;
@@ -76,7 +76,7 @@ async fn a_database_that_lost_everything_is_refilled_from_kafka() {
     let (runs, events) = (Runs::new(), Events::capture());
     let running = stage.start(&runs).await;
     runs.reached(5).await;
-    // The group's offset is an inbox's own, and so there was a ledger.
+    // The metadata of the group's offset shows that an inbox committed it, so a ledger existed.
     let told = events.matching(|event| event.message.starts_with("ledger lost") && event.has("topic", &stage.topic));
     assert_eq!(told.len(), 1, "{told:?}");
     within(running.shutdown(GRACE)).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_database_that_lost_everything_is_refilled_from_kafka() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled() {
+async fn a_database_that_loses_commits_under_a_running_inbox_is_refilled() {
     let stage = Stage::new(1).await;
     let events = Events::capture();
     let runs = Runs::new();
@@ -92,7 +92,7 @@ async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled() {
     let running = stage.start(&runs).await;
     runs.reached(10).await;
     stage.scene.settled().await;
-    // A failover to a standby that was behind.
+    // The failover is to a standby that lags.
     let set_back =
         "DELETE FROM inbox_delivery WHERE message_seq IN (SELECT seq FROM inbox_message WHERE kafka_offset >= 4);
                     DELETE FROM inbox_message WHERE kafka_offset >= 4; UPDATE inbox_ledger SET next_offset = 4";
@@ -105,9 +105,9 @@ async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled() {
     assert_eq!(stage.ledger(0).await, Some(11));
 }
 
-// No record comes: the ledger itself is compared with what this process wrote.
+// No record arrives: the ledger itself is compared with what this process wrote.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled_though_the_topic_is_quiet() {
+async fn a_database_that_loses_commits_is_refilled_even_if_the_topic_is_idle() {
     let stage = Stage::new(1).await;
     let events = Events::capture();
     let runs = Runs::new();
@@ -126,7 +126,7 @@ async fn a_database_that_is_set_back_under_a_running_inbox_is_refilled_though_th
     assert_eq!(stage.ledger(0).await, Some(10));
 }
 
-// A person moves the position under a running process.
+// An operator moves the position while a process runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_process_follows_a_reset_of_its_ledger() {
     let stage = Stage::new(1).await;
@@ -143,29 +143,29 @@ async fn a_running_process_follows_a_reset_of_its_ledger() {
     assert_eq!(stage.ledger(0).await, Some(5));
 }
 
-// What people see without a broker: what is read, and a topic that does not exist.
+// Operators can see without a broker which topics are read, and that a topic does not exist.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_process_reads_and_what_keeps_it_from_reading_is_in_the_database() {
+async fn the_database_shows_the_topics_of_a_process_and_its_read_errors() {
     let stage = Stage::new(1).await;
     let runs = Runs::new();
     stage.produce(0, 3).await;
     let running = stage.start(&runs).await;
     runs.reached(3).await;
-    stage.scene.until("SELECT count(*) FROM inbox_partition WHERE standing = 'reading' AND lag = 0").await;
+    stage.scene.until("SELECT count(*) FROM inbox_partition WHERE state = 'reading' AND lag = 0").await;
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!(stage.scene.database.query_one_i64("SELECT count(*) FROM inbox_ingest").await, 0);
 
     let mistyped = Stage::about(stage.kafka.clone(), "wharf-test-no-such-topic".to_owned()).await;
     let running = mistyped.start(&runs).await;
-    mistyped.scene.until("SELECT count(*) FROM inbox_ingest WHERE trouble LIKE '%no-such-topic%'").await;
+    mistyped.scene.until("SELECT count(*) FROM inbox_ingest WHERE problem LIKE '%no-such-topic%'").await;
     let diagnosis = mistyped.scene.store.operate().doctor().await.unwrap();
-    assert!(diagnosis.symptoms.iter().any(|symptom| symptom.code == "kafka trouble"), "{diagnosis:?}");
+    assert!(diagnosis.symptoms.iter().any(|symptom| symptom.code == "kafka error"), "{diagnosis:?}");
     within(running.shutdown(GRACE)).await.unwrap();
 }
 
-// What Kafka no longer has is recorded and reported, never skipped in silence.
+// Records that Kafka has deleted are recorded and reported as a gap, never skipped silently.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_kafka_deleted_before_they_were_read_are_noted_as_a_gap() {
+async fn records_that_kafka_deleted_unread_are_recorded_as_a_gap() {
     let stage = stored(5).await;
     let events = Events::capture();
     stage.produce(0, 10).await;
@@ -180,9 +180,9 @@ async fn records_that_kafka_deleted_before_they_were_read_are_noted_as_a_gap() {
     assert_eq!(rows, ["5 to 12"]);
 }
 
-// Offsets of the old topic say nothing about the new one: reading on would skip or repeat records.
+// Offsets of the old topic do not apply to the new one: reading on would skip or repeat records.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_made_anew_stops_its_partition_until_a_person_has_put_it_right() {
+async fn a_recreated_topic_stops_its_partition_until_an_operator_acts() {
     let stage = stored(5).await;
     let events = Events::capture();
     stage.kafka.delete_topic(&stage.topic).await;
@@ -198,7 +198,8 @@ async fn a_topic_that_was_made_anew_stops_its_partition_until_a_person_has_put_i
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!((runs.count(), stage.ledger(0).await), (0, Some(5)));
 
-    // The same identities: the new topic's positions were seen before, so the person removes what was stored of the old one too.
+    // The new topic has the same identities (topic and offset), so the operator also removes the messages of the old
+    // topic.
     stage.scene.database.execute("DELETE FROM inbox_message").await;
     let filter = LedgerFilter::topic(&stage.group, &stage.topic);
     assert_eq!(stage.scene.store.operate().reset_ledger(&filter, None).await.unwrap(), 1);

@@ -1,4 +1,5 @@
-//! The database server loses its power, or its place, when offsets have just been committed: what Kafka was told is stored is stored.
+//! The database server crashes, or is replaced by a standby, right after an offset commit: every committed offset has
+//! its rows, or its records are read again.
 
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ async fn a_server_killed_right_after_an_offset_commit_has_everything_before_it()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_failover_to_a_server_that_was_behind_what_it_lacks_is_read_again() {
+async fn after_a_failover_to_a_lagging_standby_missing_records_are_read_again() {
     let primary = OwnServer::start().await;
     let proxy = Proxy::start(primary.cluster.port()).await;
     let kafka = Kafka::shared().await;
@@ -67,7 +68,7 @@ async fn after_a_failover_to_a_server_that_was_behind_what_it_lacks_is_read_agai
     proxy.repoint(standby.port());
     proxy.reset_all().await;
 
-    // Kafka was told that these are stored; the server that remains has never seen them.
+    // The group's committed offset covers records that the promoted server has never received.
     kafka.produce(&topic, 0, &payloads).await;
     let promoted = OwnServer { cluster: standby, store: primary.store.clone() };
     promoted.until("SELECT (max(next_offset) = 150)::int::bigint FROM inbox_ledger").await;

@@ -1,6 +1,7 @@
-//! The child process that the tests of the group kill, stop and continue: an inbox that reads the test's topic.
+//! The child process that the tests of the consumer group kill, stop and continue: an inbox that reads the test's
+//! topic.
 //!
-//! It says whatever Wharf says at level INFO and above, as `message field=value ...`, and what became of it.
+//! It prints every Wharf event at level INFO and above as `message field=value ...`, and its own end.
 
 use std::fmt::{Debug, Write};
 use std::time::Duration;
@@ -10,9 +11,11 @@ use tracing::field::{Field, Visit};
 use tracing::{Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use wharf::kafka::Kafka;
-use wharf::{Failure, Identity, Inbox, Message, Raw, Store, handler};
+use wharf::order::OrderKey;
+use wharf::{Failure, Identity, Inbox, Message, Raw, Record, Store, handler, tx_handler};
 
 use super::stage::Stage;
+use crate::effect::{Connection, execute};
 use crate::scene::{key, quick};
 use support::child::{Child, Role, parameter, say};
 
@@ -22,20 +25,22 @@ const URL: &str = "READER_URL";
 const BROKERS: &str = "READER_BROKERS";
 const GROUP: &str = "READER_GROUP";
 const TOPIC: &str = "READER_TOPIC";
-/// `name=value`, one a line.
+/// Kafka settings, one `name=value` per line.
 const SETTINGS: &str = "READER_SETTINGS";
-/// Of `Limits`, the same way.
+/// Fields of `Limits`, in the same form.
 const LIMITS: &str = "READER_LIMITS";
-/// Not empty: records have no identity, and each time one is stored it is a message of its own.
+/// Not empty: records have no identity, and each stored copy is a separate message.
 const UNDEDUPLICATED: &str = "READER_UNDEDUPLICATED";
-/// The event at which whatever emits it panics; empty for none.
+/// Not empty: the handler is ordered, and writes each record to the table `history`.
+const IN_ORDER: &str = "READER_IN_ORDER";
+/// The event whose emitter panics; empty for none.
 const PANICS_AT: &str = "READER_PANICS_AT";
 
-/// A member that has died is known to be dead after this, in milliseconds.
+/// The session timeout in milliseconds.
 const SESSION_MS: &str = "1500";
 const HEARTBEAT_MS: &str = "300";
 
-/// How a reader is started.
+/// The settings of a reader.
 #[derive(Clone)]
 pub struct Reader {
     pub url: String,
@@ -45,6 +50,7 @@ pub struct Reader {
     settings: Vec<(String, String)>,
     limits: &'static str,
     undeduplicated: &'static str,
+    in_order: &'static str,
     panics_at: &'static str,
 }
 
@@ -59,38 +65,44 @@ impl Reader {
             settings: Vec::new(),
             limits: "",
             undeduplicated: "",
+            in_order: "",
             panics_at: "",
         }
         .set("client.id", "reader")
     }
 
-    /// Any setting of librdkafka.
+    /// Sets a property of librdkafka.
     pub fn set(mut self, name: &str, value: &str) -> Reader {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The group soon gives up on it when it has died.
+    /// Sets a short session timeout, so that the group notices a crash soon.
     pub fn soon_missed(self) -> Reader {
         self.set("session.timeout.ms", SESSION_MS).set("heartbeat.interval.ms", HEARTBEAT_MS)
     }
 
-    /// A static member: started again under the same name, it has its partitions back at once.
+    /// Makes it a static member: started again under the same name, it gets its partitions back at once.
     pub fn named(self, name: &str) -> Reader {
         self.set("group.instance.id", name)
     }
 
-    /// Lines of `name=value`.
+    /// Sets limits, one `name=value` per line.
     pub fn limits(self, limits: &'static str) -> Reader {
         Reader { limits, ..self }
     }
 
-    /// Nothing is recognised when it comes again.
+    /// Turns deduplication off: a redelivered record is a new message.
     pub fn undeduplicated(self) -> Reader {
         Reader { undeduplicated: "yes", ..self }
     }
 
-    /// Has the thread or task panic that emits this event.
+    /// Makes the handler ordered: ten keys per partition. It writes each record to the table `history`.
+    pub fn in_order(self) -> Reader {
+        Reader { in_order: "yes", ..self }
+    }
+
+    /// Makes the thread or task panic that emits this event.
     pub fn panics_at(self, event: &'static str) -> Reader {
         Reader { panics_at: event, ..self }
     }
@@ -105,18 +117,19 @@ impl Reader {
             (SETTINGS, &settings.join("\n")),
             (LIMITS, self.limits),
             (UNDEDUPLICATED, self.undeduplicated),
+            (IN_ORDER, self.in_order),
             (PANICS_AT, self.panics_at),
         ];
         Child::spawn(ROLE.0, &variables)
     }
 }
 
-/// How often the reader has said this.
+/// How often the reader has printed this message.
 pub fn times_said(child: &Child, message: &str) -> usize {
     child.lines().iter().filter(|line| line.starts_with(message)).count()
 }
 
-/// The child: reads until it is killed, asked to end by SIGTERM, or cannot go on.
+/// The child: reads until it is killed, ended by SIGTERM, or fails.
 fn read() {
     let subscriber = tracing_subscriber::registry().with(Speaker { panics_at: parameter(PANICS_AT) });
     tracing::subscriber::set_global_default(subscriber).expect("a child has one role");
@@ -131,9 +144,13 @@ fn read() {
             "" => Identity::position(),
             _ => Identity::header("none").or_undeduplicated(),
         };
+        let registration = match &*parameter(IN_ORDER) {
+            "" => handler(key("a"), async |_: Message<Raw>| Ok::<(), Failure>(())).concurrency(100),
+            _ => tx_handler(key("a"), write_history).ordered_by(OrderKey::by(ordering_key)),
+        };
         let inbox = Inbox::builder(Store::connect(&parameter(URL)).await.unwrap())
             .limits(limits)
-            .subscribe(&*topic, handler(key("a"), async |_: Message<Raw>| Ok::<(), Failure>(())).concurrency(100))
+            .subscribe(&*topic, registration)
             .identity(&*topic, identity)
             .build()
             .unwrap();
@@ -156,7 +173,23 @@ fn read() {
     });
 }
 
-/// Says the events, and panics at one.
+fn ordering_key(record: &Record) -> Option<Vec<u8>> {
+    let position = record.position()?;
+    Some(format!("{}/{}", position.partition, position.offset % 10).into_bytes())
+}
+
+/// Fails now and then at the first attempt, so that retries hold their keys.
+async fn write_history(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+    let Some(position) = message.position() else { return Err(Failure::poison("not from Kafka")) };
+    if position.offset % 97 == 0 && message.attempt() == 1 {
+        return Err(Failure::retry_after(Duration::from_millis(50), "busy"));
+    }
+    let values = format!("({}, {})", position.partition, position.offset);
+    execute(conn, &format!("INSERT INTO history (kafka_partition, kafka_offset) VALUES {values}")).await?;
+    Ok(())
+}
+
+/// Prints the events, and panics at one.
 struct Speaker {
     panics_at: String,
 }

@@ -1,4 +1,4 @@
-//! Retention beside Kafka: a group that is set back reads everything again, and runs nothing again.
+//! Retention with Kafka: a group that is set back reads everything again, and no handler runs again.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use support::kafka_admin::unique_name;
 const DAY: Duration = Duration::from_secs(86_400);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_is_set_back_to_the_beginning_after_a_purge_runs_nothing_again() {
+async fn a_group_that_is_reset_to_the_beginning_after_a_purge_runs_nothing_again() {
     let stage = Stage::new(1).await;
     stage.scene.database.age_identities(3_600).await;
     let runs = Runs::new();
@@ -37,7 +37,7 @@ async fn a_group_that_is_set_back_to_the_beginning_after_a_purge_runs_nothing_ag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_keeps_records_for_longer_than_the_inbox_knows_them_is_warned_of() {
+async fn a_topic_with_longer_retention_than_the_inbox_is_reported() {
     let stage = Stage::new(1).await;
     let [week, ever, compacted] = [(); 3].map(|()| unique_name("retention"));
     stage.kafka.create_topic(&week, 1, &[("retention.ms", "604800000")]).await;
@@ -50,7 +50,7 @@ async fn a_topic_that_keeps_records_for_longer_than_the_inbox_knows_them_is_warn
         let inbox = inbox.identity(topics, Identity::position()).retention(retention).build().unwrap();
         let running = within(inbox.start_from(stage.source())).await.unwrap();
         let is_warning =
-            |event: &Event, topic: &str| event.message.starts_with("retention shorter") && event.has("topic", topic);
+            |event: &Event, topic: &str| event.message.starts_with("retention is shorter") && event.has("topic", topic);
         events.wait_for(|event| is_warning(event, &ever)).await;
         events.wait_for(|event| is_warning(event, &compacted)).await;
         end(running).await;
@@ -62,7 +62,7 @@ async fn a_topic_that_keeps_records_for_longer_than_the_inbox_knows_them_is_warn
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_nobody_can_be_asked_about_is_no_more_than_a_note() {
+async fn an_unknown_topic_retention_is_reported_at_debug_level() {
     let stage = Stage::about(support::kafka::Kafka::shared().await.clone(), unique_name("missing")).await;
     let events = Events::capture();
     let inbox = stage.build(stage.scene.inbox().retention(DAY), &Runs::new());

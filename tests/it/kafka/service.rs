@@ -1,5 +1,6 @@
-//! The example service, as a user runs it: real processes that are killed while a topic is being filled, and while the database or the
-//! broker comes and goes. In the end both handlers have handled every record, the transactional one with one effect each.
+//! The example service as a user runs it: real processes that are killed while a topic is being filled, and while the
+//! database or the broker restarts. At the end both handlers have handled every record, and the transactional one has
+//! one effect each.
 
 use std::time::Duration;
 
@@ -15,16 +16,16 @@ use support::postgres::{Cluster, ClusterOptions, connect};
 
 const PARTITIONS: i32 = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Lines of a service that a failing test shows.
+/// The number of output lines that a failing test shows.
 const PRINTED_MAX: usize = 60;
 const NAMES: [&str; 2] = ["one", "two"];
 
 const STORED: &str = "SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger";
-/// Every order is two deliveries. Those that are open have an index.
+/// Each order has two deliveries. Open deliveries have an index.
 const DONE: &str = "SELECT 2 * (SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger)
                          - (SELECT count(*) FROM inbox_delivery WHERE finished_at IS NULL)";
 
-/// Where the services of a test work.
+/// The database, broker and topic of the services in a test.
 struct Shop {
     kafka: Kafka,
     database_url: String,
@@ -40,7 +41,7 @@ impl Shop {
         Shop { kafka, database_url, topic, group: unique_name("group") }
     }
 
-    /// A service that has its partitions back as soon as it is started again.
+    /// A service that gets its partitions back as soon as it is restarted.
     fn service(&self, name: &str) -> Child {
         self.service_with(name, &[])
     }
@@ -55,7 +56,7 @@ impl Shop {
             ("RDKAFKA_RECONNECT_BACKOFF_MAX_MS", "500"),
             ("LIMIT_LEASE", "2s"),
             ("LIMIT_BACKOFF_MAX", "500ms"),
-            // Nobody's fault: the kills are not to be held against the deliveries they meet.
+            // The test kills processes, so crashes must not poison deliveries.
             ("LIMIT_CRASH_LIMIT", "1000"),
             ("RUST_LOG", "warn,wharf::kafka=info,service=warn"),
         ];
@@ -68,14 +69,14 @@ impl Shop {
         tokio::spawn(async move { kafka.produce_many(&topic, PARTITIONS, count, order).await })
     }
 
-    /// `None` while the database is away.
+    /// `None` while the database is unavailable.
     async fn number(&self, sql: &str) -> Option<i64> {
         let (client, connection) = tokio_postgres::connect(&self.database_url, NoTls).await.ok()?;
         tokio::spawn(connection);
         Some(client.query_one(sql, &[]).await.ok()?.get(0))
     }
 
-    /// Waits until the number has been reached, as long as it grows. Fails with what the services printed.
+    /// Waits until the number is reached, as long as it grows. On failure, panics with the output of the services.
     async fn reached(&self, sql: &str, wanted: i64, services: &[Child]) {
         let mut last = None;
         while last < Some(wanted) {
@@ -96,7 +97,7 @@ impl Shop {
         }
     }
 
-    /// Waits until everything is done, and asserts that it was done as promised.
+    /// Waits until everything is done, and asserts the guarantees.
     async fn is_served(&self, orders: i64, services: &[Child]) {
         self.reached(DONE, orders * 2, services).await;
         for service in services {
@@ -119,7 +120,7 @@ fn order(number: usize) -> TestRecord {
         .with_header("message-id", format!("order-{number}/placed"))
 }
 
-// The first "done when".
+// No order is lost and no effect is doubled when services are killed at any time.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_killed_in_a_loop_handle_a_hundred_thousand_orders() {
     const ORDERS: i64 = 100_000;
@@ -140,9 +141,9 @@ async fn services_killed_in_a_loop_handle_a_hundred_thousand_orders() {
     shop.is_served(ORDERS, &services).await;
 }
 
-// The second "done when".
+// The same with a database that restarts.
 #[tokio::test(flavor = "multi_thread")]
-async fn services_whose_database_restarts_again_and_again_handle_every_order() {
+async fn services_whose_database_restarts_repeatedly_handle_every_order() {
     const ORDERS: i64 = 10_000;
     let cluster = Cluster::start(ClusterOptions::default()).await;
     let shop = Shop::open(Kafka::shared().await.clone(), cluster.url("postgres")).await;
@@ -160,7 +161,7 @@ async fn services_whose_database_restarts_again_and_again_handle_every_order() {
     shop.is_served(ORDERS, &services).await;
 }
 
-// The third "done when". First the broker is away for longer than a member is missed.
+// The same with a broker that is stopped and killed. First it is stopped for longer than the session timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_whose_broker_stops_and_is_killed_handle_every_order() {
     const ORDERS: i64 = 20_000;
@@ -175,7 +176,7 @@ async fn services_whose_broker_stops_and_is_killed_handle_every_order() {
     let filling = shop.fill(ORDERS);
     shop.reached(STORED, 2_000, &services).await;
     kafka.stop().await;
-    // The session has timed out: the member gives its partitions up by itself.
+    // The session has timed out: the member gives up its partitions.
     for service in &services {
         service.await_printed("partitions revoked").await;
     }
@@ -188,9 +189,9 @@ async fn services_whose_broker_stops_and_is_killed_handle_every_order() {
     shop.is_served(ORDERS, &services).await;
 }
 
-// Another process with the same `group.instance.id` takes this one's place, which is a fatal error for the consumer.
+// Another process with the same `group.instance.id` fences this one, which is a fatal error for the consumer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_put_out_of_its_place_ends_with_an_error_and_says_why() {
+async fn a_fenced_static_member_ends_with_an_error_that_names_the_cause() {
     let scene = Scene::new().await;
     let shop = Shop::open(Kafka::shared().await.clone(), scene.database.url()).await;
     let first = shop.service(NAMES[0]);

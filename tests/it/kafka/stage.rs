@@ -1,4 +1,4 @@
-//! What a test of the ingest needs: a topic and a group of its own beside a scene.
+//! The setting of a Kafka test: a topic and a group for the test, and a scene.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Stage {
         Self { partitions, ..Self::about(kafka, topic).await }
     }
 
-    /// With a topic that the test makes, before or later, of one partition unless it says otherwise.
+    /// With a topic that the test creates, before or later. It has one partition unless the test sets another number.
     pub async fn about(kafka: Kafka, topic: String) -> Self {
         Self { scene: Scene::new().await, kafka, topic, group: unique_name("group"), partitions: 1 }
     }
@@ -39,7 +39,7 @@ impl Stage {
         Source::new(self.kafka.brokers(), &self.group)
     }
 
-    /// Records are known by their position, unless the test says otherwise.
+    /// Records are identified by their position, unless the test sets another policy.
     pub fn inbox(&self, runs: &Runs) -> Inbox<Db> {
         self.build(self.scene.inbox(), runs)
     }
@@ -76,7 +76,7 @@ impl Stage {
         self.kafka.committed(&self.group, &self.topic, partition).await
     }
 
-    /// Where the messages were, as `partition/offset`, sorted.
+    /// The positions of the messages as `partition/offset`, sorted.
     pub async fn positions(&self) -> Vec<String> {
         let sql =
             "SELECT kafka_partition || '/' || kafka_offset FROM inbox_message ORDER BY kafka_partition, kafka_offset";
@@ -91,14 +91,14 @@ impl Stage {
         within(self.inbox(runs).start_from(source)).await.unwrap()
     }
 
-    /// As [`Stage::start`], with another identity and other limits.
+    /// Like [`Stage::start`], with another identity policy and other limits.
     pub async fn start_with(&self, identity: Identity, limits: Limits, runs: &Runs) -> Running<Db> {
         let inbox = self.scene.inbox().limits(limits).subscribe(&*self.topic, runs.handler("a").concurrency(100));
         let inbox = inbox.identity(&*self.topic, identity).build().unwrap();
         within(inbox.start_from(self.source())).await.unwrap()
     }
 
-    /// `reason` of what is quarantined, in the order of offsets.
+    /// The reasons of quarantined records, in the order of offsets.
     pub async fn quarantined(&self) -> Vec<String> {
         self.scene
             .database
@@ -106,14 +106,14 @@ impl Stage {
             .await
     }
 
-    /// `partition: from to to` of the gaps that were noted.
+    /// The recorded gaps, as `partition: from to to`.
     pub async fn gaps(&self) -> Vec<String> {
         let sql = "SELECT kafka_partition || ': ' || from_offset || ' to ' || to_offset FROM inbox_gap ORDER BY 1";
         self.scene.database.query_texts(sql).await
     }
 }
 
-/// Ends it as a service should.
+/// Shuts the inbox down as a service should.
 pub async fn end(running: Running<Db>) {
     within(running.shutdown(Duration::from_secs(30))).await.unwrap();
 }

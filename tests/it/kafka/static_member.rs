@@ -1,12 +1,12 @@
-//! Static membership: a member whose place is taken by another with the same id ends and says why; a
-//! restart in time moves no partition.
+//! Static membership: a member that is fenced by another one with the same id ends with the reason. A restart in time
+//! moves no partition.
 
 use super::reader::{Reader, times_said};
 use super::stage::Stage;
 use support::child::Child;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_readers_with_one_instance_id_the_first_ends_and_says_why() {
+async fn of_two_readers_with_one_instance_id_the_first_ends_with_the_reason() {
     let stage = Stage::new(2).await;
     let observer = stage.observed();
     let reader = Reader::on(&stage).soon_missed().named("twin");
@@ -28,9 +28,9 @@ async fn of_two_readers_with_one_instance_id_the_first_ends_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_static_member_that_is_started_again_in_time_moves_nobodys_partitions() {
+async fn a_static_member_that_restarts_in_time_moves_no_partition() {
     let stage = Stage::new(4).await;
-    // Eagerly: whatever moves, every member is told all of its partitions.
+    // With the eager protocol, any move assigns all partitions of every member again.
     let reader = |name| {
         let settings = Reader::on(&stage).set("session.timeout.ms", "30000");
         settings.set("partition.assignment.strategy", "range").named(name)

@@ -1,5 +1,6 @@
-//! Storms of rebalances: readers join and leave, asked to or killed, while records keep coming. Nothing is lost, the ledger never goes
-//! back, and no offset is ever committed before what precedes it is stored, with each of Kafka's three ways to share partitions.
+//! Many rebalances in a row: readers join and leave, shut down or killed, while records arrive. No record is lost, the
+//! ledger never moves back, and no offset is committed before the records before it are stored, with each of Kafka's
+//! three assignment protocols.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +12,9 @@ use support::child::Child;
 
 const PARTITIONS: i32 = 8;
 const MEMBERS: usize = 3;
-/// In each of them a reader joins and another leaves.
+/// In each change a reader joins and another leaves.
 const CHANGES: usize = 6;
-/// Records of one partition that are written together, and how many such portions there are at most.
+/// Records of one partition that are produced together, and the maximum number of such portions.
 const PORTION: usize = 50;
 const PORTIONS_MAX: usize = 30 * PARTITIONS as usize;
 
@@ -25,16 +26,25 @@ async fn a_storm_of_eager_rebalances_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_cooperative_rebalances_loses_nothing() {
+async fn a_storm_of_cooperative_rebalances_loses_nothing_and_keeps_the_order_of_each_key() {
     let stage = Arc::new(Stage::new(PARTITIONS).await);
+    // In the order in which the transactions of the handler wrote.
+    let table = "CREATE TABLE history (kafka_partition integer, kafka_offset bigint,
+                                       written_as bigint GENERATED ALWAYS AS IDENTITY)";
+    stage.scene.database.execute(table).await;
     let reader = Reader::on(&stage).soon_missed().set("partition.assignment.strategy", "cooperative-sticky");
-    storm(stage, reader).await;
+    storm(Arc::clone(&stage), reader.in_order()).await;
+
+    let out_of_order = "(SELECT kafka_offset <= lag(kafka_offset) OVER key AS is_late FROM history
+                         WINDOW key AS (PARTITION BY kafka_partition, kafka_offset % 10 ORDER BY written_as)) h WHERE is_late";
+    assert_eq!(stage.scene.count(out_of_order).await, 0);
+    assert_eq!(stage.scene.count("history").await, stage.scene.count("inbox_message").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_under_the_consumer_protocol_loses_nothing() {
     let stage = Arc::new(Stage::new(PARTITIONS).await);
-    // With this protocol it is the group that has a session timeout, not the member.
+    // With this protocol the session timeout belongs to the group, not to the member.
     let settings = [("consumer.session.timeout.ms", "1500"), ("consumer.heartbeat.interval.ms", "300")];
     stage.kafka.alter_group(&stage.group, &settings).await;
     let reader = Reader::on(&stage).set("group.protocol", "consumer");
@@ -57,7 +67,7 @@ async fn storm(stage: Arc<Stage>, reader: Reader) {
             leaving.await_said("at work").await;
             leaving.term();
         }
-        // Asked to, it leaves while the next one comes.
+        // A reader that is shut down leaves while the next one joins.
         tokio::spawn(async move { leaving.wait().await });
     }
     is_over.store(true, Ordering::Relaxed);
@@ -72,14 +82,14 @@ async fn storm(stage: Arc<Stage>, reader: Reader) {
     stage.assert_whole(&produced).await;
 }
 
-/// Waits until the ledger is beyond what it was, so that every change meets a group at work.
+/// Waits until the ledger has moved, so that every change happens while the group is working.
 async fn moved_on(stage: &Stage, stored: i64) -> i64 {
     let ledger = "SELECT coalesce(sum(next_offset), 0)::bigint FROM inbox_ledger";
     stage.scene.until(&format!("SELECT (({ledger}) > {stored})::int::bigint")).await;
     stage.scene.database.query_one_i64(ledger).await
 }
 
-/// Writes portions to the partitions in turn; returns how many records each of them has in the end.
+/// Produces to the partitions in turn. Returns the number of records per partition.
 async fn produce_until(stage: Arc<Stage>, is_over: Arc<AtomicBool>) -> Vec<i64> {
     let mut produced = vec![0; usize::try_from(PARTITIONS).unwrap()];
     for portion in 0..PORTIONS_MAX {

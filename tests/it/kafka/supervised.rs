@@ -1,10 +1,10 @@
-//! No part of a process ends in silence: whatever panics, `running.failure()` has the error, an ERROR event names it, and another member of the
-//! group goes on.
+//! No part of a process ends silently: whatever panics, `running.failure()` has the error, an ERROR event names it, and
+//! another member of the group continues.
 
 use super::reader::Reader;
 use super::stage::Stage;
 
-/// The first reader panics at the event. The second one has everything in the end.
+/// The first reader panics at the event. The second one stores everything in the end.
 async fn a_panic_at(event: &'static str, says: &str, told_as: [&str; 2]) {
     let stage = Stage::new(2).await;
     for partition in 0..2 {
@@ -28,17 +28,16 @@ async fn a_panic_at(event: &'static str, says: &str, told_as: [&str; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_in_the_thread_that_reads_is_told() {
-    a_panic_at("partition begun", "the ingest's thread panicked", ["ingest failed ", "the ingest's thread panicked"])
-        .await;
+async fn a_panic_in_the_reading_thread_is_reported() {
+    a_panic_at("partition begun", "the ingest thread panicked", ["ingest failed ", "the ingest thread panicked"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_in_the_task_that_writes_a_batch_is_told() {
-    a_panic_at("accepted", "a task of the ingest panicked", ["ingest failed ", "a task of the ingest panicked"]).await;
+async fn a_panic_in_the_task_that_writes_a_batch_is_reported() {
+    a_panic_at("accepted", "an ingest task panicked", ["ingest failed ", "an ingest task panicked"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_panic_in_the_loop_that_settles_is_told() {
+async fn a_panic_in_the_settle_loop_is_reported() {
     a_panic_at("done", "settle has ended", ["engine failed ", "what=settle"]).await;
 }

@@ -1,4 +1,5 @@
-//! What tests of the group ask of a stage on PostgreSQL: to be caught up, to be whole, to be watched meanwhile.
+//! Methods of a stage on PostgreSQL for the tests of the consumer group: wait until it is caught up, assert that it is
+//! complete, observe it meanwhile.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use super::stage::{Stage, range};
 use crate::scene::within;
 
 impl Stage {
-    /// Waits until everything that was produced to each of the partitions is stored, committed and handled.
+    /// Waits until every produced record of each partition is stored, committed and handled.
     pub async fn caught_up(&self, produced: &[i64]) {
         within(async {
             for (partition, &count) in (0..).zip(produced) {
@@ -20,7 +21,7 @@ impl Stage {
         self.scene.settled().await;
     }
 
-    /// Everything before the ledger's offset is committed too, and is a message of its own.
+    /// Asserts that everything before the ledger's offset is committed too, and that each record is its own message.
     pub async fn assert_whole(&self, produced: &[i64]) {
         for (partition, &count) in (0..).zip(produced) {
             let ledger = (self.ledger(partition).await, self.committed(partition).await);
@@ -33,7 +34,7 @@ impl Stage {
         assert_eq!(self.scene.count("inbox_delivery").await, produced.iter().sum::<i64>());
     }
 
-    /// Checks from now on that committed offset <= ledger <= first offset not stored.
+    /// Checks from now on that committed offset <= ledger <= first offset that is not stored.
     pub fn observed(&self) -> Observer {
         Observer::watch(Watched {
             kafka: self.kafka.clone(),

@@ -1,5 +1,5 @@
-//! A reader that stands still for longer than its session and wakes up when others have done its work: it
-//! stores nothing twice and moves no offset back.
+//! A reader that is frozen for longer than its session timeout and continues after others have done its work: it stores
+//! nothing twice and moves no offset back.
 
 use super::reader::Reader;
 use super::stage::Stage;
@@ -12,8 +12,8 @@ const WAITING: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
 const END_WAITING: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                            WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
-/// A reader that was stopped while it was about to store 50 records; `end_statement` is what becomes of its statement meanwhile, and
-/// `again_max` how many deliveries it can have claimed by that, which others then run again.
+/// Freezes a reader that is about to store 50 records. `end_statement` decides what happens to its statement meanwhile,
+/// and `again_max` is the number of deliveries that it may have claimed with it, which others then run again.
 async fn sleeps_while_another_reads(end_statement: &str, again_max: i64) {
     let stage = Stage::new(1).await;
     let observer = stage.observed();
@@ -54,6 +54,6 @@ async fn a_zombie_whose_batch_was_not_stored_finds_it_stored_by_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_zombie_that_was_not_told_that_its_batch_is_stored_does_no_harm() {
+async fn a_zombie_whose_batch_was_stored_without_a_reply_does_no_harm() {
     sleeps_while_another_reads("SELECT 1", 50).await;
 }

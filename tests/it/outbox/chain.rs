@@ -1,5 +1,5 @@
-//! Two services in a row and a third that reads their dead letters, while processes, the broker and the database are killed: every effect once, in the order
-//! of its key, and nothing is left unsent.
+//! Two services in a row and a third that reads their dead letters, while processes, the broker and the database are
+//! killed: every effect exists once, in the order of its key, and no record stays unsent.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use support::kafka_records::TestRecord;
 use support::postgres::{Cluster, ClusterOptions, connect};
 
 const PARCELS: i32 = 20_000;
-/// A multiple of the number of partitions: each key is in one of them.
+/// A multiple of the number of partitions: each key belongs to one partition.
 const KEYS: usize = 2_000;
 const PARTITIONS: i32 = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -30,14 +30,14 @@ fn parcel(number: usize) -> TestRecord {
         .with_header("ce_source", "/test")
 }
 
-/// `None` while the database is away.
+/// `None` while the database is unavailable.
 async fn number(url: &str, sql: &str) -> Option<i64> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.ok()?;
     tokio::spawn(connection);
     Some(client.query_one(sql, &[]).await.ok()?.get(0))
 }
 
-/// Waits until the number has been reached, as long as it grows.
+/// Waits until the number is reached, as long as it grows.
 async fn reached(url: &str, sql: &str, wanted: i64, what: &str) {
     let mut last = None;
     while last < Some(wanted) {
@@ -57,7 +57,7 @@ async fn reached(url: &str, sql: &str, wanted: i64, what: &str) {
     }
 }
 
-/// Asserts that each of these numbers has one effect, and that those of a key are in order.
+/// Asserts that each of these numbers has one effect, and that the effects of a key are in order.
 async fn is_whole(url: &str, parcels: i64, what: &str) {
     assert_eq!(number(url, EFFECTS).await, Some(parcels), "effects of {what}");
     assert_eq!(number(url, "SELECT count(DISTINCT number) FROM effect").await, Some(parcels), "parcels of {what}");
@@ -72,7 +72,7 @@ async fn prepare(url: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chain_of_services_carries_every_parcel_once_and_in_order_whatever_is_killed() {
+async fn a_chain_of_services_handles_every_record_once_and_in_order_despite_kills() {
     let (cluster, kafka) = tokio::join!(Cluster::start(ClusterOptions::default()), Kafka::start());
     let (second, third) = (Scene::new().await, Scene::new().await);
     let urls = [cluster.url("postgres"), second.database.url(), third.database.url()];

@@ -1,4 +1,5 @@
-//! Dead letters: every way to poison a delivery publishes it, in the transaction that poisons it, and what becomes of it later is told too.
+//! Dead letters: every way to poison a delivery publishes it in the transaction that poisons it. A later replay or
+//! discard is published too.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::scene::{Db, Runs, Scene, key, quick, record};
 
 const DEAD: &str = "orders.dead";
 
-/// What was published, in order: `topic|type|reason|handler|attempts|origin|payload`.
+/// The published records in order: `topic|type|reason|handler|attempts|origin|payload`.
 async fn letters(scene: &Scene) -> Vec<String> {
     let header = |name: &str| {
         format!("(SELECT inbox_text(h.value) FROM inbox_headers(o.headers) h WHERE h.name = '{name}' LIMIT 1)")
@@ -32,7 +33,7 @@ fn inbox(scene: &Scene, registration: Registration<Db>) -> Inbox<Db> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_poisoned_delivery_is_published_with_where_it_comes_from_and_stays() {
+async fn a_poisoned_delivery_is_published_with_its_origin_and_stays() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, dead(Runs::new().obeying("stock")));
     let order =
@@ -69,7 +70,7 @@ async fn a_poisoned_delivery_is_published_with_where_it_comes_from_and_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn replaying_and_discarding_it_is_told_on_the_same_topic() {
+async fn replay_and_discard_are_published_on_the_same_topic() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, dead(Runs::new().obeying("stock")));
     inbox.accept(record("poison")).await.unwrap();
@@ -94,7 +95,7 @@ async fn replaying_and_discarding_it_is_told_on_the_same_topic() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_reason_can_have_a_topic_of_its_own() {
+async fn each_reason_can_have_its_own_topic() {
     let scene = Scene::new().await;
     let number = handler(key("stock"), async |_: Message<u32>| Err::<(), Failure>(Failure::retry("busy")));
     let inbox = inbox(&scene, dead(number).dead_letter_for(Reason::Undecodable, "orders.unreadable"));
@@ -111,7 +112,7 @@ async fn each_reason_can_have_a_topic_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_poisoned_without_running_is_published_too() {
+async fn a_delivery_that_is_poisoned_without_a_run_is_published_too() {
     let scene = Scene::new().await;
     let inbox = inbox(&scene, dead(Runs::new().handler("stock")));
     inbox.accept_all(["crashed", "missing", "unknown"].map(record)).await.unwrap();
@@ -124,7 +125,7 @@ async fn what_is_poisoned_without_running_is_published_too() {
     let later = format!("UPDATE inbox_delivery SET due_at = now() + interval '1 hour' WHERE {}", only("unknown"));
     scene.database.execute(&format!("{later}; DELETE FROM inbox_message WHERE message_id = 'missing'")).await;
     inbox.drain().await.unwrap();
-    // A process that does not know the handler.
+    // A process that does not have the handler.
     scene.database.execute(&format!("UPDATE inbox_delivery SET due_at = now() WHERE {}", only("unknown"))).await;
     let other = scene.another_inbox().await.limits(quick().unknown_key_grace(Duration::ZERO));
     let other = other.subscribe("orders", Runs::new().handler("other")).build().unwrap().start().await.unwrap();
@@ -142,7 +143,7 @@ async fn what_is_poisoned_without_running_is_published_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registration_without_a_topic_ends_the_letters_and_bad_topics_are_refused() {
+async fn a_registration_without_a_topic_ends_dead_letters_and_bad_topics_are_rejected() {
     let scene = Scene::new().await;
     inbox(&scene, dead(Runs::new().obeying("stock"))).accept(record("done")).await.unwrap();
     assert_eq!(scene.count("inbox_dead_letter").await, 1);
@@ -157,7 +158,7 @@ async fn a_registration_without_a_topic_ends_the_letters_and_bad_topics_are_refu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_on_sqlite_are_refused() {
+async fn dead_letters_on_sqlite_are_rejected() {
     let store = Store::<Sqlite>::in_memory().await.unwrap();
     let registration = handler(key("stock"), async |_: Message<Raw>| Ok::<(), Failure>(())).dead_letter(DEAD);
     let error = Inbox::builder(store).subscribe("orders", registration).build().unwrap_err();

@@ -1,4 +1,5 @@
-//! The child processes of the chain: services that read a topic, write an effect for each record, and pass it on.
+//! The child processes of the chain: services that read a topic, write an effect for each record, and publish it to the
+//! next topic.
 
 use std::time::Duration;
 
@@ -17,15 +18,15 @@ const URL: &str = "LINK_URL";
 const BROKERS: &str = "LINK_BROKERS";
 const NAME: &str = "LINK_NAME";
 const FROM: &str = "LINK_FROM";
-/// Where records are passed on to; empty for the end of the chain.
+/// The topic that records are published to; empty at the end of the chain.
 const TO: &str = "LINK_TO";
-/// Where poisoned deliveries go; empty for nowhere.
+/// The topic for poisoned deliveries; empty for none.
 const DEAD: &str = "LINK_DEAD";
 
-/// Records that the first service cannot handle.
+/// One in this many records cannot be handled by the first service.
 pub const HOPELESS_EVERY: i32 = 250;
 
-/// How a link is started.
+/// The settings of a service in the chain.
 #[derive(Clone)]
 pub struct Link {
     pub url: String,
@@ -36,7 +37,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Started again under the same name, it has its partitions back at once.
+    /// A service that is restarted under the same name gets its partitions back at once.
     pub fn spawn(&self, name: &str) -> Child {
         let variables = [
             (URL, self.url.as_str()),
@@ -50,7 +51,7 @@ impl Link {
     }
 }
 
-/// What the links carry.
+/// The payload of the records in the chain.
 #[derive(serde::Deserialize, serde::Serialize)]
 struct Parcel {
     key: String,
@@ -110,6 +111,6 @@ async fn work() {
     };
     say("at work");
     signal(SignalKind::terminate()).unwrap().recv().await;
-    // The database may be away at this very moment: then the claims run out.
+    // The database may be unavailable now: then the claims expire.
     let _ = running.shutdown(Duration::from_secs(10)).await;
 }

@@ -1,10 +1,11 @@
-//! The outbox: what is published leaves after the commit, in order, and is never lost, whatever dies. Real brokers where a real one can do it.
+//! The outbox: a published record is sent after the commit, in order, and is never lost, whatever crashes. The tests
+//! use real brokers wherever a real one can cause the situation.
 
 mod chain;
 mod dead_letters;
 pub mod link;
 mod order;
-mod post;
+pub mod post;
 mod publish;
 mod refused;
 pub mod sender;

@@ -1,11 +1,11 @@
-//! Order: records of one key leave in the order of commits, also behind transactions that are open for long.
+//! Order: records of one key are sent in the order of their commits, also beside long transactions.
 
 use super::post::{Post, end, publish_sql};
 use support::postgres::connect;
 
-// The id of the open transaction is lower than ids that were sent already.
+// The transaction id of the open transaction is lower than ids that were already sent.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_commits_late_holds_up_nobody_and_is_not_passed_over() {
+async fn a_transaction_that_commits_late_delays_no_other_and_is_not_skipped() {
     let post = Post::new(1).await;
     let relay = post.start();
     let late = connect(&post.scene.database.url()).await;
@@ -18,7 +18,8 @@ async fn a_transaction_that_commits_late_holds_up_nobody_and_is_not_passed_over(
     end(relay).await;
 }
 
-// Two writers that lock the same row before they publish. The first has the lower id and is open while records of its slot are sent.
+// Two writers lock the same row before they publish. The first has the lower transaction id and is open while records
+// of its slot are sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn writers_that_wait_for_each_other_are_sent_in_the_order_of_their_commits() {
     let post = Post::new(4).await;

@@ -1,4 +1,4 @@
-//! What a test of the outbox needs: a database, a topic, and a relay in this process.
+//! The setting of an outbox test: a database, a topic, and a relay in this process.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ pub struct Post {
 }
 
 impl Post {
-    /// On the shared broker, with a topic of its own.
+    /// On the shared broker, with a new topic.
     pub async fn new(partitions: i32) -> Post {
         let kafka = Kafka::shared().await.clone();
         let topic = kafka.create_unique_topic(partitions).await;
         Post { scene: Scene::new().await, kafka, topic, partitions }
     }
 
-    /// With a topic that has these settings.
+    /// On the shared broker, with a topic that has these settings.
     pub async fn with_topic(settings: &[(&str, &str)]) -> Post {
         let post = Post::new(1).await;
         let topic = format!("{}-set", post.topic);
@@ -48,7 +48,7 @@ impl Post {
         }
     }
 
-    /// Waits until nothing waits to be sent.
+    /// Waits until no record waits to be sent.
     pub async fn sent(&self) {
         self.scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_outbox WHERE status = 0").await;
     }
@@ -70,7 +70,7 @@ pub fn publish_sql(topic: &str, key: &str, payload: &str) -> String {
     format!("SELECT inbox_publish('{topic}', '{payload}', record_key => '{key}')")
 }
 
-/// Ends it as a service should.
+/// Shuts the relay down as a service should.
 pub async fn end(relay: RunningRelay) {
     within(relay.shutdown(Duration::from_secs(10))).await;
 }

@@ -1,4 +1,5 @@
-//! Publishing: with the transaction or not at all, by Rust and by SQL, with what another service needs to accept a record once.
+//! Publishing: records are sent if and only if the transaction commits, from Rust and from SQL, with everything another
+//! service needs to accept a record once.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ async fn conn(scene: &Scene) -> AsyncPgConnection {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_transaction_publishes_leaves_when_it_commits_and_never_when_it_is_rolled_back() {
+async fn records_are_sent_when_their_transaction_commits_and_never_after_a_rollback() {
     let post = Post::new(1).await;
     let relay = post.start();
     let outbox = Outbox::new(&post.scene.store).with_source("/shop");
@@ -44,7 +45,7 @@ async fn what_a_transaction_publishes_leaves_when_it_commits_and_never_when_it_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_cannot_be_sent_is_refused_and_the_transaction_goes_on() {
+async fn an_invalid_record_is_rejected_and_the_transaction_continues() {
     let scene = Scene::new().await;
     let outbox = Outbox::new(&scene.store);
     let mut conn = conn(&scene).await;
@@ -57,7 +58,7 @@ async fn a_record_that_cannot_be_sent_is_refused_and_the_transaction_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sql_publishes_with_the_headers_and_the_trace_of_the_message_it_comes_from() {
+async fn sql_publishes_with_the_headers_and_the_trace_of_the_handled_message() {
     let post = Post::new(1).await;
     let inbox = post.scene.inbox().subscribe("orders", Runs::new().handler("a")).build().unwrap();
     let order = Record::new("orders").with_id("order-1").with_header("traceparent", "00-1-2-01");
@@ -89,7 +90,7 @@ async fn sql_publishes_with_the_headers_and_the_trace_of_the_message_it_comes_fr
     end(relay).await;
 }
 
-/// Writes its effect, and passes the message on.
+/// Writes the effect and publishes the message.
 async fn pass_on(
     (outbox, topic): (Outbox<Postgres>, String),
     message: Message<Raw>,
@@ -102,7 +103,7 @@ async fn pass_on(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_handler_publishes_is_accepted_by_the_next_inbox_and_names_its_message() {
+async fn a_record_published_by_a_handler_is_accepted_by_the_next_inbox_and_names_its_message() {
     let post = Post::new(2).await;
     effect::prepare(&post.scene).await;
     let state = (Outbox::new(&post.scene.store), post.topic.clone());
@@ -127,7 +128,7 @@ async fn what_a_handler_publishes_is_accepted_by_the_next_inbox_and_names_its_me
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_and_bounds_that_cannot_work_are_refused_by_name() {
+async fn invalid_settings_and_bounds_are_rejected_by_name() {
     let scene = Scene::new().await;
     let start = |relay: wharf::kafka::Relay, store: &Store<Postgres>| relay.start(store).unwrap_err().to_string();
     let relay = || wharf::kafka::Relay::new("b:9092");
@@ -142,7 +143,7 @@ async fn settings_and_bounds_that_cannot_work_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_were_sent_are_kept_for_their_period_or_not_at_all() {
+async fn sent_records_are_kept_for_the_configured_period_or_not_at_all() {
     let post = Post::new(1).await;
     let relay = post.relay().keep_sent(Duration::ZERO).start(&post.scene.store).unwrap();
     post.publish("k", &["a", "b"]).await;

@@ -1,4 +1,5 @@
-//! What Kafka refuses: too large, no such topic, a producer that is put out. Nothing else is held up, nothing is lost or overtaken.
+//! Records that Kafka rejects: too large, unknown topic, fenced producer. No other record is delayed, lost or
+//! overtaken.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use support::kafka_admin::unique_name;
 use support::mock_kafka::MockKafka;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_is_too_large_is_poisoned_and_those_around_it_are_sent_in_order() {
+async fn a_record_that_is_too_large_is_poisoned_and_its_neighbours_are_sent_in_order() {
     let post = Post::with_topic(&[("max.message.bytes", "200000")]).await;
     post.publish("k", &["a", "b", &"x".repeat(300_000), "c"]).await;
     let relay = post.start();
@@ -21,16 +22,16 @@ async fn a_record_that_is_too_large_is_poisoned_and_those_around_it_are_sent_in_
     end(relay).await;
 }
 
-// librdkafka sends several records in one batch; the topic takes each of them, but not all of them together.
+// librdkafka sends several records in one batch. The topic accepts each of them, but not all of them together.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_are_refused_only_together_are_sent_alone_and_in_order() {
+async fn records_that_are_rejected_only_together_are_sent_alone_and_in_order() {
     let post = Post::with_topic(&[("max.message.bytes", "3000")]).await;
     let payloads: Vec<String> = (0..40).map(|number| format!("{number:02}{}", "x".repeat(700))).collect();
     post.publish("k", &payloads.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let relay = post.start();
     post.sent().await;
     let mut read = post.payloads().await;
-    // What was acknowledged before the producer was given up may be there twice.
+    // Records that were acknowledged before the producer was replaced may be on the topic twice.
     read.dedup();
     assert_eq!(read, payloads);
     assert_eq!(post.scene.count("inbox_outbox WHERE status = 3").await, 0);
@@ -38,7 +39,7 @@ async fn records_that_are_refused_only_together_are_sent_alone_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_for_a_topic_that_is_not_there_wait_and_others_go_on() {
+async fn records_for_a_missing_topic_wait_and_others_are_sent() {
     let post = Post::new(1).await;
     let missing = unique_name("topic");
     let publish = |payload: &str| publish_sql(&missing, "k", payload);
@@ -46,7 +47,7 @@ async fn records_for_a_topic_that_is_not_there_wait_and_others_go_on() {
     let relay = post.start();
     post.publish("k", &["a"]).await;
     post.scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_outbox WHERE status = 2").await;
-    post.scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_relay WHERE trouble IS NOT NULL").await;
+    post.scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_relay WHERE problem IS NOT NULL").await;
     post.kafka.create_topic(&missing, 1, &[]).await;
     post.scene.database.execute(&publish("late")).await;
     post.sent().await;
@@ -56,7 +57,7 @@ async fn records_for_a_topic_that_is_not_there_wait_and_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_not_there_for_longer_than_the_grace_poisons_its_records() {
+async fn a_topic_that_is_missing_for_longer_than_the_grace_poisons_its_records() {
     let post = Post::new(1).await;
     let missing = unique_name("topic");
     post.scene.database.execute(&publish_sql(&missing, "k", "a")).await;
@@ -67,7 +68,7 @@ async fn a_topic_that_is_not_there_for_longer_than_the_grace_poisons_its_records
     end(relay).await;
 }
 
-// The brokers tell the producer that it is not the current one any more, or that records before these are missing.
+// The brokers report that the producer is fenced, or that earlier records are missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_that_is_fenced_is_replaced_and_everything_is_sent_in_order() {
     use RDKafkaRespErr::{

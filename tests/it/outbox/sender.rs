@@ -1,4 +1,5 @@
-//! The child process that tests of the relay kill, stop and continue: a relay on the test's database. It says when it has slots.
+//! The child process that relay tests kill, stop and continue: a relay on the test's database. It prints when it has
+//! slots.
 
 use wharf::{Postgres, Store};
 

@@ -1,4 +1,5 @@
-//! Relays that die or sleep: another one goes on, nothing is lost, nothing is overtaken, and the sleeper changes nothing.
+//! Relays that crash or freeze: another relay takes over, no record is lost or overtaken, and a relay that continues
+//! later changes nothing.
 
 use super::post::{Post, end, publish_sql};
 use super::sender;
@@ -11,7 +12,8 @@ async fn on_topic(post: &Post, count: i64) {
     }
 }
 
-/// Ends marks that wait in the database: the server would finish them although nobody listens any more.
+/// Ends the statements that mark records as sent and wait in the database: the server would complete them although
+/// their client is gone.
 async fn marks_are_gone(post: &Post) {
     let marks = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'wharf' AND query LIKE '%UPDATE inbox_outbox o%'
                  AND state = 'active'";
@@ -20,7 +22,7 @@ async fn marks_are_gone(post: &Post) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_killed_between_send_and_mark_is_followed_by_one_that_sends_the_same_record_again() {
+async fn a_relay_that_takes_over_after_a_kill_between_send_and_mark_sends_the_record_again() {
     let post = Post::new(1).await;
     post.publish("k", &["a"]).await;
     let holder = connect(&post.scene.database.url()).await;
@@ -42,7 +44,7 @@ async fn a_relay_killed_between_send_and_mark_is_followed_by_one_that_sends_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_sleeps_past_its_lease_marks_nothing_when_it_wakes_up() {
+async fn a_relay_that_is_frozen_past_its_lease_marks_nothing_when_it_continues() {
     let post = Post::new(1).await;
     post.publish("k", &["a"]).await;
     let holder = connect(&post.scene.database.url()).await;
@@ -50,7 +52,7 @@ async fn a_relay_that_sleeps_past_its_lease_marks_nothing_when_it_wakes_up() {
     let child = sender::spawn(&post);
     on_topic(&post, 1).await;
     child.stop();
-    // As after a network that was cut.
+    // The same happens after a network failure.
     marks_are_gone(&post).await;
     let slept = "SELECT (bool_and(held_until <= now()))::int::bigint FROM inbox_outbox_slots WHERE holder IS NOT NULL";
     post.scene.until(slept).await;
@@ -73,7 +75,7 @@ async fn a_relay_that_sleeps_past_its_lease_marks_nothing_when_it_wakes_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn relays_share_the_slots_and_take_over_those_of_one_that_dies() {
+async fn relays_share_the_slots_and_take_over_those_of_a_crashed_one() {
     let post = Post::new(4).await;
     let relay = post.start();
     let child = sender::spawn(&post);
@@ -95,7 +97,7 @@ async fn relays_share_the_slots_and_take_over_those_of_one_that_dies() {
         let name = format!("key-{number}");
         let mut of_key: Vec<&str> =
             read.iter().filter(|record| record.key.as_deref() == Some(&name)).map(|record| record.text()).collect();
-        // A record that is there again is behind its first occurrence.
+        // A repeated record comes after its first occurrence.
         let mut seen = std::collections::HashSet::new();
         of_key.retain(|payload| seen.insert(*payload));
         let expected: Vec<String> = (0..2_000).filter(|n| n % keys == number).map(|n| format!("{n:05}")).collect();

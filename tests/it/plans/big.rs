@@ -1,4 +1,4 @@
-//! A database with hundreds of thousands of rows of every kind, on a server that writes down the plan of every statement.
+//! A database with hundreds of thousands of rows of every kind, on a server that logs the plan of every statement.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::explained::{Plan, plans};
 use crate::scene::{Runs, record, within};
 use support::postgres::{Cluster, connect};
 
-/// No autovacuum: the tests decide what the planner knows.
+/// Without autovacuum: the tests decide which statistics the planner has.
 const SETTINGS: [(&str, &str); 10] = [
     ("session_preload_libraries", "auto_explain"),
     ("auto_explain.log_min_duration", "0"),
@@ -25,8 +25,9 @@ const SETTINGS: [(&str, &str); 10] = [
     ("log_line_prefix", "%m [%p] %d %a "),
 ];
 
-/// 200,000 messages, 120,000 of them old; deliveries done, not yet due, due for a handler that nobody has, poisoned, and 3,000 that are
-/// due; 100,000 failed attempts; 200,000 identities of purged ones, 5,000 of them over their time.
+/// 200,000 messages, 120,000 of them old; deliveries that are done, not yet due, due for a handler that no process has,
+/// poisoned, and 3,000 that are due; 100,000 failed attempts; 200,000 identities of purged messages, 5,000 of them
+/// expired.
 const FILL: &str = r"
     INSERT INTO inbox_message (message_id, source, topic, received_at, payload_hash, payload)
     SELECT id, 'orders', 'orders', now() - CASE WHEN n <= 120000 THEN interval '2 days' ELSE interval '0' END,
@@ -59,17 +60,17 @@ const FILL: &str = r"
     FROM generate_series(1, 200000) n;
 ";
 
-/// How much the planner knows of the tables.
+/// The statistics that the planner has of the tables.
 #[derive(Clone, Copy, Debug)]
 pub enum Statistics {
-    /// What it learned when they were almost empty.
+    /// Statistics from when the tables were almost empty.
     Stale,
     Fresh,
-    /// What it learned when everything was done: nothing open, nothing locked.
+    /// Statistics from when everything was done: nothing open, nothing locked.
     Idle,
 }
 
-/// Sets what is open aside while the planner looks.
+/// Hides the open deliveries while statistics are collected.
 const LEARN_IDLE: &str = "
     CREATE TEMP TABLE open AS SELECT * FROM inbox_delivery WHERE finished_at IS NULL;
     DELETE FROM inbox_delivery WHERE finished_at IS NULL;
@@ -93,10 +94,11 @@ impl Big {
         big
     }
 
-    /// The same with all the rows of [`FILL`] in it, of which the planner does not know yet.
+    /// The same with all the rows of [`FILL`], which are not in the statistics yet.
     pub async fn full(name: &str) -> Big {
         let cluster = cluster().await;
-        // Files are copied in moments where the log of them would be written and synced. Before 15 there is nothing else.
+        // Copying files is much faster than writing and syncing their WAL. Before PostgreSQL 15 it is the only
+        // strategy.
         let client = connect(&cluster.url("postgres")).await;
         let sql = "SELECT CASE WHEN current_setting('server_version_num')::int >= 150000 THEN 'STRATEGY file_copy' ELSE '' END";
         let strategy: String = client.query_one(sql, &[]).await.unwrap().get(0);
@@ -115,7 +117,7 @@ impl Big {
         self.execute("ANALYZE").await;
     }
 
-    /// Lets the planner know what it is to know.
+    /// Gives the planner these statistics.
     pub async fn learn(&self, statistics: Statistics) {
         match statistics {
             Statistics::Stale => {}
@@ -128,7 +130,7 @@ impl Big {
         Store::connect(&self.cluster.url(&self.name)).await.unwrap()
     }
 
-    /// The three handlers, done with everything they are given.
+    /// An inbox with the three handlers, which succeed with every delivery.
     pub async fn inbox(&self, limits: Limits, concurrency: usize) -> Inbox<Postgres> {
         let runs = Runs::new();
         let builder = Inbox::builder(self.store().await).limits(limits);
@@ -142,7 +144,7 @@ impl Big {
         self.client.batch_execute(sql).await.unwrap_or_else(|error| panic!("cannot execute {sql}: {error:?}"));
     }
 
-    /// Waits until the query answers true.
+    /// Waits until the query returns true.
     pub async fn until(&self, sql: &str) {
         within(async {
             while !self.client.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
@@ -162,7 +164,7 @@ impl Big {
         serde_json::from_str(text.expect("a plan")).unwrap()
     }
 
-    /// The plans that were written since the log was `from` bytes long.
+    /// The plans that were logged after the first `from` bytes of the log.
     pub fn plans(&self, from: usize) -> Vec<Plan> {
         plans(&self.cluster.log()[from..], &self.name)
     }
@@ -183,7 +185,7 @@ async fn cluster() -> &'static Cluster {
         big.execute("SET auto_explain.log_min_duration = -1").await;
         big.execute(FILL).await;
         drop(big);
-        // A template is copied while nobody is connected to it.
+        // A template can be copied only while it has no connections.
         cluster.execute(&format!("ALTER DATABASE {TEMPLATE} ALLOW_CONNECTIONS false")).await;
         let end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname";
         cluster.execute(&format!("{end} = '{TEMPLATE}'")).await;

@@ -1,11 +1,11 @@
-//! Makes a real inbox execute each of its statements, in large batches where it has them.
+//! Makes a real inbox execute each of its statements, in large batches where possible.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio_postgres::Client;
-use wharf::flow::RateLimit;
+use wharf::flow::{FairKey, RateLimit};
 use wharf::order::OrderKey;
 use wharf::{
     Failure, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Receipt, Record, Registration, Retention, Store,
@@ -17,8 +17,8 @@ use crate::scene::{Runs, key, record};
 use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
-/// A piece of each statement that no other has.
-pub const STATEMENTS: [(&str, &str); 38] = [
+/// A text of each statement that no other statement contains.
+pub const STATEMENTS: [(&str, &str); 43] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -29,11 +29,11 @@ pub const STATEMENTS: [(&str, &str); 38] = [
     ("find lost claims", "AS s (message_seq, handler_id, attempt, status)\n"),
     ("renew", "WITH renewed AS"),
     ("release handed over", "d.locked_by = $3"),
-    ("settle in a transaction", "d.attempts = only_attempt"),
+    ("settle in a transaction", "d.attempts = claim_attempt"),
     ("settle in a shared transaction", "unnest(claim_attempts) AS attempt"),
     ("read back", "FOR NO KEY UPDATE SKIP LOCKED) free"),
-    ("enroll", "WITH gone AS (DELETE FROM inbox_processor"),
-    ("keep alive", "OVERRIDING SYSTEM VALUE"),
+    ("register processor", "WITH gone AS (DELETE FROM inbox_processor"),
+    ("heartbeat", "OVERRIDING SYSTEM VALUE"),
     ("look for paused handlers", "SELECT id FROM inbox_handler WHERE paused_at IS NOT NULL"),
     ("note unknown keys", "SET unknown_since ="),
     ("poison unknown keys", "reason = 'unknown key'"),
@@ -52,25 +52,32 @@ pub const STATEMENTS: [(&str, &str); 38] = [
     ("forget identities", "DELETE FROM inbox_identity"),
     ("expire", "reason = 'expired'"),
     ("claim in order", "order_key AS MATERIALIZED"),
+    ("look at tenants", "WITH RECURSIVE scan"),
+    ("claim of tenants", "(d.fair_hash, d.due_at) >= (ask.fair_hash, ask.bottom)"),
     ("claim at a rate", "gate AS MATERIALIZED"),
     ("take from a rate limit", "SET rate_next_at = greatest"),
     ("look when a rate limit allows more", "WHERE h.id = ANY ($1) AND h.rate_interval_us IS NOT NULL"),
+    ("settle in order", "unnest(run_attempts) AS attempt"),
+    ("look for the next of all settled keys", "WITH promoted AS MATERIALIZED"),
     ("look for the next of a key", "h.order_hash = OLD.order_hash"),
+    ("load large payloads", "SELECT seq, payload FROM inbox_message"),
     ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
 ];
 
-/// Handlers beside the ones that work, so that a claim asks for many.
+/// More handlers than those that work, so that a claim is for many handlers.
 const IDLE_HANDLERS: [&str; 12] = ["i1", "i2", "i3", "i4", "i5", "i6", "i7", "i8", "i9", "i10", "i11", "i12"];
 
-/// Executes every statement, planned by `plan_cache_mode`: behind a pooler the engine's own setting may not reach the server. `round` keeps the
-/// identities of several drives apart.
+/// Executes every statement, planned with this `plan_cache_mode`: behind a pooler the engine's own setting may not
+/// reach the server. `round` keeps the identities of several calls apart.
 pub async fn every_statement(big: &Big, round: &str, plan_cache_mode: &str) {
     let proxy = Proxy::start(big.cluster.port()).await;
-    // As through a pooler, which takes no settings.
-    let options = format!("-c%20jit%3Don%20-c%20plan_cache_mode%3D{plan_cache_mode}");
+    // As through a pooler that drops start-up settings.
+    let options = format!(
+        "-c%20wharf.session%3Dpooled%20-c%20jit%3Don%20-c%20enable_seqscan%3Don%20-c%20plan_cache_mode%3D{plan_cache_mode}"
+    );
     let url = format!("{}?options={options}", big.cluster.url(&big.name));
     let store = Store::connect(&proxy.url(&url)).await.unwrap();
-    // The lease is long enough that a busy machine lets no claim run out.
+    // The lease is long enough that no claim expires on a busy machine.
     let limits = Limits::default()
         .lease(Duration::from_secs(9))
         .poll(Duration::from_millis(30))
@@ -83,9 +90,12 @@ pub async fn every_statement(big: &Big, round: &str, plan_cache_mode: &str) {
     fill_and_redeliver(&inbox, round).await;
     let running = inbox.start().await.unwrap();
     big.until("SELECT count(*) >= 500 FROM inbox_poisoned WHERE reason = 'unknown key'").await;
-    for topic in ["trouble", "robbed", "sorted", "sharing", "metered"] {
+    for topic in ["failures", "robbed", "sorted", "sharing", "metered", "tenants"] {
         inbox.accept_all((0..600).map(|n| of(topic, round, n).with_key(format!("k{}", n % 200)))).await.unwrap();
     }
+    // Deliveries of ordered handlers are claimed, never handed over.
+    let large = of("sorted", round, 600).with_key("large").with_payload(vec![b'x'; 100_000]);
+    inbox.accept(large).await.unwrap();
     hold_a_claim_until_it_is_renewed(big, &inbox, &gate, &held, round).await;
     lose_two_answers(big, &inbox, &proxy, round).await;
     replay(big).await;
@@ -98,7 +108,7 @@ pub async fn every_statement(big: &Big, round: &str, plan_cache_mode: &str) {
     purge(big, &store).await;
 }
 
-/// With and without identities, some thousand rows a step.
+/// With and without identities, some thousand rows per step.
 async fn purge(big: &Big, store: &Store<Postgres>) {
     big.execute(
         "CREATE FUNCTION age_identity() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -111,12 +121,12 @@ async fn purge(big: &Big, store: &Store<Postgres>) {
     let purged = store.purge(&keeping, |_| {}).await.unwrap();
     assert!(purged.messages > 15_000 && purged.identities_kept == purged.messages, "{purged}");
     assert!(purged.identities_forgotten >= 4_999, "{purged}");
-    // What was kept is looked at again.
-    big.execute("UPDATE inbox_kept SET look_at = now()").await;
+    // Messages that were kept are checked again.
+    big.execute("UPDATE inbox_kept SET check_at = now()").await;
     store.purge(&keeping, |_| {}).await.unwrap();
 }
 
-/// One of them has deliveries that may expire; none does.
+/// One handler has deliveries that may expire; none does.
 fn working(runs: &Runs, name: &'static str) -> Registration<Postgres> {
     let handler = runs.handler(name).concurrency(600);
     if name == "mail" { handler.expires_after(Duration::from_secs(300 * 86_400)) } else { handler }
@@ -137,7 +147,7 @@ fn inbox(
     let builder = IDLE_HANDLERS
         .into_iter()
         .fold(builder, |builder: InboxBuilder<Postgres>, name| builder.subscribe("idle", runs.handler(name)));
-    let troubled = runs.answering("troubled", |message| match message.id().len() % 3 {
+    let failing = runs.answering("failing", |message| match message.id().len() % 3 {
         0 => Err(Failure::discard("not ours")),
         1 => Err(Failure::poison("hopeless")),
         _ if message.attempt() > 1 => Ok(()),
@@ -152,13 +162,18 @@ fn inbox(
         let thief = Arc::clone(&thief);
         async move { rob(&thief, &message).await }
     };
+    // Only deliveries that are done are settled with the next of their keys.
+    let sorted_out = runs.answering("sorted_out", |_| Err(Failure::discard("not ours")));
     let metered = RateLimit::per_second(1_000).burst(400);
     builder
-        .subscribe("trouble", troubled.concurrency(600))
+        .subscribe("failures", failing.concurrency(600))
         .subscribe("robbed", handler(key("robbed"), robbed).concurrency(600))
         .subscribe("slow", handler(key("slow"), slow))
         .subscribe("resting", runs.handler("resting"))
         .subscribe("sorted", runs.handler("sorted").concurrency(600).ordered_by(OrderKey::record_key()))
+        .subscribe("sorted", sorted_out.concurrency(600).ordered_by(OrderKey::record_key()))
+        .subscribe("tenants", runs.handler("fair").concurrency(600).fair_by(FairKey::record_key()))
+        .subscribe("tenants", runs.handler("slice").concurrency(600).fair_by(FairKey::record_key()).rate(metered))
         .subscribe("metered", runs.handler("metered").concurrency(600).rate(metered))
         .subscribe("metered", runs.handler("both").concurrency(600).ordered_by(OrderKey::record_key()).rate(metered))
         .subscribe("tx", tx_handler(key("tx"), nothing))
@@ -171,7 +186,7 @@ async fn nothing(_: Message<Raw>, _: &mut diesel_async::AsyncPgConnection) -> Re
     Ok(())
 }
 
-/// Lets the claim of the first five records be lost while the handler runs, as if another processor had taken it.
+/// Takes the claim of the first five records while the handler runs, as if another processor had claimed them.
 async fn rob(thief: &Client, message: &Message<Raw>) -> Result<(), Failure> {
     let number: usize = message.id().rsplit('-').next().unwrap_or_default().parse()?;
     if number < 5 && message.attempt() == 1 {
@@ -183,7 +198,7 @@ async fn rob(thief: &Client, message: &Message<Raw>) -> Result<(), Failure> {
 }
 
 fn of(topic: &str, round: &str, number: usize) -> Record {
-    // Ids of three lengths: the troubled handler goes by them.
+    // Ids of three lengths: the handler with store errors distinguishes them.
     Record::new(topic).with_id(format!("{topic}-{round}-{}-{number}", "x".repeat(number % 3))).with_payload("anything")
 }
 
@@ -217,7 +232,7 @@ async fn hold_a_claim_until_it_is_renewed(
     gate.add_permits(1);
 }
 
-/// By hand, often enough for a plan that is made for all; under the name by which plans are looked for.
+/// Called by hand often enough for a generic plan, with the application name by which plans are searched.
 async fn replay(big: &Big) {
     big.execute("SET application_name = wharf").await;
     for number in 190_001..190_010 {
@@ -226,9 +241,10 @@ async fn replay(big: &Big) {
     big.execute("RESET application_name").await;
 }
 
-/// The answer to an accept, whose hand-over is then released; and the answer to a COMMIT, which is then read back.
+/// Loses the reply to an accept, whose handed-over deliveries are then released; and the reply to a COMMIT, whose
+/// result is then read.
 async fn lose_two_answers(big: &Big, inbox: &Inbox<Postgres>, proxy: &Proxy, round: &str) {
-    // Paused, so that no claim takes the delivery before it can be released.
+    // Paused, so that no claim takes the delivery before it is released.
     big.execute("UPDATE inbox_handler SET paused_at = now() WHERE key = 'resting'").await;
     let lost = proxy.on_next_statement("nextval('inbox_message_seq')", Fault::LoseReply);
     inbox.accept(of("resting", round, 0)).await.unwrap();

@@ -1,4 +1,4 @@
-//! The statements of the outbox cost their batch, whatever was sent before and whatever the planner believes of it.
+//! The cost of the outbox statements depends on their batch, not on sent records or on the planner's statistics.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use super::explained::Plan;
 use support::mock_kafka::MockKafka;
 use support::postgres::connect;
 
-/// A piece of each statement that no other has.
+/// A text of each statement that no other statement contains.
 const STATEMENTS: [(&str, &str); 4] = [
-    ("look", "looked AS MATERIALIZED"),
+    ("read", "found AS MATERIALIZED"),
     ("mark", "AS kafka_partition, unnest($"),
     ("purge", "WHERE s.status IN (2, 4) AND s.finished_at < now()"),
     ("hold slots", "WITH share AS MATERIALIZED"),
@@ -22,17 +22,17 @@ const RECORDS: &str = "
     SELECT inbox_outbox_slot(k.key), 'record-' || n, 'test', 'orders', k.key, repeat('x', 100)::bytea
     FROM generate_series(1, {}) n CROSS JOIN LATERAL (SELECT convert_to('key-' || n % 500, 'UTF8') AS key) k";
 
-/// All of them were sent: most two days ago, some of them longer.
+/// All records were sent: most of them two days ago, some earlier.
 const SENT: &str = "UPDATE inbox_outbox SET status = 2, finished_at = now() - CASE WHEN id <= 2500 THEN interval '5 days' ELSE interval '2 days' END";
 
-/// When the planner looks at the table.
+/// When statistics of the table are collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Learns {
-    /// While it is empty.
+    /// While the table is empty.
     Before,
-    /// While everything in it waits.
+    /// While all records wait.
     WhileAllWait,
-    /// When everything in it was sent.
+    /// After all records were sent.
     After,
 }
 
@@ -43,7 +43,7 @@ fn records(count: usize) -> String {
 async fn relay_reads_by_index(name: &str, learns: Learns, plan_cache_mode: &str) {
     let big = Big::almost_empty(name).await;
     big.execute(&format!("ALTER DATABASE {name} SET plan_cache_mode = {plan_cache_mode}")).await;
-    // Statistics are what the test says.
+    // The test decides which statistics exist.
     big.execute("ALTER TABLE inbox_outbox SET (autovacuum_enabled = off)").await;
     big.execute(&records(100_000)).await;
     if learns == Learns::WhileAllWait {
@@ -79,22 +79,22 @@ async fn relay_reads_by_index(name: &str, learns: Learns, plan_cache_mode: &str)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_of_the_relay_reads_what_was_sent_by_custom_plans() {
+async fn no_statement_of_the_relay_reads_sent_records_with_custom_plans() {
     relay_reads_by_index("outbox_before_custom", Learns::Before, "force_custom_plan").await;
     relay_reads_by_index("outbox_wait_custom", Learns::WhileAllWait, "force_custom_plan").await;
     relay_reads_by_index("outbox_after_custom", Learns::After, "force_custom_plan").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_statement_of_the_relay_reads_what_was_sent_by_generic_plans() {
+async fn no_statement_of_the_relay_reads_sent_records_with_generic_plans() {
     relay_reads_by_index("outbox_before_generic", Learns::Before, "force_generic_plan").await;
     relay_reads_by_index("outbox_wait_generic", Learns::WhileAllWait, "force_generic_plan").await;
     relay_reads_by_index("outbox_after_generic", Learns::After, "force_generic_plan").await;
 }
 
-// A snapshot that is held anywhere keeps the index entries of what was sent.
+// An open snapshot anywhere keeps the index entries of sent records.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_look_does_not_walk_over_what_was_sent_before_while_vacuum_can_remove_nothing() {
+async fn a_poll_does_not_scan_sent_records_while_a_snapshot_blocks_vacuum() {
     let big = Big::almost_empty("outbox_pinned").await;
     big.execute(&records(20_000)).await;
     big.execute("ANALYZE inbox_outbox").await;
@@ -112,6 +112,6 @@ async fn a_look_does_not_walk_over_what_was_sent_before_while_vacuum_can_remove_
     let mut pages: Vec<u64> = big.plans(from).iter().filter(|plan| is_look(plan)).map(Plan::pages).collect();
     let late = pages.split_off(pages.len() * 3 / 4);
     let cheapest = late.iter().min().copied().unwrap_or(u64::MAX);
-    // 500 rows, a few pages each; those that were sent before are 15,000.
+    // 500 rows, a few pages each; 15,000 were sent before.
     assert!(cheapest < 6_000, "{late:?} pages at the end, {pages:?} before");
 }

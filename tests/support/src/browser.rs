@@ -1,5 +1,8 @@
-//! A real Chromium, headless, driven over WebDriver by Debian's `chromedriver`: clicks, types, reads what a person would read, and tells what
-//! the page logged and where it sent requests.
+//! A real headless Chromium, driven over WebDriver by Debian's `chromedriver`: it clicks, types, reads the visible
+//! text, and reports what the page logged and which URLs it requested.
+//!
+//! The crate `thirtyfour` speaks the protocol. Here is what tests add to it: they wait for what a live page shows, and
+//! choose the device that shows it.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,16 +10,28 @@ use std::process::Stdio;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use thirtyfour::cdp::domains::emulation::{MediaFeature, SetEmulatedMedia};
+use thirtyfour::prelude::{By, ChromiumLikeCapabilities, DesiredCapabilities, WebDriver, WebDriverResult};
+use thirtyfour::{ChromeCapabilities, LoggingPrefsLogLevel};
 
-use crate::http;
 use crate::process::{PROCESS_DEADLINE, bound_command, spawn_bound};
 
-/// Between two looks at a page.
+/// The interval between two reads of a page.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The name of an element's id in WebDriver's answers.
-const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+const SWITCHES: [&str; 9] = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--window-size=1280,900",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--hide-scrollbars",
+];
 
 /// Whether pages may run scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,103 +40,91 @@ pub enum Scripts {
     Off,
 }
 
-/// What a page is shown as.
+/// The device that a page is displayed on.
 #[derive(Debug, Clone, Copy)]
 pub enum Look {
     Light,
     Dark,
-    /// As narrow as a phone, and light.
+    /// As narrow as a phone, with the light theme.
     Phone,
 }
 
-/// A browser of its own, with an empty profile; closed when dropped.
+/// A separate browser with an empty profile; closed when dropped.
 pub struct Browser {
-    session: String,
+    driver: WebDriver,
 }
 
 impl Browser {
     pub async fn start(scripts: Scripts) -> Browser {
-        let javascript = if scripts == Scripts::On { 1 } else { 2 };
-        let options = json!({
-            "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900",
-                     "--no-first-run", "--disable-background-networking", "--disable-component-update", "--hide-scrollbars"],
-            "prefs": { "profile.managed_default_content_settings.javascript": javascript },
-        });
-        let wanted = json!({ "capabilities": { "alwaysMatch": {
-            "browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL", "performance": "ALL" },
-        } } });
-        let started = call("POST", "/session", &wanted).await;
-        let session = format!("/session/{}", started["sessionId"].as_str().expect("a session"));
-        let browser = Browser { session };
+        let capabilities = capabilities(scripts).expect("these are JSON");
+        let builder = WebDriver::builder(DRIVER.as_str(), capabilities).request_timeout(PROCESS_DEADLINE);
+        let driver = builder.connect().await.expect("chromium starts: run scripts/setup");
+        driver.set_page_load_timeout(PROCESS_DEADLINE).await.expect("the timeout is set");
+        let browser = Browser { driver };
         browser.show(Look::Light).await;
         browser
     }
 
     pub async fn go(&self, url: &str) {
-        self.post("/url", &json!({ "url": url })).await;
+        self.driver.goto(url).await.unwrap_or_else(|error| panic!("cannot open {url}: {error}"));
     }
 
     pub async fn url(&self) -> String {
-        text(&self.get("/url").await)
+        self.driver.current_url().await.expect("a page is open").into()
     }
 
-    /// Clicks the first link or button whose text begins so, once it is there.
+    /// Waits for the first link or button whose text begins with `name`, and clicks it.
     pub async fn click(&self, name: &str) {
         let path = format!("//*[self::a or self::button][starts-with(normalize-space(.), \"{name}\")]");
-        self.click_at("xpath", &path).await;
+        self.click_at(By::XPath(path)).await;
     }
 
-    /// Clicks what a CSS selector means, once it is there.
+    /// Waits for the first element that matches a CSS selector, and clicks it.
     pub async fn click_on(&self, selector: &str) {
-        self.click_at("css selector", selector).await;
+        self.click_at(By::Css(selector.to_owned())).await;
     }
 
-    async fn click_at(&self, using: &str, value: &str) {
+    async fn click_at(&self, by: By) {
         let deadline = Instant::now() + PROCESS_DEADLINE;
         loop {
-            // A live page may replace what was just found.
-            let clicked = async {
-                let found = self.try_post("/element", &json!({ "using": using, "value": value })).await?;
-                let element = found[ELEMENT].as_str().expect("an element").to_owned();
-                self.try_post(&format!("/element/{element}/click"), &json!({})).await
-            };
+            // A live page may replace the element that was just found.
+            let clicked = async { self.driver.find(by.clone()).await?.click().await };
             match clicked.await {
-                Ok(_) => return,
+                Ok(()) => return,
                 Err(error) if Instant::now() > deadline => {
-                    panic!("cannot click {value}: {error}\n{}", self.text().await)
+                    panic!("cannot click {by:?}: {error}\n{}", self.text().await)
                 }
                 Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
     }
 
-    /// Types into the field that a CSS selector means.
+    /// Types into the field that matches a CSS selector.
     pub async fn write(&self, selector: &str, value: &str) {
-        let found = self.post("/element", &json!({ "using": "css selector", "value": selector })).await;
-        let element = found[ELEMENT].as_str().expect("an element");
-        self.post(&format!("/element/{element}/value"), &json!({ "text": value })).await;
+        let written = async { self.driver.find(By::Css(selector.to_owned())).await?.send_keys(value).await };
+        written.await.unwrap_or_else(|error| panic!("cannot write into {selector}: {error}"));
     }
 
-    /// Presses a key, wherever the focus is; `\u{e004}` is Tab, `\u{e007}` is Enter.
+    /// Presses a key in the focused element; `\u{e004}` is Tab, `\u{e007}` is Enter.
     pub async fn press(&self, key: char) {
-        let actions = json!([{ "type": "keyDown", "value": key }, { "type": "keyUp", "value": key }]);
-        let keyboard = json!({ "actions": [{ "type": "key", "id": "keyboard", "actions": actions }] });
-        self.post("/actions", &keyboard).await;
+        // The crate moves the mouse for a quarter of a second with every key, unless told otherwise.
+        let keyboard = self.driver.action_chain_with_delay(None, Some(Duration::ZERO));
+        keyboard.key_down(key).key_up(key).perform().await.expect("the key is pressed");
     }
 
-    /// What a script, run as WebDriver's and not as the page's, answers.
+    /// Runs a script through WebDriver, not as a script of the page, and returns its result.
     pub async fn ask(&self, script: &str) -> Value {
-        self.post("/execute/sync", &json!({ "script": script, "args": [] })).await
+        let returned = self.driver.execute(script, Vec::new()).await;
+        returned.unwrap_or_else(|error| panic!("{script}: {error}")).json().clone()
     }
 
-    /// The text that a person reads.
+    /// The visible text of the page; empty between two pages, while there is no body or the one that was found is gone.
     pub async fn text(&self) -> String {
-        let found = self.post("/element", &json!({ "using": "css selector", "value": "body" })).await;
-        let element = found[ELEMENT].as_str().expect("a body").to_owned();
-        self.try_get(&format!("/element/{element}/text")).await.map(|value| text(&value)).unwrap_or_default()
+        let text = async { self.driver.find(By::Css("body")).await?.text().await };
+        text.await.unwrap_or_default()
     }
 
-    /// Waits until the page says so.
+    /// Waits until the page shows this text.
     pub async fn until(&self, wanted: &str) -> String {
         let deadline = Instant::now() + PROCESS_DEADLINE;
         loop {
@@ -134,25 +137,22 @@ impl Browser {
         }
     }
 
-    /// What pages have logged since the last call, as warnings or errors.
+    /// The warnings and errors that pages have logged since the last call.
     pub async fn complaints(&self) -> Vec<String> {
-        let entries = self.post("/se/log", &json!({ "type": "browser" })).await;
-        let entries = entries.as_array().expect("a log").iter();
-        entries
-            .filter(|entry| entry["level"] != "INFO" && entry["level"] != "DEBUG")
-            .map(|entry| text(&entry["message"]))
-            .collect()
+        let entries = self.driver.browser_log().await.expect("a log");
+        let complaints = entries.into_iter().filter(|entry| entry.level != "INFO" && entry.level != "DEBUG");
+        complaints.map(|entry| entry.message).collect()
     }
 
-    /// URLs that were requested since the last call.
+    /// The URLs requested since the last call.
     pub async fn requested(&self) -> Vec<String> {
-        let entries = self.post("/se/log", &json!({ "type": "performance" })).await;
-        let event = |entry: &Value| -> Option<String> {
-            let event: Value = serde_json::from_str(entry["message"].as_str()?).ok()?;
+        let entries = self.driver.get_log("performance").await.expect("a log");
+        let url = |message: &str| -> Option<String> {
+            let event: Value = serde_json::from_str(message).ok()?;
             let is_request = event["message"]["method"] == "Network.requestWillBeSent";
-            is_request.then(|| text(&event["message"]["params"]["request"]["url"]))
+            is_request.then(|| event["message"]["params"]["request"]["url"].as_str().unwrap_or_default().to_owned())
         };
-        entries.as_array().expect("a log").iter().filter_map(event).collect()
+        entries.iter().filter_map(|entry| url(&entry.message)).collect()
     }
 
     pub async fn show(&self, look: Look) {
@@ -161,69 +161,44 @@ impl Browser {
             Look::Dark => (1280, 900, "dark"),
             Look::Phone => (390, 844, "light"),
         };
-        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
-        self.devtools("Emulation.setEmulatedMedia", &media).await;
-        let size =
-            json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": matches!(look, Look::Phone) });
-        self.devtools("Emulation.setDeviceMetricsOverride", &size).await;
+        let devtools = self.driver.cdp();
+        let scheme = MediaFeature { name: "prefers-color-scheme".to_owned(), value: scheme.to_owned() };
+        let media = SetEmulatedMedia { media: None, features: Some(vec![scheme]) };
+        devtools.send(media).await.expect("the scheme is set");
+        let is_phone = matches!(look, Look::Phone);
+        let sized = devtools.emulation().set_device_metrics_override(width, height, 1.0, is_phone).await;
+        sized.expect("the size is set");
     }
 
-    /// The whole page as a picture.
+    /// Saves a picture of the whole page, also of what is below the window.
     pub async fn picture(&self, path: &Path) {
-        let metrics = self.devtools("Page.getLayoutMetrics", &json!({})).await;
+        let devtools = self.driver.cdp();
+        let metrics = devtools.send_raw("Page.getLayoutMetrics", ()).await.expect("the size of the page");
         let size = &metrics["cssContentSize"];
         let clip = json!({ "x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1 });
         let wanted = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
-        let picture = self.devtools("Page.captureScreenshot", &wanted).await;
-        let bytes = base64(picture["data"].as_str().expect("a picture"));
+        let picture = devtools.send_raw("Page.captureScreenshot", wanted).await.expect("a picture");
+        let bytes = BASE64_STANDARD.decode(picture["data"].as_str().expect("its data")).expect("base64");
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("the folder for pictures");
         std::fs::write(path, bytes).expect("the picture is written");
     }
-
-    async fn devtools(&self, command: &str, parameters: &Value) -> Value {
-        self.post("/goog/cdp/execute", &json!({ "cmd": command, "params": parameters })).await
-    }
-
-    async fn get(&self, path: &str) -> Value {
-        self.try_get(path).await.unwrap_or_else(|error| panic!("{path}: {error}"))
-    }
-
-    async fn post(&self, path: &str, body: &Value) -> Value {
-        self.try_post(path, body).await.unwrap_or_else(|error| panic!("{path} {body}: {error}"))
-    }
-
-    async fn try_get(&self, path: &str) -> Result<Value, String> {
-        try_call("GET", &format!("{}{path}", self.session), None).await
-    }
-
-    async fn try_post(&self, path: &str, body: &Value) -> Result<Value, String> {
-        try_call("POST", &format!("{}{path}", self.session), Some(body)).await
-    }
 }
 
-impl Drop for Browser {
-    fn drop(&mut self) {
-        let _ = http::request_blocking(&DRIVER, "DELETE", &self.session, &[], "");
+fn capabilities(scripts: Scripts) -> WebDriverResult<ChromeCapabilities> {
+    let mut chrome = DesiredCapabilities::chrome();
+    for switch in SWITCHES {
+        chrome.add_arg(switch)?;
     }
+    let javascript = if scripts == Scripts::On { 1 } else { 2 };
+    let settings = json!({ "profile.managed_default_content_settings.javascript": javascript });
+    chrome.add_experimental_option("prefs", settings)?;
+    for log in ["browser", "performance"] {
+        chrome.set_logging_prefs(log, LoggingPrefsLogLevel::All)?;
+    }
+    Ok(chrome)
 }
 
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-async fn call(method: &str, path: &str, body: &Value) -> Value {
-    try_call(method, path, Some(body)).await.unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-async fn try_call(method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
-    let body = body.map_or_else(String::new, Value::to_string);
-    let answer = http::request(&DRIVER, method, path, &[("Content-Type", "application/json")], &body).await;
-    let mut value: Value = serde_json::from_str(&answer.body).map_err(|error| format!("{error}: {answer:?}"))?;
-    let value = value["value"].take();
-    if answer.status == 200 { Ok(value) } else { Err(format!("{}: {}", value["error"], value["message"])) }
-}
-
-/// The address of the one driver of this test process.
+/// The URL of the driver, one per test process.
 static DRIVER: LazyLock<String> = LazyLock::new(|| {
     let mut command = bound_command(Path::new("chromedriver"), None, Signal::SIGTERM);
     command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -231,30 +206,11 @@ static DRIVER: LazyLock<String> = LazyLock::new(|| {
     let mut lines = BufReader::new(driver.stdout.take().expect("piped")).lines();
     let told = lines.by_ref().map_while(Result::ok).find(|line| line.contains("started successfully on port"));
     let told = told.expect("chromedriver is not installed, or does not start: run scripts/setup");
-    // It is never asked to end: it ends with this process.
+    // It is never stopped: it ends with this process.
     std::thread::spawn(move || {
         lines.for_each(drop);
         driver.wait()
     });
     let port = told.trim_end_matches('.').rsplit(' ').next().expect("its port");
-    format!("127.0.0.1:{port}")
+    format!("http://127.0.0.1:{port}/")
 });
-
-/// Standard base64, as pictures come.
-fn base64(text: &str) -> Vec<u8> {
-    let value = |byte: u8| match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    let digits: Vec<u32> = text.bytes().filter_map(value).map(u32::from).collect();
-    let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);
-    for group in digits.chunks(4) {
-        let bits = group.iter().fold(0, |bits, digit| bits << 6 | digit) << (6 * (4 - group.len()));
-        bytes.extend(&bits.to_be_bytes()[1..group.len()]);
-    }
-    bytes
-}

@@ -1,12 +1,12 @@
-//! Where `scripts/setup` puts what Debian does not have. The rule is that of `scripts/environment.sh`: change both or
-//! neither.
+//! The folder in which `scripts/setup` installs programs that Debian does not have. `scripts/environment.sh` computes
+//! the same path: change both together.
 
 use std::env::var_os;
 use std::path::PathBuf;
 
 use nix::unistd::geteuid;
 
-/// The folder the set-up script fills.
+/// The folder that the set-up script fills.
 pub fn folder() -> PathBuf {
     if let Some(folder) = var_os("WHARF_TEST_CACHE") {
         return PathBuf::from(folder);

@@ -1,8 +1,8 @@
 //! Real processes of our own code that a test can kill, stop and continue.
 //!
-//! A child is this very test binary, started again for the one test `child_entry`, which calls [`run_role`]. What it
-//! has to say it says by [`say`]; all else on its output is noise of the test harness. No child outlives its parent,
-//! however that ends, nor its [`Child`].
+//! A child is this test binary, started again for the single test `child_entry`, which calls [`run_role`]. It reports
+//! to the parent with [`say`]; everything else on its output is noise of the test harness. No child outlives its parent
+//! or its [`Child`], however they end.
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,13 +16,13 @@ use tokio::sync::watch;
 
 use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, bound_command, send_signal, spawn_bound};
 
-/// Names the role, and tells a child from a normal run of the tests.
+/// Names the role, and distinguishes a child from a normal run of the tests.
 const ROLE_VARIABLE: &str = "WHARF_CHILD";
 
-/// The test that [`run_role`] is called from, in the root of the test binary.
+/// The test that calls [`run_role`], in the root of the test binary.
 const ENTRY_TEST: &str = "child_entry";
 
-/// Starts each line that is meant for the parent.
+/// The prefix of each line for the parent.
 const PREFIX: &str = "CHILD ";
 
 /// How long a test waits for a line.
@@ -39,9 +39,9 @@ pub fn run_role(roles: &[(&str, Role)]) {
     role();
 }
 
-/// In a child, tells the parent something: one line.
+/// In a child, sends one line to the parent.
 pub fn say(message: impl Display) {
-    // Begun on a line of its own: the harness has printed the test's name and waits with the line's end.
+    // Starts on a new line: the harness has printed the name of the test without a line break.
     let text = format!("\n{PREFIX}{message}\n");
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).expect("the parent listens");
@@ -63,16 +63,16 @@ pub fn example(name: &str) -> PathBuf {
 pub struct Child {
     role: String,
     process: Mutex<std::process::Child>,
-    /// What it said so far. Its reader threads send, so nothing is lost when nobody waits.
+    /// The output so far. Threads read it, so nothing is lost while no test waits for it.
     output: watch::Receiver<Output>,
 }
 
-/// What a child printed.
+/// The output of a child.
 #[derive(Clone, Debug, Default)]
 struct Output {
-    /// The lines it said, without the prefix.
+    /// The lines sent by [`say`], without the prefix.
     said: Vec<String>,
-    /// Everything on stdout and stderr, for a failing test to show.
+    /// Everything on stdout and stderr, shown by a failing test.
     raw: Vec<String>,
     streams_ended: usize,
 }
@@ -86,7 +86,7 @@ impl Child {
         Child::run(role, command, variables)
     }
 
-    /// Starts an [`example`]. What it prints is found by [`Child::await_printed`].
+    /// Starts an [`example`]. Read its output with [`Child::await_printed`].
     pub fn spawn_example(name: &str, variables: &[(&str, &str)]) -> Child {
         Child::run(name, bound_command(&example(name), None, Signal::SIGKILL), variables)
     }
@@ -105,18 +105,18 @@ impl Child {
         self.process().id()
     }
 
-    /// The lines it has said so far.
+    /// The lines sent by [`say`] so far.
     pub fn lines(&self) -> Vec<String> {
         self.output.borrow().said.clone()
     }
 
-    /// Waits for a line, which may have been said already, and returns it. Panics with the child's output when it ends
-    /// without that line or a minute passes.
+    /// Waits for a line, which may already have arrived, and returns it. Panics with the child's output if the child
+    /// ends without that line or `LINE_DEADLINE` passes.
     pub async fn await_line(&self, is_wanted: impl Fn(&str) -> bool) -> String {
         self.await_in(|output| &output.said, is_wanted).await
     }
 
-    /// As [`Child::await_line`], for anything on its output that contains the text.
+    /// Like [`Child::await_line`], for any output line that contains the text.
     pub async fn await_printed(&self, text: &str) -> String {
         self.await_in(|output| &output.raw, |line| line.contains(text)).await
     }
@@ -135,38 +135,38 @@ impl Child {
         })
     }
 
-    /// Waits until it has said this very line.
+    /// Waits for exactly this line.
     pub async fn await_said(&self, line: &str) {
         self.await_line(|said| said == line).await;
     }
 
-    /// SIGKILL: it ends here and now, and is waited for.
+    /// Sends SIGKILL and waits for the end of the process.
     pub async fn kill9(&self) {
-        // Not by `signal`: to kill what has ended by itself is no mistake.
+        // Not through `signal`: killing a process that has already ended is not an error.
         let _ = self.process().kill();
         self.wait().await;
     }
 
-    /// SIGSTOP: it stands still as if the machine had frozen.
+    /// Sends SIGSTOP: the process freezes.
     pub fn stop(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// SIGCONT: it goes on as if nothing had happened.
+    /// Sends SIGCONT: the process continues.
     pub fn cont(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// SIGTERM: it is asked to end.
+    /// Sends SIGTERM.
     pub fn term(&self) {
         self.signal(Signal::SIGTERM);
     }
 
-    /// Waits for its end; panics after a minute. May be called again.
+    /// Waits for its end; panics after `PROCESS_DEADLINE`. May be called again.
     pub async fn wait(&self) -> ExitStatus {
         let deadline = Instant::now() + PROCESS_DEADLINE;
         loop {
-            // Locked for a look at a time, so that it can be signalled while somebody waits.
+            // Locked only for each check, so that the process can be signalled while a test waits.
             if let Some(status) = self.process().try_wait().expect("a child can be waited for") {
                 return status;
             }
@@ -175,7 +175,7 @@ impl Child {
         }
     }
 
-    /// Panics if it has ended: its id may be another process's by now.
+    /// Panics if it has ended: its process id may belong to another process by now.
     fn signal(&self, signal: Signal) {
         let mut process = self.process();
         let ended = process.try_wait().expect("a child can be waited for");
@@ -200,7 +200,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Also while a failing test unwinds, so without any panic of our own.
+        // This also runs while a failing test unwinds, so it must not panic.
         if let Ok(mut process) = self.process.lock() {
             let _ = process.kill();
             let _ = process.wait();
@@ -211,7 +211,7 @@ impl Drop for Child {
 /// Standard output and standard error.
 const STREAMS: usize = 2;
 
-/// A thread and not a task: the child must be read while the test's runtime is busy or gone.
+/// A thread and not a task: the output must be read while the test's runtime is busy or has ended.
 fn read_lines(stream: impl Read + Send + 'static, output: Arc<watch::Sender<Output>>) {
     let read = move || {
         for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {

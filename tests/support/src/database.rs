@@ -1,7 +1,7 @@
 //! A fresh database for each test, on one server shared by the whole test process.
 //!
-//! The server is a [`Cluster`] started on first use, or the one `DATABASE_URL` names. A database is unusable as soon
-//! as its [`TestDatabase`] is dropped, leaked pools included, and is removed a little later.
+//! The server is a [`Cluster`] started on first use, or the one that `DATABASE_URL` names. A database becomes unusable,
+//! even for leaked pools, as soon as its [`TestDatabase`] is dropped, and is removed a little later.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,21 +13,21 @@ use crate::database_server::Server;
 use crate::postgres::connect;
 use crate::url::with_database;
 
-/// A database of one test, gone when dropped.
+/// The database of one test; removed when dropped.
 #[derive(Debug)]
 pub struct TestDatabase {
     name: String,
     server: &'static Server,
-    /// For the helpers below; made at the first use, and anew when the test had the server end it.
+    /// For the helpers below; opened on first use, and again if the server closed it during the test.
     helper: Mutex<Option<Arc<Client>>>,
 }
 
 impl TestDatabase {
-    /// Makes an empty database.
+    /// Creates an empty database.
     pub async fn create() -> TestDatabase {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // The random part keeps apart the processes that share one server by `DATABASE_URL`.
+        // The random part separates processes that share a server through `DATABASE_URL`.
         let name = format!("wharf_test_{:08x}_{number}", rand::random::<u32>());
         let server = Server::shared().await;
         server.create_database(&name).await;
@@ -42,7 +42,7 @@ impl TestDatabase {
         with_database(self.server.url(), &self.name)
     }
 
-    /// A connection of its own, for raw SQL.
+    /// A separate connection, for raw SQL.
     pub async fn client(&self) -> Client {
         connect(&self.url()).await
     }

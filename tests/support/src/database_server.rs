@@ -1,8 +1,8 @@
-//! The server shared by all tests of a process, and the thread that makes and removes databases on it.
+//! The server shared by all tests of a process, and the thread that creates and removes databases on it.
 //!
-//! It has a thread and runtime of its own because a test's runtime ends with the test. Removal is in two steps: the
-//! database is closed at once, which is cheap, and dropped in a batch with others, since each drop forces a checkpoint
-//! on everybody. On a server that is not ours the drop is waited for instead, so that nothing is left behind.
+//! It has its own thread and runtime because a test's runtime ends with the test. Removal takes two steps: the database
+//! is closed at once, which is cheap, and dropped in a batch with others, because each drop forces a checkpoint for all
+//! databases. On an external server the test waits for the drop instead, so that nothing is left behind.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
@@ -15,24 +15,24 @@ use tokio_postgres::Client;
 use crate::folder;
 use crate::postgres::{Cluster, ClusterOptions, connect};
 
-/// How many databases are made at the same time. More gain nothing on the machines the tests run on.
+/// How many databases are created at the same time. More are not faster on the machines that run the tests.
 const CREATORS: usize = 2;
 
-/// Closed databases (8 MB each) kept on our own server before they are dropped.
+/// The maximum number of closed databases (8 MB each) on our own server before they are dropped.
 const CLOSED_MAX: usize = 100;
 
-/// How long a test may wait at its end for the removal of its database from a server that is not ours.
+/// How long a test may wait at its end for the removal of its database from an external server.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(20);
 
-/// The server the test databases live on.
+/// The server of the test databases.
 #[derive(Debug)]
 pub struct Server {
     url: String,
-    /// A queue for each creator, taken in turn.
+    /// A queue per creator, used in turn.
     creations: Vec<mpsc::UnboundedSender<Creation>>,
     creation_turn: AtomicUsize,
     removals: mpsc::UnboundedSender<Removal>,
-    /// `None` when `DATABASE_URL` names the server. A static is never dropped: ours ends when the process is gone.
+    /// `None` if `DATABASE_URL` names the server. A static is never dropped: our server ends with the process.
     cluster: Option<Cluster>,
 }
 
@@ -53,7 +53,7 @@ struct Removal {
 #[derive(Clone, Copy, Debug)]
 enum Ownership {
     Ours,
-    /// `DATABASE_URL` names it.
+    /// `DATABASE_URL` names the server.
     Foreign,
 }
 
@@ -64,12 +64,12 @@ impl Server {
         SHARED.get_or_init(Server::start).await
     }
 
-    /// A URL of the server, whose database is to be replaced.
+    /// A URL of the server; the caller replaces its database.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The cluster behind it, unless the server is not ours.
+    /// The cluster behind it; `None` for an external server.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
@@ -82,10 +82,10 @@ impl Server {
         created.await.unwrap_or_else(|_| panic!("cannot make the database {name}; the reason is printed above"));
     }
 
-    /// Can be called from a `Drop` inside a runtime: it waits, if at all, for a thread and not for a task.
+    /// May be called from a `Drop` inside a runtime: it waits, if at all, for a thread and not for a task.
     pub fn remove_database(&self, name: String) {
         let (done, removed) = std_mpsc::channel();
-        // Without the thread there is no way to remove it, and a `Drop` is no place to say so.
+        // Without the thread the database cannot be removed, and a `Drop` cannot report it.
         let _ = self.removals.send(Removal { name, done });
         match self.ownership() {
             Ownership::Ours => {}
@@ -117,7 +117,7 @@ impl Server {
     }
 }
 
-/// The databases thread: the creators and one remover, each with a connection of its own.
+/// The databases thread: the creators and one remover, each with its own connection.
 fn serve(
     url: &str,
     creations: Vec<mpsc::UnboundedReceiver<Creation>>,
@@ -136,15 +136,15 @@ async fn create(url: &str, mut queue: mpsc::UnboundedReceiver<Creation>, ownersh
     let strategy = creation_strategy(&client, ownership).await;
     while let Some(Creation { name, done }) = queue.recv().await {
         match client.batch_execute(&format!("CREATE DATABASE {name} TEMPLATE template0 {strategy}")).await {
-            // Whoever asked may have been cancelled meanwhile.
+            // The test that asked may have been cancelled.
             Ok(()) => drop(done.send(())),
             Err(error) => eprintln!("cannot make the database {name}: {error:?}"),
         }
     }
 }
 
-/// Before 15 a database is always made by a copy of files between two checkpoints. That is quickest in memory (10 ms
-/// against 25), and slowest on a disk that others write to (90 ms).
+/// Before version 15, a database is always created by a copy of files between two checkpoints. That is the fastest way
+/// in memory (10 ms against 25), and the slowest on a disk with other writers (90 ms).
 async fn creation_strategy(client: &Client, ownership: Ownership) -> &'static str {
     let sql = "SELECT current_setting('server_version_num')::int";
     let version: i32 = client.query_one(sql, &[]).await.expect("every server knows its version").get(0);
@@ -168,12 +168,12 @@ async fn remove(url: &str, mut queue: mpsc::UnboundedReceiver<Removal>, ownershi
         if closed.len() > closed_max {
             drop_databases(&client, &mut closed).await;
         }
-        // Nobody waits for it on our own server.
+        // On our own server no test waits for it.
         let _ = done.send(());
     }
 }
 
-/// Ends its sessions and lets no new one in: a pool that a test leaked must not eat the connections of the others.
+/// Ends its sessions and rejects new ones: a leaked pool must not use up the connections of the other tests.
 async fn close_database(client: &Client, name: &str) {
     let sql = format!(
         "ALTER DATABASE {name} ALLOW_CONNECTIONS false;
@@ -188,7 +188,7 @@ async fn drop_databases(client: &Client, closed: &mut Vec<String>) {
     }
 }
 
-/// Removal is best effort: what it leaves behind makes no test wrong.
+/// Removal is best effort: leftovers do not affect any test.
 fn report(name: &str, result: Result<(), tokio_postgres::Error>) {
     if let Err(error) = result {
         eprintln!("cannot remove the database {name}: {error:?}");

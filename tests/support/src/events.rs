@@ -1,8 +1,8 @@
-//! Captures what Wharf says through `tracing`, so that tests await events instead of sleeping.
+//! Captures Wharf's `tracing` events, so that tests await events instead of sleeping.
 //!
-//! One subscriber serves the whole test process, where tests run side by side: a test tells its own events from the
-//! others' by the value of a field. The fields of the spans an event happened in count as fields of the event. The last
-//! 200,000 events are kept.
+//! One subscriber serves the whole test process, in which tests run in parallel: a test recognizes its own events by
+//! the value of a field. The fields of the spans around an event count as fields of the event. The last 200,000 events
+//! are kept.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -18,7 +18,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Only these are captured.
+/// Only targets with this prefix are captured.
 const TARGET_PREFIX: &str = "wharf";
 
 const EVENTS_MAX: usize = 200_000;
@@ -26,13 +26,13 @@ const EVENTS_MAX: usize = 200_000;
 /// How long a test waits for an event.
 const EVENT_DEADLINE: Duration = Duration::from_secs(180);
 
-/// How many of the events seen a failing wait lists.
+/// How many of the captured events a failing wait lists.
 const LISTED_MAX: usize = 200;
 
 /// One captured event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Its name, if it was given one by `name:`; else where it stands in the source.
+    /// The name given with `name:`; otherwise the location in the source.
     pub name: String,
     pub message: String,
     pub target: String,
@@ -61,30 +61,30 @@ pub struct Events {
 }
 
 impl Events {
-    /// Captures from now on.
+    /// Captures events from now on.
     pub fn capture() -> Events {
         Events { from: CAPTURE.log().end() }
     }
 
-    /// The events so far that `is_wanted`, in order.
+    /// The events so far that match, in order.
     pub fn matching(&self, is_wanted: impl Fn(&Event) -> bool) -> Vec<Arc<Event>> {
         let events = CAPTURE.log().since(self.from);
         events.into_iter().filter(|event| is_wanted(event)).collect()
     }
 
-    /// Waits for an event that `is_wanted`, which may have happened already, and returns the first. Panics after a
-    /// minute with a list of what was seen.
+    /// Waits for an event that matches, which may already have happened, and returns the first. Panics after
+    /// `EVENT_DEADLINE` with a list of the captured events.
     pub async fn wait_for(&self, is_wanted: impl Fn(&Event) -> bool) -> Arc<Event> {
         let found = self.wait_for_count(1, is_wanted).await;
         Arc::clone(&found[0])
     }
 
-    /// As [`Events::wait_for`], for as long as it takes: for a child that reports an event which may never happen.
+    /// Like [`Events::wait_for`] without a time limit: for a child that reports an event which may never happen.
     pub async fn wait_for_ever(&self, is_wanted: impl Fn(&Event) -> bool) {
         self.search(1, is_wanted, &mut Vec::new()).await;
     }
 
-    /// Gives every event to `act` as it happens, for ever: for a child that tells its parent.
+    /// Passes every event to `act`, forever: for a child that reports to its parent.
     pub async fn for_each(&self, act: impl Fn(&Event)) -> Infallible {
         let mut reader = self.reader();
         loop {
@@ -93,7 +93,7 @@ impl Events {
         }
     }
 
-    /// Waits for `count` such events and returns them.
+    /// Waits for `count` matching events and returns them.
     pub async fn wait_for_count(&self, count: usize, is_wanted: impl Fn(&Event) -> bool) -> Vec<Arc<Event>> {
         let mut found = Vec::new();
         let search = self.search(count, is_wanted, &mut found);
@@ -133,9 +133,9 @@ struct Reader {
 }
 
 impl Reader {
-    /// What has happened since it was last asked.
+    /// The events since the last call.
     fn read(&mut self) -> Vec<Arc<Event>> {
-        // Marked as seen before looking: what arrives while we look wakes us again.
+        // Marked as seen before reading: an event that arrives during the read wakes us again.
         self.arrivals.mark_unchanged();
         let log = CAPTURE.log();
         let events = log.since(self.next);
@@ -149,7 +149,7 @@ impl Reader {
     }
 }
 
-/// The one capture of this process; made, and installed, on first use.
+/// The capture of this process; created and installed on first use.
 static CAPTURE: LazyLock<Capture> = LazyLock::new(|| {
     let subscriber = tracing_subscriber::registry().with(CaptureLayer);
     tracing::subscriber::set_global_default(subscriber).expect("nobody else installs a subscriber");
@@ -172,7 +172,7 @@ impl Capture {
 #[derive(Default)]
 struct Log {
     events: VecDeque<Arc<Event>>,
-    /// How many were dropped to keep to [`EVENTS_MAX`].
+    /// How many were dropped because of [`EVENTS_MAX`].
     forgotten: u64,
 }
 
@@ -235,7 +235,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for CaptureLayer {
             log.push(captured);
             log.end()
         };
-        // Two threads may come here in either order.
+        // Two threads may arrive here in either order.
         CAPTURE.arrivals.send_modify(|arrivals| *arrivals = end.max(*arrivals));
     }
 }

@@ -1,7 +1,8 @@
-//! Temporary folders for servers: owned by the account the server runs under, in memory where there is plenty.
+//! Temporary folders for servers: owned by the account of the server, and in memory if there is enough.
 //!
-//! A database is 300 files and a cluster 1,000; in memory they are made ten times quicker than on some disks. A killed
-//! server loses nothing by it: what it wrote lives in the kernel either way. `TMPDIR` overrides the choice.
+//! A database has 300 files and a cluster 1,000; creating them in memory is ten times faster than on some disks. A
+//! killed server loses no data through this, because its writes are in the kernel either way. `TMPDIR` overrides the
+//! choice.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -15,10 +16,10 @@ use crate::process::{remove_when_we_are_gone, service_account};
 
 const IN_MEMORY: &str = "/dev/shm";
 
-/// Memory is used only where the folders, about 2 GB at their worst, are no burden.
+/// Memory is used only if the folders, at most about 2 GB, leave enough of it.
 const SPARE_BYTES_MIN: u64 = 4 << 30;
 
-/// A temporary folder that belongs to the service account and is removed at drop, or by the janitor.
+/// A temporary folder that belongs to the service account; removed when dropped, or by the janitor.
 #[derive(Debug)]
 pub struct ServiceFolder {
     folder: TempDir,
@@ -39,7 +40,7 @@ impl ServiceFolder {
         self.folder.path()
     }
 
-    /// Writes a file only the service can read, as servers demand of their keys. Returns its path.
+    /// Writes a file that only the service can read, as servers require for their keys. Returns its path.
     pub fn write(&self, name: &str, content: &str) -> PathBuf {
         let path = self.path().join(name);
         fs::write(&path, content).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
@@ -56,7 +57,7 @@ fn give_to_service(path: &Path) {
     }
 }
 
-/// Whether the folders are in memory, where a copy is cheaper than a log of it.
+/// Whether the folders are in memory, where copying a database is cheaper than logging it.
 pub fn are_in_memory() -> bool {
     BASE.starts_with(IN_MEMORY)
 }

@@ -1,4 +1,5 @@
-//! A small HTTP client: sends exactly the headers it is given, a foreign `Host` too, which real clients do not let you forge.
+//! A small HTTP client that sends exactly the given headers, including a forged `Host`, which real clients do not
+//! allow.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -21,19 +22,14 @@ impl Answer {
     }
 }
 
-/// A request to `host:port`. `Host` is the address, unless it is among the headers.
+/// Sends a request to `host:port`. `Host` is the address, unless it is among the headers.
 pub async fn request(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let text = head(address, method, path, headers, body);
     let address = address.to_owned();
     tokio::task::spawn_blocking(move || send(&address, &text)).await.expect("the request is sent")
 }
 
-/// The same, on this thread.
-pub fn request_blocking(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-    send(address, &head(address, method, path, headers, body))
-}
-
-/// A connection on which a server sends events, until it is dropped.
+/// A connection on which a server sends events until it is dropped.
 pub struct EventStream(BufReader<TcpStream>);
 
 impl EventStream {
@@ -49,7 +45,7 @@ impl EventStream {
         opened.await.expect("the stream is opened")
     }
 
-    /// The next event's data.
+    /// The data of the next event.
     pub async fn next(self) -> (Self, String) {
         let read = tokio::task::spawn_blocking(move || {
             let mut this = self;

@@ -1,11 +1,11 @@
 //! A real Apache Kafka: one broker (KRaft, no ZooKeeper) that a test starts, stops, kills, freezes and starts again.
 //!
-//! It listens on free ports of 127.0.0.1, which it keeps over restarts, as it keeps its data. Topics are never made by
-//! accident. Its process and folder are gone after drop, or when this process is gone.
+//! It listens on free ports of 127.0.0.1. It keeps its ports and its data over restarts. Topics are never created
+//! automatically. Its process and folder are removed when it is dropped, or when this process ends.
 //!
-//! Most tests want [`Kafka::shared`] with topics and groups of their own; a broker of its own, three seconds and 300 MB,
-//! is for tests that stop, kill or configure it. What one does with it is in `kafka_admin`, `kafka_records` and
-//! `kafka_transactions`.
+//! Most tests use [`Kafka::shared`] with their own topics and groups. A separate broker takes three seconds and 300 MB
+//! and is for tests that stop, kill or configure it. `kafka_admin`, `kafka_records` and `kafka_transactions` have the
+//! operations.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpStream};
@@ -20,7 +20,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::sync::OnceCell;
 
 use crate::folder::ServiceFolder;
-use crate::kafka_binaries::{broker_command, cluster_id, make_data_folder, mark_data_folder};
+use crate::kafka_binaries::{
+    broker_command, cluster_id, make_data_folder, mark_data_folder, random_id, set_cluster_id,
+};
 use crate::kafka_settings::{KafkaPorts, joining_settings, server_properties};
 use crate::postgres::ServerTls;
 use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, spawn_bound, wait_for_end};
@@ -29,42 +31,48 @@ use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, send_signal, spawn_bound, w
 pub const SCRAM_USER: &str = "wharf";
 pub const SCRAM_PASSWORD: &str = "a password of the tests";
 
-/// The address of a running broker to use as the shared one. Its topics must be free to make and to delete.
+/// The address of a running broker to use as the shared one. Tests create and delete topics on it.
 const BROKERS_VARIABLE: &str = "KAFKA_BROKERS";
 
-/// How often other ports are tried when somebody was faster.
+/// How often other ports are tried if another process took them first.
 const PORT_ATTEMPTS: usize = 10;
 
-/// Of one question to a broker that may not be ready to answer it.
+/// Time limit for one metadata request to a broker that may not be ready.
 const METADATA_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a broker differs from the default.
 #[derive(Clone, Debug, Default)]
 pub struct KafkaOptions {
-    /// Settings as in `server.properties`. They win over those of the tests.
+    /// Settings as in `server.properties`. They override those of the tests.
     pub settings: Vec<(String, String)>,
     /// Opens a TLS listener, see [`Kafka::tls_brokers`]. Default: none.
     pub tls: Option<KafkaTls>,
     /// Opens a listener with TLS and SCRAM-SHA-256 (`SASL_SSL`), see [`Kafka::scram_brokers`]. It knows [`SCRAM_USER`]
     /// with [`SCRAM_PASSWORD`]. Default: none.
     pub scram: Option<KafkaTls>,
-    /// Joins the cluster of another broker under this node id. Default: a cluster of its own.
+    /// Opens a listener with SASL/OAUTHBEARER and without TLS, see [`Kafka::token_brokers`], where a connection must
+    /// authenticate again after this time or when its token ends. It believes any unsigned JWT that has not ended:
+    /// `sub` is the user. Default: none.
+    pub tokens: Option<Duration>,
+    /// Joins the cluster of another broker under this node id. Default: a separate cluster.
     pub joins: Option<(u16, Kafka)>,
+    /// Uses its own cluster id. Default: that of all brokers of this process.
+    pub is_another_cluster: bool,
 }
 
 impl KafkaOptions {
-    /// For a broker that nobody kills: it does not take itself for dead when the machine stands still for a moment.
+    /// For a broker that is never killed: it keeps its registration if the machine stalls for a moment.
     pub fn steady() -> KafkaOptions {
         let settings = vec![("broker.session.timeout.ms".to_owned(), "30000".to_owned())];
         KafkaOptions { settings, ..KafkaOptions::default() }
     }
 }
 
-/// How a listener speaks TLS.
+/// The TLS settings of a listener.
 #[derive(Clone, Debug)]
 pub struct KafkaTls {
     pub server: ServerTls,
-    /// Clients must show a certificate by this authority. Default: they need none.
+    /// Clients must present a certificate of this authority. Default: none is required.
     pub client_authority_pem: Option<String>,
 }
 
@@ -74,28 +82,29 @@ impl From<ServerTls> for KafkaTls {
     }
 }
 
-/// A running (or, by a test's wish, stopped) broker.
+/// A broker, running or stopped by a test.
 #[derive(Clone, Debug)]
 pub struct Kafka {
     brokers: String,
-    /// `None` when somebody else started the broker.
+    /// `None` if another process started the broker.
     inner: Option<Arc<Inner>>,
 }
 
 #[derive(Debug)]
 struct Inner {
     ports: KafkaPorts,
+    cluster_id: String,
     /// `None` while stopped. A std mutex: only the blocking functions below hold it.
     process: Mutex<Option<Child>>,
-    /// Declared last: removed after the broker is gone.
+    /// Declared last: removed after the broker has ended.
     folder: ServiceFolder,
 }
 
 impl Kafka {
-    /// The broker of this process, started on the first call, or the one `KAFKA_BROKERS` names. Not for a test that
-    /// stops it.
+    /// The broker of this process, started on the first call, or the one that `KAFKA_BROKERS` names. Not for a test
+    /// that stops it.
     pub async fn shared() -> &'static Kafka {
-        // A static is never dropped: ours ends when the process is gone.
+        // A static is never dropped: our broker ends with the process.
         static SHARED: OnceCell<Kafka> = OnceCell::const_new();
         let start = || async {
             match std::env::var(BROKERS_VARIABLE) {
@@ -114,7 +123,7 @@ impl Kafka {
         tokio::task::spawn_blocking(move || start_blocking(&options)).await.expect("Kafka starts")
     }
 
-    /// A broker that somebody else started, such as the parent of a child process. It cannot be stopped from here.
+    /// A broker that another process started, such as the parent of a child process. It cannot be stopped from here.
     pub fn at(brokers: &str) -> Kafka {
         Kafka { brokers: brokers.to_owned(), inner: None }
     }
@@ -134,18 +143,23 @@ impl Kafka {
         address(self.ours().ports.scram.expect("started with KafkaOptions::scram"))
     }
 
+    /// The listener with tokens.
+    pub fn token_brokers(&self) -> String {
+        address(self.ours().ports.tokens.expect("started with KafkaOptions::tokens"))
+    }
+
     /// The broker's process. Panics while stopped.
     pub fn pid(&self) -> u32 {
         let process = self.ours().process.lock().expect("no broker action panicked");
         process.as_ref().expect("the broker is stopped").id()
     }
 
-    /// Stops the broker as an orderly operator would: partitions are given up, files are closed.
+    /// Stops the broker gracefully: it hands over its partitions and closes its files.
     pub async fn stop(&self) {
         self.blocking(|inner| inner.end(Signal::SIGTERM)).await;
     }
 
-    /// Kills the broker, as a power cut would.
+    /// Kills the broker, like a power failure.
     pub async fn kill(&self) {
         self.blocking(|inner| inner.end(Signal::SIGKILL)).await;
     }
@@ -155,12 +169,12 @@ impl Kafka {
         self.blocking(Inner::start_again).await;
     }
 
-    /// The broker stands still: its connections stay open, but no byte moves.
+    /// Freezes the broker: its connections stay open, but no byte moves.
     pub async fn freeze(&self) {
         self.blocking(|inner| inner.signal(Signal::SIGSTOP)).await;
     }
 
-    /// Has the disk of the stopped broker lie: one bit of the first `content` in a partition's log is turned.
+    /// Corrupts the log of the stopped broker: flips one bit of the first `content` in a partition's log.
     pub async fn corrupt(&self, topic: &str, partition: i32, content: &str) {
         let (log, content) = (format!("data/{topic}-{partition}/00000000000000000000.log"), content.to_owned());
         self.blocking(move |inner| {
@@ -173,11 +187,12 @@ impl Kafka {
         .await;
     }
 
-    /// Cuts the log of the stopped broker's partition: the first batch that begins at `offset` or behind it is gone, with all that follow.
+    /// Truncates the partition's log of the stopped broker: removes the first batch at or after `offset`, and all that
+    /// follow.
     pub async fn cut_log(&self, topic: &str, partition: i32, offset: i64) {
         let folder = format!("data/{topic}-{partition}");
         self.blocking(move |inner| {
-            // Without it, and without the index, the broker looks at the log itself.
+            // Without this file and the index, the broker reads the log itself.
             let _ = fs::remove_file(inner.folder.path().join("data/.kafka_cleanshutdown"));
             let folder = inner.folder.path().join(folder);
             for index in ["index", "timeindex"] {
@@ -186,7 +201,7 @@ impl Kafka {
             let log = folder.join("00000000000000000000.log");
             let bytes = fs::read(&log).expect("the partition's log");
             let mut at = 0;
-            // A batch begins with its first offset and the length of what follows.
+            // A batch begins with its first offset and the length of the rest.
             while let Some(head) = bytes.get(at..at + 12) {
                 let first = i64::from_be_bytes(head[..8].try_into().expect("eight bytes"));
                 let length = i32::from_be_bytes(head[8..].try_into().expect("four bytes"));
@@ -200,17 +215,17 @@ impl Kafka {
         .await;
     }
 
-    /// It goes on as if nothing had happened. Having missed its own heartbeats, it may be without leaders for a second.
+    /// Continues the frozen broker. Because it missed its own heartbeats, it may have no leaders for a second.
     pub async fn thaw(&self) {
         self.blocking(|inner| inner.signal(Signal::SIGCONT)).await;
     }
 
-    /// The broker's own log (warnings and errors), for a failing test to print.
+    /// The broker's own log (warnings and errors), printed by a failing test.
     pub fn log(&self) -> String {
         self.ours().log()
     }
 
-    /// The settings of a client of the tests, which finds the broker again quickly.
+    /// The client settings of the tests, with a fast reconnect.
     pub fn client_config(&self) -> ClientConfig {
         client_config(&self.brokers)
     }
@@ -265,12 +280,14 @@ impl Inner {
         make_data_folder(&data, folder.path());
         let ports = KafkaPorts::choose(options);
         let mut settings = server_properties(options, ports, &data, &folder);
+        let cluster_id = if options.is_another_cluster { random_id() } else { cluster_id().to_owned() };
+        set_cluster_id(&data, &cluster_id);
         if let Some((node_id, first)) = &options.joins {
             mark_data_folder(&data, *node_id);
             settings += &joining_settings(*node_id, ports, first.ours().ports.controller);
         }
         folder.write(SETTINGS_FILE, &settings);
-        Inner { ports, process: Mutex::new(None), folder }
+        Inner { ports, cluster_id, process: Mutex::new(None), folder }
     }
 
     fn start_again(&self) {
@@ -287,12 +304,12 @@ impl Inner {
         command.stdout(log.try_clone().expect("a file can be cloned")).stderr(log);
         let mut child = spawn_bound(command).map_err(|error| error.to_string())?;
         let deadline = Instant::now() + PROCESS_DEADLINE;
-        while !is_ready(self.ports.plain) {
+        while !is_ready(self.ports.plain, &self.cluster_id) {
             if child.try_wait().expect("a child can be waited for").is_some() {
                 return Err(self.log().split_off(log_from));
             }
             if Instant::now() >= deadline {
-                // Nobody else knows of it yet.
+                // No other code refers to it yet.
                 let _ = child.kill();
                 let _ = child.wait();
                 panic!("Kafka is not ready in time:\n{}", self.log());
@@ -324,16 +341,16 @@ impl Inner {
     }
 }
 
-/// Whether our broker answers, and every partition it knows has a leader.
-fn is_ready(port: u16) -> bool {
-    // A client is dear, and logs each refusal.
+/// Whether our broker answers, and every partition that it knows has a leader.
+fn is_ready(port: u16, cluster_id: &str) -> bool {
+    // Creating a client is slow, and it logs each refused connection.
     if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
         return false;
     }
     let client: BaseConsumer = client_config(&address(port)).create().expect("a client");
     let Ok(metadata) = client.fetch_metadata(None, METADATA_PATIENCE) else { return false };
-    // Somebody else's, if they were faster to take the port.
-    if client.client().fetch_cluster_id(METADATA_PATIENCE).as_deref() != Some(cluster_id()) {
+    // Another process may have taken the port first.
+    if client.client().fetch_cluster_id(METADATA_PATIENCE).as_deref() != Some(cluster_id) {
         return false;
     }
     let mut leaders = metadata.topics().iter().flat_map(|topic| topic.partitions()).map(|partition| partition.leader());
@@ -342,7 +359,7 @@ fn is_ready(port: u16) -> bool {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Also while a failing test unwinds, so without any panic of our own. Nobody needs the data any more.
+        // This also runs while a failing test unwinds, so it must not panic. The data is no longer needed.
         let Ok(process) = self.process.get_mut() else {
             return;
         };

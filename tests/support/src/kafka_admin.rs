@@ -1,7 +1,7 @@
-//! What a test asks of a broker as its operator: topics, watermarks, groups and their offsets.
+//! Administration of a broker by a test: topics, watermarks, groups and their offsets.
 //!
-//! Every call has taken effect when it returns, and panics if it cannot. Each makes a client of its own, which costs
-//! some milliseconds and leaves nothing behind that a restart of the broker could confuse.
+//! Every call has taken effect when it returns, and panics if it fails. Each call uses its own client, which costs some
+//! milliseconds and keeps no state that a restart of the broker could invalidate.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,17 +22,17 @@ use crate::process::PROCESS_POLL;
 /// How long an operation may take. Far above what a loaded machine needs.
 pub const KAFKA_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Of one of several tries.
+/// Time limit for one of several tries.
 const ATTEMPT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The offsets of a partition's records: `low` is the first that is still there, `high` the one the next will get.
+/// The offsets of a partition's records: `low` is the first that still exists, `high` the offset of the next record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
     pub low: i64,
     pub high: i64,
 }
 
-/// A name nothing else has, also on a broker shared with other processes.
+/// A unique name, even on a broker shared with other processes.
 pub fn unique_name(purpose: &str) -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -40,14 +40,14 @@ pub fn unique_name(purpose: &str) -> String {
 }
 
 impl Kafka {
-    /// Makes a topic with a name of its own, and returns the name.
+    /// Creates a topic with a unique name, and returns the name.
     pub async fn create_unique_topic(&self, partitions: i32) -> String {
         let topic = unique_name("topic");
         self.create_topic(&topic, partitions, &[]).await;
         topic
     }
 
-    /// Makes a topic of one partition that these brokers keep, the first of them as its leader.
+    /// Creates a topic with one partition on these brokers, the first of them as its leader.
     pub async fn create_topic_on(&self, topic: &str, brokers: &[i32], settings: &[(&str, &str)]) {
         let assignment: &[&[i32]] = &[brokers];
         let mut new = NewTopic::new(topic, 1, TopicReplication::Variable(assignment));
@@ -59,7 +59,7 @@ impl Kafka {
         self.await_partitions(topic, 1).await;
     }
 
-    /// Makes a topic with these settings of it, such as `("max.message.bytes", "1000")`.
+    /// Creates a topic with these settings, such as `("max.message.bytes", "1000")`.
     pub async fn create_topic(&self, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
         let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
         for (name, value) in settings {
@@ -70,14 +70,14 @@ impl Kafka {
         self.await_partitions(topic, partitions).await;
     }
 
-    /// Deletes a topic with all its records. One of the same name may be made afterwards.
+    /// Deletes a topic with all its records. A topic with the same name may be created afterwards.
     pub async fn delete_topic(&self, topic: &str) {
         let result = self.admin().delete_topics(&[topic], &options()).await.expect("an answer");
         result.into_iter().next().expect("one").unwrap_or_else(|error| panic!("cannot delete {topic}: {error:?}"));
         self.await_partitions(topic, 0).await;
     }
 
-    /// Gives a topic more partitions, `partitions` in all.
+    /// Increases the number of partitions of a topic to `partitions`.
     pub async fn grow_topic(&self, topic: &str, partitions: i32) {
         let count = usize::try_from(partitions).expect("a positive number");
         let result = self.admin().create_partitions([&NewPartitions::new(topic, count)], &options()).await;
@@ -86,7 +86,7 @@ impl Kafka {
         self.await_partitions(topic, partitions).await;
     }
 
-    /// Replaces the settings of a topic: those not named are the broker's again.
+    /// Replaces the settings of a topic: all others become the broker's defaults again.
     pub async fn alter_topic(&self, topic: &str, settings: &[(&str, &str)]) {
         let mut change = AlterConfig::new(ResourceSpecifier::Topic(topic));
         for (name, value) in settings {
@@ -96,7 +96,7 @@ impl Kafka {
         result.into_iter().next().expect("one").unwrap_or_else(|error| panic!("cannot alter {topic}: {error:?}"));
     }
 
-    /// Sets what the broker keeps of a group under the consumer protocol, such as its session timeout.
+    /// Sets a broker setting of a group under the consumer protocol, such as its session timeout.
     pub async fn alter_group(&self, group: &str, settings: &[(&str, &str)]) {
         let mut change = AlterConfig::new(ResourceSpecifier::Group(group));
         for (name, value) in settings {
@@ -134,11 +134,11 @@ impl Kafka {
         .await
     }
 
-    /// The offsets of the records that are there, by reading them all.
+    /// The offsets of the existing records, found by reading them all.
     pub async fn offsets(&self, topic: &str, partition: i32) -> Vec<i64> {
         let low = self.watermarks(topic, partition).await.low;
         let from = position(topic, partition, Offset::Offset(low));
-        // A group is asked for, though nothing is committed for it.
+        // A group id is required, although nothing is committed for it.
         let settings =
             [("group.id", "wharf-test-reader"), ("enable.partition.eof", "true"), ("enable.auto.commit", "false")];
         self.with_consumer(&settings, move |consumer| {
@@ -156,7 +156,7 @@ impl Kafka {
         .await
     }
 
-    /// The offset the group would go on from; `None` if it has none.
+    /// The committed offset of the group; `None` if it has none.
     pub async fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
         let asked = position(topic, partition, Offset::Invalid);
         let topic = topic.to_owned();
@@ -174,7 +174,7 @@ impl Kafka {
         .await
     }
 
-    /// Commits an offset for a group without members: forward, backward or where nothing is.
+    /// Commits an offset for a group without members: forward, backward, or beyond the records.
     pub async fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
         let wanted = position(topic, partition, Offset::Offset(offset));
         let (named, topic) = (group.to_owned(), topic.to_owned());
@@ -192,7 +192,8 @@ impl Kafka {
         result.unwrap_or_else(|error| panic!("cannot delete the group {group}: {error:?}"));
     }
 
-    /// Waits until clients are told that the topic has so many partitions, each with a leader; 0 for no topic.
+    /// Waits until clients see the topic with this many partitions, each with a leader; 0 means that the topic does not
+    /// exist.
     async fn await_partitions(&self, topic: &str, partitions: i32) {
         let topic = topic.to_owned();
         let wanted = usize::try_from(partitions).expect("not a negative number");
@@ -225,7 +226,7 @@ impl Kafka {
     }
 }
 
-/// An admin client whose end, for which it waits up to a tenth of a second, is no burden of the test's runtime.
+/// An admin client. Its drop blocks for up to a tenth of a second, so it runs outside the test's runtime.
 struct Admin {
     /// `None` only in drop.
     client: Option<AdminClient<DefaultClientContext>>,

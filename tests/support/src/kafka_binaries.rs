@@ -1,7 +1,7 @@
-//! Finds the Kafka to test against, and makes the data folder every broker starts from.
+//! Finds the Kafka to test against, and creates the data folder that every broker starts from.
 //!
-//! Formatting takes a second, most of it the start of Java, and so is done once a test process: its result is copied
-//! for each broker. The SCRAM user is made here, because a broker that asks for passwords must know one from the start.
+//! Formatting takes a second, mostly to start Java, so it runs once per test process: its result is copied for each
+//! broker. The SCRAM user is created here, because a broker with passwords needs one at its first start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,21 +15,21 @@ use crate::folder::ServiceFolder;
 use crate::kafka::{SCRAM_PASSWORD, SCRAM_USER};
 use crate::process::{run_to_end, service_server, service_tool};
 
-/// A folder with Kafka's `libs`, to test another version than the one the set-up script fetches.
+/// A folder with Kafka's `libs`, to test another version than the one that the set-up script fetches.
 const FOLDER_VARIABLE: &str = "WHARF_TEST_KAFKA";
 
-/// The file that says which version the set-up script fetches.
+/// The file with the version that the set-up script fetches.
 const ENVIRONMENT: &str = include_str!("../../../scripts/environment.sh");
 
-/// The only broker's, which the data folder is marked with.
+/// The node id of a single broker, written to the data folder.
 pub(crate) const NODE_ID: u16 = 1;
 
-/// A broker is small and short-lived: what the better compiler and collector gain, their threads cost.
+/// A broker is small and short-lived: the better compiler and collector would cost more than they gain.
 const JVM_OPTIONS: [&str; 6] = [
     "-Xmx512m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    // It would be left behind in the system's temporary folder by a killed broker.
+    // A killed broker would leave this file in the system's temporary folder.
     "-XX:-UsePerfData",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -37,29 +37,45 @@ const JVM_OPTIONS: [&str; 6] = [
 
 /// A broker for [`crate::process::spawn_bound`], which lives in `folder` and reads its settings from a file there.
 pub(crate) fn broker_command(folder: &Path, settings: &Path) -> Command {
-    // SIGKILL: after our end nobody needs its data.
+    // SIGKILL: its data is not needed after our process has ended.
     let mut command = service_server(java(), folder, Signal::SIGKILL);
     add_java_arguments(&mut command, folder);
     command.arg("kafka.Kafka").arg(settings);
     command
 }
 
-/// What the brokers of this process say who they are, so that none of another process is taken for ours.
+/// The cluster id of this process's brokers, so that no broker of another process is mistaken for ours.
 pub(crate) fn cluster_id() -> &'static str {
-    // Kafka wants 16 bytes in base64: 22 characters, of which the last says but two bits.
-    static ID: LazyLock<String> = LazyLock::new(|| Alphanumeric.sample_string(&mut rand::rng(), 21) + "A");
+    static ID: LazyLock<String> = LazyLock::new(random_id);
     &ID
 }
 
-/// Makes a copy of the formatted data folder that of another node of the cluster.
+/// Kafka expects 16 bytes in base64: 22 characters, of which the last holds only two bits.
+pub(crate) fn random_id() -> String {
+    Alphanumeric.sample_string(&mut rand::rng(), 21) + "A"
+}
+
+/// Changes a copy of the formatted data folder to that of another cluster.
+pub(crate) fn set_cluster_id(data: &Path, cluster_id: &str) {
+    rewrite(data, |name| (name == "cluster.id").then(|| cluster_id.to_owned()));
+}
+
+/// Changes a copy of the formatted data folder to that of another node of the cluster.
 pub(crate) fn mark_data_folder(data: &Path, node_id: u16) {
+    rewrite(data, |name| match name {
+        "node.id" => Some(node_id.to_string()),
+        "directory.id" => Some(random_id()),
+        _ => None,
+    });
+}
+
+/// Gives lines of `meta.properties` other values.
+fn rewrite(data: &Path, value: impl Fn(&str) -> Option<String>) {
     let path = data.join("meta.properties");
     let content = std::fs::read_to_string(&path).expect("a formatted data folder");
-    let directory_id = Alphanumeric.sample_string(&mut rand::rng(), 21) + "A";
-    let line = |line: &str| match line.split_once('=') {
-        Some(("node.id", _)) => format!("node.id={node_id}\n"),
-        Some(("directory.id", _)) => format!("directory.id={directory_id}\n"),
-        _ => format!("{line}\n"),
+    let line = |line: &str| match line.split_once('=').and_then(|(name, _)| Some((name, value(name)?))) {
+        Some((name, value)) => format!("{name}={value}\n"),
+        None => format!("{line}\n"),
     };
     std::fs::write(&path, content.lines().map(line).collect::<String>()).expect("our own folder");
 }
@@ -74,7 +90,7 @@ pub(crate) fn make_data_folder(target: &Path, within: &Path) {
 
 fn format_data_folder() -> ServiceFolder {
     let folder = ServiceFolder::create("kafka-format");
-    // No port of these settings goes into the data.
+    // The ports in these settings are not stored in the data.
     let settings = format!(
         "process.roles=broker,controller\n\
          node.id={NODE_ID}\n\

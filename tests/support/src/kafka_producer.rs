@@ -1,4 +1,4 @@
-//! A librdkafka producer for the tests: what is sent is either acknowledged or a failed test.
+//! A librdkafka producer for the tests: every record is acknowledged, or the test fails.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::kafka::Kafka;
 use crate::kafka_admin::KAFKA_DEADLINE;
 use crate::kafka_records::TestRecord;
 
-/// One wait for the broker, between two looks at the clock.
+/// One wait for the broker, between two checks of the deadline.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Keeps the order, and sends records up to the size the broker takes. Idempotence, for which a producer is made to wait
-/// up to a second at its start, is left to those who write in numbers.
+/// Keeps the order, and sends records up to the size that the broker accepts. It is not idempotent, because an
+/// idempotent producer waits up to a second at its start; only bulk writes use that.
 pub(crate) fn producer_config(kafka: &Kafka) -> ClientConfig {
     let mut config = kafka.client_config();
     config
@@ -28,7 +28,7 @@ pub(crate) fn producer_config(kafka: &Kafka) -> ClientConfig {
     config
 }
 
-/// As [`producer_config`], with requests on their way at the same time that still keep the order and repeat nothing.
+/// Like [`producer_config`], with several requests in flight that still keep the order and create no duplicates.
 pub(crate) fn idempotent_config(kafka: &Kafka) -> ClientConfig {
     let mut config = producer_config(kafka);
     config.set("enable.idempotence", "true").set("max.in.flight.requests.per.connection", "5");
@@ -40,7 +40,7 @@ pub(crate) struct Producing {
     producer: BaseProducer<Acknowledgements>,
 }
 
-/// What the broker has said of the records since the last [`Producing::finish`].
+/// The broker's acknowledgements since the last [`Producing::finish`].
 #[derive(Default)]
 struct Acknowledgements {
     /// A std mutex: nothing awaits while holding it.
@@ -58,7 +58,7 @@ impl Producing {
         Producing { producer: config.create_with_context(Acknowledgements::default()).expect("a producer") }
     }
 
-    /// Queues a record, and waits for a place in the queue if there is none.
+    /// Queues a record, and waits while the queue is full.
     pub(crate) fn send(&self, topic: &str, partition: i32, record: &TestRecord) {
         let deadline = Instant::now() + KAFKA_DEADLINE;
         let mut queued = self.producer.send(to_base_record(topic, partition, record));
@@ -68,12 +68,12 @@ impl Producing {
             queued = self.producer.send(again);
         }
         queued.unwrap_or_else(|(error, _)| panic!("cannot send a record to {topic}/{partition}: {error:?}"));
-        // What has been acknowledged gives its place back.
+        // Acknowledged records free their place in the queue.
         self.producer.poll(Duration::ZERO);
     }
 
-    /// Waits until all that was sent is on the broker. Returns the lowest offset: that of the first record, if all went
-    /// to one partition.
+    /// Waits until all records are acknowledged. Returns the lowest offset: that of the first record if all went to one
+    /// partition.
     pub(crate) fn finish(&self) -> i64 {
         let deadline = Instant::now() + KAFKA_DEADLINE;
         while self.producer.in_flight_count() > 0 {

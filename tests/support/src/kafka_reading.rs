@@ -1,4 +1,4 @@
-//! Reads what is on a topic, whole.
+//! Reads all records of a topic.
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -16,7 +16,7 @@ pub struct ReadRecord {
     pub offset: i64,
     pub key: Option<String>,
     pub payload: Option<String>,
-    /// In order; values that are missing are empty.
+    /// In order; missing values are empty.
     pub headers: Vec<(String, String)>,
 }
 

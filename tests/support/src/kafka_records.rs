@@ -1,8 +1,7 @@
-//! Records a test writes to a broker, odd ones included.
+//! Records that a test writes to a broker, including unusual ones.
 //!
-//! A record is on the broker when the call that writes it returns. They are written by librdkafka, one after the other
-//! in the order given; only those whose header names are no UTF-8, which its Rust interface has no way to say, go over a
-//! connection of ours.
+//! When a call returns, its records are on the broker. librdkafka writes them one after another in the order given. Its
+//! Rust interface cannot express header names that are not UTF-8; such records are written over our own connection.
 
 use crate::kafka::Kafka;
 use crate::kafka_producer::{Producing, idempotent_config, producer_config};
@@ -14,7 +13,7 @@ pub struct TestRecord {
     pub key: Option<Vec<u8>>,
     pub payload: Option<Vec<u8>>,
     pub headers: Vec<TestHeader>,
-    /// Headers that the record claims to have beside those, and has not: the block cannot be parsed.
+    /// The record claims this many more headers than it has: the block cannot be parsed.
     pub missing_headers: usize,
     /// Milliseconds since 1970. Default: now.
     pub timestamp_ms: Option<i64>,
@@ -77,7 +76,7 @@ impl Kafka {
         self.produce_with(topic, partition, records, &[]).await
     }
 
-    /// As [`Kafka::produce`], by a producer with these settings of librdkafka, such as `("compression.type", "zstd")`.
+    /// Like [`Kafka::produce`], with these producer settings of librdkafka, such as `("compression.type", "zstd")`.
     pub async fn produce_with(
         &self,
         topic: &str,
@@ -105,8 +104,7 @@ impl Kafka {
         tokio::task::spawn_blocking(write).await.expect("the records are written")
     }
 
-    /// Writes many records quickly: those numbered 0 to `count` - 1, each to the partition of its number modulo
-    /// `partitions`.
+    /// Writes many records quickly: numbers 0 to `count` - 1, each to the partition of its number modulo `partitions`.
     pub async fn produce_many(
         &self,
         topic: &str,

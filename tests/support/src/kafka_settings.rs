@@ -1,25 +1,27 @@
 //! The `server.properties` of a test's broker.
 //!
-//! Besides the plain listener, which the helpers of the tests use, it can have one with TLS and one with TLS and SCRAM.
-//! Everything is as durable as one broker can be: what a test kills has lost nothing that was acknowledged.
+//! Besides the plain listener, which the test helpers use, it can have one with TLS, one with TLS and SCRAM, and one with tokens.
+//! Everything is as durable as possible with one broker: a killed broker loses no acknowledged record.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::folder::ServiceFolder;
 use crate::kafka::{KafkaOptions, KafkaTls};
 use crate::kafka_binaries::NODE_ID;
 use crate::ports::free_port;
 
-/// Records up to 32 MiB, and a little for what surrounds them.
+/// Records up to 32 MiB, plus some overhead.
 const MESSAGE_BYTES_MAX: usize = (32 << 20) + (64 << 10);
 
-/// Where a broker listens; the same over restarts.
+/// The ports of a broker; the same over restarts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KafkaPorts {
     pub plain: u16,
     pub controller: u16,
     pub tls: Option<u16>,
     pub scram: Option<u16>,
+    pub tokens: Option<u16>,
 }
 
 impl KafkaPorts {
@@ -29,11 +31,12 @@ impl KafkaPorts {
             controller: free_port(),
             tls: options.tls.as_ref().map(|_| free_port()),
             scram: options.scram.as_ref().map(|_| free_port()),
+            tokens: options.tokens.map(|_| free_port()),
         }
     }
 }
 
-/// The content of the file. The server takes the last of two values, so the test's own come last.
+/// The content of the file. The server uses the last of two values, so the test's own settings come last.
 pub(crate) fn server_properties(
     options: &KafkaOptions,
     ports: KafkaPorts,
@@ -49,11 +52,14 @@ pub(crate) fn server_properties(
         settings.extend(tls_settings("scram", tls, folder));
         settings.extend(scram_settings());
     }
+    if let Some(session) = options.tokens {
+        settings.extend(token_settings(session));
+    }
     settings.extend(options.settings.iter().cloned());
     settings.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
-/// What makes a broker one of the cluster whose controller listens at this port.
+/// Settings that join a broker to the cluster whose controller listens on this port.
 pub(crate) fn joining_settings(node_id: u16, ports: KafkaPorts, controller: u16) -> String {
     let plain = ports.plain;
     format!(
@@ -70,7 +76,7 @@ fn common_settings(ports: KafkaPorts, data: &Path) -> Vec<(String, String)> {
         ("controller.quorum.voters", &format!("{NODE_ID}@127.0.0.1:{}", ports.controller)),
         ("log.dirs", &data.display().to_string()),
         ("auto.create.topics.enable", "false"),
-        // One broker cannot keep the three copies that are the default, and one partition is enough for our few groups.
+        // One broker cannot keep the default of three copies, and one partition is enough for our few groups.
         ("offsets.topic.replication.factor", "1"),
         ("offsets.topic.num.partitions", "1"),
         ("transaction.state.log.replication.factor", "1"),
@@ -81,18 +87,18 @@ fn common_settings(ports: KafkaPorts, data: &Path) -> Vec<(String, String)> {
         ("share.coordinator.state.topic.num.partitions", "1"),
         ("message.max.bytes", &message_bytes_max),
         ("replica.fetch.max.bytes", &message_bytes_max),
-        // A test's group does not wait for members to come.
+        // A group does not wait for further members at its start.
         ("group.initial.rebalance.delay.ms", "0"),
-        // And its members may be declared dead as quickly as a test can wait for.
+        // Session timeouts may be short, so that tests need not wait long for a member to expire.
         ("group.min.session.timeout.ms", "500"),
         ("group.consumer.min.session.timeout.ms", "500"),
         ("group.consumer.min.heartbeat.interval.ms", "100"),
-        // After a kill the broker waits for its own registration to expire: 13 s by default, 6 s like this.
+        // After a kill the broker waits for its own registration to expire: 13 s by default, 6 s with this setting.
         ("broker.session.timeout.ms", "1500"),
         ("broker.heartbeat.interval.ms", "300"),
-        // Topics are compacted soon, not after fifteen seconds.
+        // Topics are compacted soon, instead of after fifteen seconds.
         ("log.cleaner.backoff.ms", "100"),
-        // Deleted topics are gone from the disk soon, not after a minute.
+        // Deleted topics are removed from the disk soon, instead of after a minute.
         ("log.segment.delete.delay.ms", "1000"),
     ])
 }
@@ -102,6 +108,7 @@ fn listener_settings(ports: KafkaPorts) -> Vec<(String, String)> {
         ("PLAINTEXT", "PLAINTEXT", Some(ports.plain)),
         ("TLS", "SSL", ports.tls),
         ("SCRAM", "SASL_SSL", ports.scram),
+        ("TOKENS", "SASL_PLAINTEXT", ports.tokens),
         // Last, because it is not advertised.
         ("CONTROLLER", "PLAINTEXT", Some(ports.controller)),
     ];
@@ -141,6 +148,19 @@ fn scram_settings() -> Vec<(String, String)> {
             "listener.name.scram.scram-sha-256.sasl.jaas.config",
             "org.apache.kafka.common.security.scram.ScramLoginModule required;",
         ),
+    ])
+}
+
+/// Unsigned tokens: the default of Kafka's module, for tests.
+fn token_settings(session: Duration) -> Vec<(String, String)> {
+    owned(&[
+        ("listener.name.tokens.sasl.enabled.mechanisms", "OAUTHBEARER"),
+        (
+            "listener.name.tokens.oauthbearer.sasl.jaas.config",
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required \
+             unsecuredLoginStringClaim_sub=\"broker\";",
+        ),
+        ("listener.name.tokens.oauthbearer.connections.max.reauth.ms", &session.as_millis().to_string()),
     ])
 }
 

@@ -1,7 +1,7 @@
-//! A producer that writes in transactions, as far as a test wants to go with them.
+//! A producer that writes in transactions.
 //!
-//! Dropped without commit or abort, it leaves its transaction open on the broker, as a producer that died: a reader of
-//! committed records stops before it until the transaction times out, or a producer with the same id begins anew.
+//! Dropped without commit or abort, it leaves its transaction open on the broker, like a crashed producer: a reader of
+//! committed records stops before it until the transaction times out, or a producer with the same id starts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::kafka_admin::KAFKA_DEADLINE;
 use crate::kafka_producer::{Producing, idempotent_config};
 use crate::kafka_records::TestRecord;
 
-/// A producer with a transactional id, which fenced off all others of that id when it was made.
+/// A producer with a transactional id; creating it fences off all others with that id.
 pub struct TransactionalProducer {
     producing: Arc<Producing>,
 }
 
 impl Kafka {
-    /// Makes a producer whose transactions time out after a minute.
+    /// Creates a producer whose transactions time out after a minute.
     pub async fn transactional_producer(&self, id: &str) -> TransactionalProducer {
         self.transactional_producer_with_timeout(id, Duration::from_secs(60)).await
     }
 
-    /// As [`Kafka::transactional_producer`]. The broker looks for what has timed out every ten seconds.
+    /// Like [`Kafka::transactional_producer`]. The broker checks for timed-out transactions every ten seconds.
     pub async fn transactional_producer_with_timeout(&self, id: &str, timeout: Duration) -> TransactionalProducer {
         let mut config = idempotent_config(self);
         // A record may not live longer than its transaction.

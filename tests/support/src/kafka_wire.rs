@@ -1,7 +1,7 @@
-//! Writes records in Kafka's own protocol, for what no client library would send: header names that are no text.
+//! Writes records in Kafka's own protocol, for header names that are not text, which no client library sends.
 //!
-//! One uncompressed batch, one request (Produce, version 3, which brokers since 0.11 understand), one answer. Plain
-//! connections only.
+//! It sends one uncompressed batch in one request (Produce, version 3, supported by brokers since 0.11) and reads one
+//! response. Plain connections only.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,27 +20,32 @@ const BATCH_MAGIC: i8 = 2;
 const ACKNOWLEDGED_BY_ALL: i16 = -1;
 
 /// Writes the records as one batch to the first of `brokers`, which must lead the partition. Returns the offset of the
-/// first.
+/// first record.
 pub(crate) fn produce(brokers: &str, topic: &str, partition: i32, records: &[TestRecord]) -> i64 {
+    let answer = exchange(brokers, &request(topic, partition, &batch(records)));
+    let (error, offset) = error_and_offset(&answer, topic);
+    assert_eq!(error, 0, "the broker refused the records with its error code {error}");
+    offset
+}
+
+/// The answer to one request on a connection of its own.
+pub(crate) fn exchange(brokers: &str, request: &[u8]) -> Vec<u8> {
     let broker = brokers.split(',').next().expect("split yields at least one part");
     let mut stream = TcpStream::connect(broker).unwrap_or_else(|error| panic!("cannot reach {broker}: {error}"));
     stream.set_read_timeout(Some(KAFKA_DEADLINE)).expect("a timeout");
-    let request = request(topic, partition, &batch(records));
-    stream.write_all(&sized(&request)).expect("the broker reads the request");
+    stream.write_all(&sized(request)).expect("the broker reads the request");
     let mut length = [0; 4];
     stream.read_exact(&mut length).expect("the broker answers");
     let mut answer = vec![0; usize::try_from(i32::from_be_bytes(length)).expect("a positive length")];
     stream.read_exact(&mut answer).expect("the broker answers in full");
-    let (error, offset) = error_and_offset(&answer, topic);
-    assert_eq!(error, 0, "the broker refused the records with its error code {error}");
-    offset
+    answer
 }
 
 fn request(topic: &str, partition: i32, batch: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     out.extend(PRODUCE.to_be_bytes());
     out.extend(PRODUCE_VERSION.to_be_bytes());
-    // The only request of its connection needs no number.
+    // The correlation id; the connection has only one request.
     out.extend(0_i32.to_be_bytes());
     out.extend(short_text("wharf-test"));
     // Not transactional.
@@ -56,7 +61,7 @@ fn request(topic: &str, partition: i32, batch: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Of the only partition in the answer, behind the request's number, the counts and the topic's name.
+/// Parses the offset of the only partition in the response, after the correlation id, the counts and the topic's name.
 fn error_and_offset(answer: &[u8], topic: &str) -> (i16, i64) {
     let rest = &answer[4 + 4 + short_text(topic).len() + 4 + 4..];
     let (error, rest) = rest.split_first_chunk().expect("an error code");
@@ -87,12 +92,12 @@ fn batch(records: &[TestRecord]) -> Vec<u8> {
         checked.extend(content);
     }
     let mut out = Vec::new();
-    // The epoch of the leader, which only brokers among themselves look at.
+    // The leader epoch, which only brokers use.
     out.extend((-1_i32).to_be_bytes());
     out.extend(BATCH_MAGIC.to_be_bytes());
     out.extend(crc32c(&checked).to_be_bytes());
     out.extend(checked);
-    // The broker gives the offset.
+    // The broker assigns the offset.
     [&0_i64.to_be_bytes()[..], &sized(&out)].concat()
 }
 
@@ -121,7 +126,7 @@ fn varint_length(length: usize) -> Vec<u8> {
     varint(i64::try_from(length).expect("a length in memory"))
 }
 
-/// Zigzag, seven bits a byte, the lowest first.
+/// Zigzag encoding, seven bits per byte, the lowest first.
 fn varint(value: i64) -> Vec<u8> {
     let mut rest = ((value << 1) ^ (value >> 63)).cast_unsigned();
     let mut out = Vec::new();
@@ -133,7 +138,7 @@ fn varint(value: i64) -> Vec<u8> {
     out
 }
 
-fn short_text(text: &str) -> Vec<u8> {
+pub(crate) fn short_text(text: &str) -> Vec<u8> {
     let length = i16::try_from(text.len()).expect("a short text");
     [&length.to_be_bytes(), text.as_bytes()].concat()
 }
@@ -143,7 +148,7 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), bytes].concat()
 }
 
-/// Castagnoli's, bit by bit: a test writes few bytes this way.
+/// CRC-32C, bit by bit: tests write few bytes this way.
 fn crc32c(bytes: &[u8]) -> u32 {
     const POLYNOMIAL_REVERSED: u32 = 0x82f6_3b78;
     let step = |crc: u32| if crc & 1 == 1 { (crc >> 1) ^ POLYNOMIAL_REVERSED } else { crc >> 1 };

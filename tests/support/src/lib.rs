@@ -1,19 +1,22 @@
-//! What the tests and benches share: real servers, real processes, faults that can be switched on, captured events, measurements.
+//! Shared code of the tests and benches: real servers, real processes, faults that can be switched on, captured events,
+//! measurements.
 //!
-//! A test whose server is not installed fails and says how to install it; it is never skipped. Everything that is started here
-//! ends with the test process, however that ends.
+//! A test whose server is not installed fails with instructions to install it; it is never skipped. Every process
+//! started here ends with the test process, however that ends.
 //!
-//! Nothing here uses Wharf itself, so a change in `src/` does not compile this crate again.
+//! Nothing here uses Wharf itself, so a change in `src/` does not recompile this crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
+#![allow(clippy::missing_errors_doc, clippy::missing_panics_doc, reason = "as for the documentation of its items")]
 #![allow(missing_docs, missing_debug_implementations, reason = "used by this repository's tests and benches only")]
 
-// In reading order: what the tests use, then what that is built on.
+// In reading order: first the modules that tests use, then those that they are built on.
 pub mod browser;
 pub mod child;
 pub mod database;
 pub mod events;
 pub mod http;
 pub mod kafka;
+pub mod kafka_acls;
 pub mod kafka_admin;
 pub mod kafka_reading;
 pub mod kafka_records;
@@ -22,6 +25,8 @@ pub mod mock_kafka;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod proxy;
+pub mod registry;
+pub mod sdk;
 pub mod sqlite;
 pub mod tls;
 

@@ -1,7 +1,7 @@
-//! librdkafka's mock cluster: brokers in this process, there at once, that fail as they are told.
+//! librdkafka's mock cluster: brokers in this process that start at once and fail on request.
 //!
-//! For faults a real broker cannot be made to have. It keeps 5 MiB a partition and knows no transactions worth
-//! trusting: what we claim about Kafka is shown on [`crate::kafka::Kafka`].
+//! For faults that a real broker cannot be made to have. It keeps 5 MiB per partition, and its transactions are not
+//! reliable: guarantees about Kafka are tested on [`crate::kafka::Kafka`].
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 type Order = Box<dyn FnOnce(&Cluster) + Send>;
 
-/// A mock cluster, gone when dropped. What a call orders is in force when it returns.
+/// A mock cluster; removed when dropped. A call has taken effect when it returns.
 #[derive(Debug)]
 pub struct MockKafka {
     brokers: String,
-    /// To the thread that owns the cluster, which is bound to one thread and so could not be held over an await of a
-    /// spawned task.
+    /// The queue to the thread that owns the cluster. The cluster is bound to one thread, so a spawned task could not
+    /// hold it over an await.
     orders: mpsc::Sender<Order>,
 }
 
-/// Which brokers an order is for. Their ids begin with 1.
+/// The brokers that a call applies to. Their ids begin with 1.
 #[derive(Clone, Copy, Debug)]
 pub enum MockBrokers {
     All,
@@ -59,7 +59,7 @@ impl MockKafka {
         &self.brokers
     }
 
-    /// Makes a topic. (A topic that is not there is made at its first use, with four partitions.)
+    /// Creates a topic. (A missing topic is created on its first use, with four partitions.)
     pub fn create_topic(&self, topic: &str, partitions: i32) {
         let topic = topic.to_owned();
         self.order(move |cluster| cluster.create_topic(&topic, partitions, 1));
@@ -75,7 +75,7 @@ impl MockKafka {
         });
     }
 
-    /// Forgets the errors that have not struck yet.
+    /// Removes the errors that have not occurred yet.
     pub fn clear_failures(&self, kind: RDKafkaApiKey) {
         self.order(move |cluster| {
             cluster.clear_request_errors(kind);
@@ -83,13 +83,13 @@ impl MockKafka {
         });
     }
 
-    /// Has the topic's metadata say this error from now on.
+    /// The topic's metadata report this error from now on.
     pub fn fail_topic(&self, topic: &str, error: RDKafkaRespErr) {
         let topic = topic.to_owned();
         self.order(move |cluster| cluster.topic_error(&topic, error));
     }
 
-    /// Closes the connections of brokers and refuses new ones. Leaders stay as they are.
+    /// Closes the connections of brokers and refuses new ones. The leaders do not change.
     pub fn take_down(&self, brokers: MockBrokers) {
         self.order(move |cluster| cluster.broker_down(brokers.id()));
     }
@@ -110,7 +110,7 @@ impl MockKafka {
         self.order(move |cluster| cluster.coordinator(MockCoordinator::Group(group), broker));
     }
 
-    /// Every answer takes this long from now on.
+    /// Every response takes this long from now on.
     pub fn set_round_trip(&self, brokers: MockBrokers, delay: Duration) {
         self.order(move |cluster| cluster.broker_round_trip_time(brokers.id(), delay));
     }

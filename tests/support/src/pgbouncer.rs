@@ -1,7 +1,8 @@
-//! A PgBouncer in transaction mode before a cluster: each transaction of a client may run on another server session.
+//! A PgBouncer in transaction mode in front of a cluster: each transaction of a client may run on another server
+//! session.
 //!
-//! It keeps prepared statements (`max_prepared_statements`), as our users' must, and so needs 1.21. It listens on a
-//! free port of 127.0.0.1, trusts everyone, and is gone after drop.
+//! It supports prepared statements (`max_prepared_statements`), as the store requires, and so needs version 1.21. It
+//! listens on a free port of 127.0.0.1, accepts every user, and is removed when dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,13 +22,13 @@ use crate::postgres_binaries::SUPERUSER;
 use crate::process::{PROCESS_DEADLINE, PROCESS_POLL, service_server, spawn_bound};
 use crate::url::{with_database, with_port};
 
-/// Another program than the one the set-up script builds.
+/// Overrides the program that the set-up script builds.
 const PROGRAM_VARIABLE: &str = "WHARF_TEST_PGBOUNCER";
 
-/// The first version that keeps prepared statements in transaction mode.
+/// The first version that supports prepared statements in transaction mode.
 const VERSION_MIN: (u32, u32) = (1, 21);
 
-/// Fewer than most pools of ours, so that sessions are really shared.
+/// Fewer than most of our pools have, so that sessions are really shared.
 const POOL_SIZE_DEFAULT: usize = 3;
 
 const PORT_ATTEMPTS: usize = 10;
@@ -38,17 +39,17 @@ pub struct PgBouncer {
     port: u16,
     server_url: String,
     process: Child,
-    /// Declared last: removed after the process is gone.
+    /// Declared last: removed after the process has ended.
     _folder: ServiceFolder,
 }
 
 impl PgBouncer {
-    /// Starts one before the server of `server_url`, for all its databases, with three server sessions for each.
+    /// Starts one in front of the server of `server_url`, for all its databases, with three server sessions for each.
     pub async fn start(server_url: &str) -> PgBouncer {
         PgBouncer::start_with_pool(server_url, POOL_SIZE_DEFAULT).await
     }
 
-    /// As [`PgBouncer::start`], with `pool_size` server sessions for each database and user.
+    /// Like [`PgBouncer::start`], with `pool_size` server sessions for each database and user.
     pub async fn start_with_pool(server_url: &str, pool_size: usize) -> PgBouncer {
         let server_url = server_url.to_owned();
         tokio::task::spawn_blocking(move || start_blocking(&server_url, pool_size)).await.expect("PgBouncer starts")
@@ -58,7 +59,7 @@ impl PgBouncer {
         self.port
     }
 
-    /// The URL of a database of the server, by way of this PgBouncer.
+    /// The URL of a database of the server, through this PgBouncer.
     pub fn url(&self, database: &str) -> String {
         with_database(&with_port(&self.server_url, self.port), database)
     }
@@ -71,7 +72,7 @@ impl PgBouncer {
 
 impl Drop for PgBouncer {
     fn drop(&mut self) {
-        // SIGTERM would wait for the clients since 1.23; SIGQUIT never does.
+        // Since 1.23, SIGTERM waits for the clients; SIGQUIT never does.
         let _ = kill(Pid::from_raw(self.process.id().cast_signed()), Signal::SIGQUIT);
         let _ = self.process.wait();
     }
@@ -115,17 +116,17 @@ fn configuration(server: &Config, port: u16, pool_size: usize) -> String {
     )
 }
 
-/// Even who is trusted must be known; the password is the one PgBouncer gives to the server.
+/// Users must be listed even without authentication; PgBouncer uses the password for the server.
 fn users(server: &Config) -> String {
     let user = server.get_user().unwrap_or(SUPERUSER);
     let password = String::from_utf8_lossy(server.get_password().unwrap_or_default()).replace('"', "\"\"");
     format!("\"{user}\" \"{password}\"\n")
 }
 
-/// Starts the program and waits until it says that it serves; `None` if it ended, for want of its port most likely.
+/// Starts the program and waits until it serves; `None` if it ended, most likely because its port was taken.
 fn launch(folder: &ServiceFolder, settings: &Path) -> Option<Child> {
     let log_path = folder.path().join("log");
-    // Truncated: what an earlier attempt said does not count.
+    // Truncated, so that the output of an earlier attempt does not count.
     let log = File::create(&log_path).expect("our own folder");
     let mut command = service_server(program(), folder.path(), Signal::SIGKILL);
     command.arg(settings).stderr(log);
@@ -157,7 +158,7 @@ fn program() -> &'static Path {
     &PROGRAM
 }
 
-/// Of the first line of `--version`, such as `PgBouncer 1.24.1`.
+/// Parses the first line of `--version`, such as `PgBouncer 1.24.1`.
 fn version(program: &Path) -> Option<(u32, u32)> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -1,10 +1,11 @@
-//! An ephemeral PostgreSQL cluster of the local binaries: started, stopped, killed and started again at will.
+//! An ephemeral PostgreSQL cluster of the local binaries, which a test starts, stops, kills and starts again.
 //!
-//! It listens on a free port of 127.0.0.1 and on a socket in its own folder, and keeps the port over restarts. It runs
-//! with `fsync` on: what the tests kill is as durable as in production. Its process and folder are gone after drop.
+//! It listens on a free port of 127.0.0.1 and on a socket in its own folder, and keeps the port over restarts. `fsync`
+//! is on, so that a killed server is as durable as in production. Its process and folder are removed when it is
+//! dropped.
 //!
-//! Most tests want a [`crate::database::TestDatabase`] on the shared cluster instead; a cluster of its own is for
-//! tests that stop, kill or configure the server.
+//! Most tests use a [`crate::database::TestDatabase`] on the shared cluster instead; a separate cluster is for tests
+//! that stop, kill or configure the server.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -23,31 +24,31 @@ use crate::process::{
     PROCESS_DEADLINE, PROCESS_POLL, run_to_end, send_signal, service_server, service_tool, spawn_bound, wait_for_end,
 };
 
-/// How often another port is tried when somebody was faster.
+/// How often another port is tried if another process took it first.
 const PORT_ATTEMPTS: usize = 10;
 
-/// After SIGKILL the kernel takes a moment to free the shared memory of the dead; this is between two tries to start.
+/// After SIGKILL the kernel takes a moment to free the shared memory; this is the time between two attempts to start.
 const START_RETRY: Duration = Duration::from_millis(50);
 
 /// How a cluster differs from the default.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
-    /// Settings as in `postgresql.conf`. They win over those of the tests.
+    /// Settings as in `postgresql.conf`. They override those of the tests.
     pub settings: Vec<(String, String)>,
     /// Serves TLS with this certificate. Default: no TLS.
     pub tls: Option<ServerTls>,
-    /// The whole `pg_hba.conf`. Default: everyone local is trusted.
+    /// The whole `pg_hba.conf`. Default: every local user is trusted.
     pub hba: Option<String>,
 }
 
-/// What a server needs to speak TLS, as PEM. Copied into the cluster's folder under the account that must own it.
+/// A certificate and its key, as PEM. They are copied into the cluster's folder with the required owner.
 #[derive(Clone, Debug)]
 pub struct ServerTls {
     pub certificate_pem: String,
     pub key_pem: String,
 }
 
-/// A running (or, by a test's wish, stopped) PostgreSQL server.
+/// A PostgreSQL server, running or stopped by a test.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     inner: Arc<Inner>,
@@ -59,7 +60,7 @@ struct Inner {
     settings: Vec<(String, String)>,
     /// `None` while stopped. A std mutex: only the blocking functions below hold it.
     postmaster: Mutex<Option<Child>>,
-    /// Declared last: removed after the postmaster is gone.
+    /// Declared last: removed after the postmaster has ended.
     folder: ServiceFolder,
 }
 
@@ -82,7 +83,7 @@ impl Cluster {
         format!("postgres://{SUPERUSER}@127.0.0.1:{}/{database}", self.port())
     }
 
-    /// The server's first process; all others are its children. Panics while stopped.
+    /// The postmaster; all other processes of the server are its children. Panics while stopped.
     pub fn postmaster_pid(&self) -> u32 {
         let postmaster = self.inner.postmaster.lock().expect("no cluster action panicked");
         postmaster.as_ref().expect("the cluster is stopped").id()
@@ -94,18 +95,18 @@ impl Cluster {
         client.batch_execute(sql).await.unwrap_or_else(|error| panic!("cannot execute {sql}: {error:?}"));
     }
 
-    /// Ends all sessions, then the server, as an orderly operator would.
+    /// Ends all sessions, then the server, gracefully.
     pub async fn stop_fast(&self) {
         self.blocking(|inner| inner.stop(Signal::SIGINT)).await;
     }
 
-    /// Ends the server without a checkpoint: the next start recovers from the log.
+    /// Ends the server without a checkpoint: the next start recovers from the WAL.
     pub async fn stop_immediate(&self) {
         self.blocking(|inner| inner.stop(Signal::SIGQUIT)).await;
     }
 
-    /// Kills the postmaster and every process of it with SIGKILL, as a power cut would. (With only the postmaster gone,
-    /// a busy backend could still commit.)
+    /// Kills the postmaster and all its processes with SIGKILL, like a power failure. (If only the postmaster were
+    /// killed, a busy backend could still commit.)
     pub async fn kill(&self) {
         self.blocking(Inner::kill).await;
     }
@@ -115,31 +116,46 @@ impl Cluster {
         self.blocking(Inner::start_again).await;
     }
 
-    /// An orderly stop and a start.
+    /// A graceful stop and a start.
     pub async fn restart(&self) {
         self.stop_fast().await;
         self.start_again().await;
     }
 
-    /// Has the server read its configuration again, after `ALTER SYSTEM` say.
+    /// Reloads the server's configuration, for example after `ALTER SYSTEM`.
     pub async fn reload(&self) {
         self.blocking(|inner| inner.signal(Signal::SIGHUP)).await;
     }
 
-    /// The server's own log, for a failing test to print.
+    /// The server's own log, printed by a failing test.
     pub fn log(&self) -> String {
         self.inner.log()
     }
 
-    /// Another server that has what this one has now and nothing that comes later: what a standby without a connection
-    /// is when it is promoted.
+    /// Another server with the current data and nothing later: like a disconnected standby that is promoted.
     pub async fn fall_behind(&self) -> Cluster {
         self.copy(&[]).await
     }
 
-    /// A standby that follows this server and can be read, until it is promoted by `SELECT pg_promote()`.
+    /// A readable standby that follows this server until it is promoted.
     pub async fn standby(&self) -> Cluster {
         self.copy(&["--write-recovery-conf"]).await
+    }
+
+    /// Promotes a standby. One statement that waits for the promotion would have a snapshot for all that time, which can conflict with what
+    /// the standby still has to replay: the server then cancels the statement. So the end of recovery is asked for.
+    pub async fn promote(&self) {
+        self.execute("SELECT pg_promote(wait => false)").await;
+        let client = connect(&self.url("postgres")).await;
+        let deadline = Instant::now() + PROCESS_DEADLINE;
+        loop {
+            let answer = client.query_one("SELECT pg_is_in_recovery()", &[]).await;
+            if answer.is_ok_and(|row| !row.get::<_, bool>(0)) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the standby is not promoted in time:\n{}", self.log());
+            tokio::time::sleep(PROCESS_POLL).await;
+        }
     }
 
     async fn copy(&self, more: &'static [&'static str]) -> Cluster {
@@ -189,11 +205,11 @@ impl Cluster {
     }
 }
 
-/// Connects with the connection's task on the current runtime. Panics if it cannot.
+/// Connects; the connection's task runs on the current runtime. Panics if it fails.
 pub async fn connect(url: &str) -> tokio_postgres::Client {
     let (client, connection) =
         tokio_postgres::connect(url, NoTls).await.unwrap_or_else(|error| panic!("cannot connect to {url}: {error:?}"));
-    // Its error, if any, also reaches whoever uses the client.
+    // The client also returns its error, if any.
     tokio::spawn(connection);
     client
 }
@@ -209,7 +225,7 @@ impl Inner {
             ("listen_addresses", "127.0.0.1"),
             ("unix_socket_directories", &socket_folder),
             ("fsync", "on"),
-            // One server for hundreds of tests, each with its pools.
+            // One server serves hundreds of tests, each with its own pools.
             ("max_connections", "400"),
             ("timezone", "UTC"),
             ("log_line_prefix", "%m [%p] %a "),
@@ -219,7 +235,7 @@ impl Inner {
             let key = self.folder.write("server.key", &tls.key_pem).display().to_string();
             settings.extend(owned(&[("ssl", "on"), ("ssl_cert_file", &certificate), ("ssl_key_file", &key)]));
         }
-        // The server takes the last of two values.
+        // The server uses the last of two values.
         settings.extend(options.settings.iter().cloned());
         settings
     }
@@ -260,7 +276,7 @@ impl Inner {
         Ok(child)
     }
 
-    /// The server notes its state in the eighth line of its pid file; a file of a killed server has another pid.
+    /// The server writes its state to the eighth line of its pid file; the file of a killed server has another pid.
     fn is_ready(&self, child: &Child) -> bool {
         let Ok(content) = fs::read_to_string(self.data().join("postmaster.pid")) else {
             return false;
@@ -279,12 +295,12 @@ impl Inner {
     fn kill(&self) {
         let mut postmaster = self.postmaster.lock().expect("no cluster action panicked");
         let mut child = postmaster.take().expect("the cluster is stopped already");
-        // Stopped first, so that it starts no backend while the list of them is read.
+        // Stopped first, so that it starts no backend while they are listed.
         send_signal(&child, Signal::SIGSTOP);
         let backends = children_of(child.id());
         send_signal(&child, Signal::SIGKILL);
         for backend in backends {
-            // It may have ended meanwhile; it cannot have been replaced in these microseconds.
+            // It may have ended in the meantime; its pid cannot have been reused in these microseconds.
             let _ = kill(backend, Signal::SIGKILL);
         }
         wait_for_end(&mut child, "PostgreSQL");
@@ -317,7 +333,7 @@ fn children_of(pid: u32) -> Vec<Pid> {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Also while a failing test unwinds, so without any panic of our own. Nobody needs the data any more.
+        // This also runs while a failing test unwinds, so it must not panic. The data is no longer needed.
         let Ok(postmaster) = self.postmaster.get_mut() else {
             return;
         };

@@ -1,6 +1,6 @@
-//! Finds the PostgreSQL programs to test against, and makes the data folder every cluster starts from.
+//! Finds the PostgreSQL programs to test against, and creates the data folder that every cluster starts from.
 //!
-//! `initdb` runs once a test process: its result is copied for each cluster, which is ten times quicker.
+//! `initdb` runs once per test process: its result is copied for each cluster, which is ten times faster.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,10 +9,10 @@ use std::sync::LazyLock;
 use crate::folder::ServiceFolder;
 use crate::process::{run_to_end, service_tool};
 
-/// A folder with `initdb` and `postgres`, to test another version than the newest installed.
+/// A folder with `initdb` and `postgres`, to test another version than the newest installed one.
 const FOLDER_VARIABLE: &str = "WHARF_TEST_PG_BIN";
 
-/// The role `initdb` makes.
+/// The role that `initdb` creates.
 pub const SUPERUSER: &str = "postgres";
 
 /// The program `name` of the PostgreSQL under test. Panics with instructions if there is none.
@@ -61,7 +61,7 @@ fn has_server(folder: &Path) -> bool {
     folder.join("initdb").is_file() && folder.join("postgres").is_file()
 }
 
-/// Debian keeps the versions side by side and none of them in `PATH`.
+/// Debian installs the versions in separate folders, none of them in `PATH`.
 fn newest_of_debian() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     versions

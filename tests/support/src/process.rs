@@ -1,10 +1,10 @@
-//! Processes the tests start.
+//! The processes that tests start.
 //!
-//! Guarantees that nothing outlives the test process, however it ends (also by SIGKILL): the kernel signals every
-//! process started here when we are gone, and a small janitor then removes the folders. Servers that refuse to run as
-//! root get an unprivileged account.
+//! No process outlives the test process, however that ends (also by SIGKILL): the kernel signals every process started
+//! here when the test process ends, and a small janitor process then removes the folders. Servers that refuse to run as
+//! root run under an unprivileged account.
 //!
-//! Linux only: it rests on the parent death signal, and on `setpriv` of util-linux.
+//! Linux only: it uses the parent death signal, and `setpriv` of util-linux.
 
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, User, geteuid};
 
-/// How long a process may take to do what it was asked before the test fails. Far above what a loaded machine needs.
+/// How long a process may take to react before the test fails. Far above what a loaded machine needs.
 pub const PROCESS_DEADLINE: Duration = Duration::from_secs(180);
 
-/// Between two looks at a process or file that cannot notify us.
+/// The interval between two checks of a process or file that cannot notify us.
 pub const PROCESS_POLL: Duration = Duration::from_millis(5);
 
 /// The account a server runs under when the tests run as root.
@@ -61,22 +61,22 @@ pub fn service_server(program: &Path, folder: &Path, death_signal: Signal) -> Co
     command
 }
 
-/// A command that receives `death_signal` as soon as this process is gone, if started by [`spawn_bound`].
+/// A command that receives `death_signal` as soon as this process ends, if started by [`spawn_bound`].
 ///
-/// By way of `setpriv`, which becomes the program itself: it changes the account first, as a change would clear the
-/// death signal again.
+/// It runs through `setpriv`, which then executes the program: it changes the account first, because that change would
+/// clear the death signal.
 pub fn bound_command(program: &Path, account: Option<Account>, death_signal: Signal) -> Command {
     let mut command = Command::new("setpriv");
     if let Some(account) = account {
         command.arg(format!("--reuid={}", account.uid)).arg(format!("--regid={}", account.gid)).arg("--clear-groups");
     }
-    // It knows the names without their first letters.
+    // It expects the signal names without `SIG`.
     command.args(["--pdeathsig", death_signal.as_str().trim_start_matches("SIG"), "--"]).arg(program);
     command
 }
 
-/// None of our streams: a server that kept our stdout open would keep the caller of the tests waiting for its end. And
-/// none of `PGDATA`, `PGPORT` and the like, which lead to somebody's real server.
+/// It inherits none of our streams: a server that kept our stdout open would block the caller of the tests. It also
+/// inherits no `PGDATA`, `PGPORT` and the like, which may point to a real server.
 fn settle(command: &mut Command, folder: &Path) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PG") {
@@ -86,7 +86,7 @@ fn settle(command: &mut Command, folder: &Path) {
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
 }
 
-/// Runs `command` to its end and panics with its output if it fails.
+/// Runs `command` and panics with its output if it fails.
 pub fn run_to_end(mut command: Command) {
     let output = command
         .stdout(Stdio::piped())
@@ -148,15 +148,15 @@ pub fn wait_for_end(child: &mut Child, what: &str) -> std::process::ExitStatus {
     }
 }
 
-/// Has `folder` removed when this process is gone, in case nobody lives to drop it.
+/// Registers `folder` for removal when this process ends without dropping it.
 pub fn remove_when_we_are_gone(folder: &Path) {
     let mut janitor = JANITOR.lock().expect("a write never panics");
     let orders = janitor.stdin.as_mut().expect("its stdin is piped");
     writeln!(orders, "{}", folder.display()).expect("the janitor lives longer than we do");
 }
 
-/// A shell that reads folders until its stdin ends, which is when we are gone, and then removes them. It may meet a
-/// server still busy ending, hence the repetition.
+/// A shell that reads folder names until its stdin is closed, when this process ends, and then removes them. It
+/// retries, because a server may still be shutting down.
 const JANITOR_SCRIPT: &str = r#"
 folders=
 while IFS= read -r folder; do folders="$folders$folder
@@ -179,7 +179,7 @@ static JANITOR: LazyLock<Mutex<Child>> = LazyLock::new(|| {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // Its own group: what ends our group must not end the one who cleans up after it.
+        // In its own process group, so that a signal to our group does not end the janitor.
         .process_group(0)
         .spawn()
         .expect("cannot start sh");

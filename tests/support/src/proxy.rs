@@ -1,7 +1,7 @@
-//! A TCP proxy before PostgreSQL, in this process, whose faults a test switches while it runs.
+//! A TCP proxy in front of PostgreSQL, in this process, whose faults a test switches while it runs.
 //!
-//! Whole-network faults (refuse, reset, black hole) are in force when the call that switches them returns. Statement
-//! faults (see [`Fault`]) strike once, the first statement that matches on any connection.
+//! Network faults (refuse, reset, black hole) are in effect when the call that switches them returns. Statement faults
+//! (see [`Fault`]) apply once, to the first matching statement on any connection.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,12 +20,13 @@ use crate::url::with_port;
 
 pub use crate::proxy_fault::{Fault, FaultHandle};
 
-/// Between two tries to listen on our port again. Nobody else is given it, but the kernel may need a moment.
+/// The time between two attempts to listen on our port again. No other process gets it, but the kernel may need a
+/// moment.
 const LISTEN_RETRY: Duration = Duration::from_millis(10);
 
 const PORT_ATTEMPTS: usize = 10;
 
-/// A running proxy. Dropped, it closes its connections and listens no more.
+/// A running proxy. Dropping it closes its connections and stops listening.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -33,27 +34,27 @@ pub struct Proxy {
     acceptor: JoinHandle<()>,
 }
 
-/// What the network does to everybody.
+/// The state of the network for all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Pass,
-    /// Nobody listens: new connections are refused, those there are go on.
+    /// The proxy does not listen: new connections are refused, existing ones continue.
     Refuse,
     /// Connections are accepted and stay open, but no byte moves.
     BlackHole,
 }
 
-/// The state that connections look at.
+/// The state that connections read.
 #[derive(Debug)]
 pub struct Shared {
     mode: watch::Sender<Mode>,
-    /// Whether the acceptor listens, set by the acceptor alone.
+    /// Whether the acceptor listens; only the acceptor sets it.
     listening: watch::Sender<bool>,
     upstream: watch::Sender<Upstream>,
     /// The connections since the last reset. A std mutex: nothing awaits while holding it.
     generation: Mutex<Arc<Generation>>,
     faults: Faults,
-    /// How long each byte takes, in either direction; `None` for a proxy that looks at statements.
+    /// The delay of each byte, in both directions; `None` for a proxy that reads statements.
     delay: Option<Duration>,
 }
 
@@ -64,7 +65,7 @@ struct Generation {
     alive: watch::Sender<usize>,
 }
 
-/// The place of one connection in its generation, given up at drop.
+/// Counts one connection in its generation until it is dropped.
 #[derive(Debug)]
 pub struct Place(Arc<Generation>);
 
@@ -75,18 +76,18 @@ pub struct Upstream {
 }
 
 impl Proxy {
-    /// Starts a proxy before the server on this port of 127.0.0.1.
+    /// Starts a proxy in front of the server on this port of 127.0.0.1.
     pub async fn start(upstream_port: u16) -> Proxy {
         Proxy::start_before(Upstream { host: Ipv4Addr::LOCALHOST.to_string(), port: upstream_port }).await
     }
 
-    /// Starts a proxy before the server of this URL.
+    /// Starts a proxy in front of the server of this URL.
     pub async fn start_for(server_url: &str) -> Proxy {
         Proxy::start_before(Upstream::of(server_url)).await
     }
 
-    /// Starts a proxy before the server of this URL that is this far away: every byte takes so long, in either direction, however many are on
-    /// their way. It knows no statement faults.
+    /// Starts a proxy in front of the server of this URL with this latency: every byte is delayed by it, in both
+    /// directions, without a limit on the bandwidth. It does not support statement faults.
     pub async fn start_far_from(server_url: &str, delay: Duration) -> Proxy {
         Proxy::start_with(Upstream::of(server_url), Some(delay)).await
     }
@@ -95,17 +96,17 @@ impl Proxy {
         self.port
     }
 
-    /// `database_url` by way of this proxy.
+    /// `database_url` through this proxy.
     pub fn url(&self, database_url: &str) -> String {
         with_port(database_url, self.port)
     }
 
-    /// Lifts [`Proxy::refuse`] and [`Proxy::black_hole`]; what a black hole held back goes on its way.
+    /// Lifts [`Proxy::refuse`] and [`Proxy::black_hole`]; bytes that a black hole held back are delivered.
     pub async fn pass(&self) {
         self.switch(Mode::Pass).await;
     }
 
-    /// Refuses new connections from now on. Those there are go on; see [`Proxy::reset_all`].
+    /// Refuses new connections from now on. Existing ones continue; see [`Proxy::reset_all`].
     pub async fn refuse(&self) {
         self.switch(Mode::Refuse).await;
     }
@@ -115,24 +116,24 @@ impl Proxy {
         self.switch(Mode::BlackHole).await;
     }
 
-    /// Resets all connections there are; returns when they are gone. New ones are welcome, unless refused.
+    /// Resets all existing connections; returns when they are closed. New ones are accepted, unless refused.
     pub async fn reset_all(&self) {
         let ended = std::mem::replace(&mut *self.shared.generation(), Generation::start());
         ended.reset.send_replace(true);
         ended.wait_for_alive(|count| count == 0).await;
     }
 
-    /// Sends new connections to another port of 127.0.0.1. Those there are stay where they are.
+    /// Sends new connections to another port of 127.0.0.1. Existing ones do not change.
     pub fn repoint(&self, port: u16) {
         self.shared.upstream.send_replace(Upstream { host: Ipv4Addr::LOCALHOST.to_string(), port });
     }
 
-    /// How many connections there are.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         *self.shared.generation().alive.borrow()
     }
 
-    /// Waits until the number of connections is as wished. Not to be used while another task resets them.
+    /// Waits until the number of connections has this value. Must not be used while another task resets them.
     pub async fn wait_for_connections(&self, is_wished: impl Fn(usize) -> bool) {
         let generation = Arc::clone(&self.shared.generation());
         generation.wait_for_alive(is_wished).await;
@@ -148,8 +149,8 @@ impl Proxy {
         self.shared.faults.arm(Target::Containing(text.to_owned()), fault)
     }
 
-    /// Loses the answer to the next execution of a statement whose SQL contains `text`, which is tried again then; and arms the fault for
-    /// the `COMMIT` after that, which is surely that of the same work.
+    /// Loses the reply to the next execution of a statement whose SQL contains `text`, which is then retried; and arms
+    /// the fault for the `COMMIT` after that, which certainly belongs to the same work.
     pub fn on_commit_after(&self, text: &str, fault: Fault) -> FaultHandle {
         self.shared.faults.arm_after(Target::Containing(text.to_owned()), Target::Commit, fault)
     }
@@ -181,7 +182,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Its connections live in a set of the acceptor's and go with it.
+        // The acceptor owns its connections, so they end with it.
         self.acceptor.abort();
     }
 }
@@ -218,7 +219,7 @@ impl Shared {
         self.generation.lock().expect("nothing panics while holding it")
     }
 
-    /// Counts a new connection, so that a reset from now on reaches it.
+    /// Counts a new connection, so that a later reset reaches it.
     fn take_place(&self) -> Place {
         let generation = self.generation();
         generation.alive.send_modify(|count| *count += 1);
@@ -238,7 +239,7 @@ impl Generation {
 }
 
 impl Place {
-    /// Returns when the generation is to be reset.
+    /// Returns when the generation must be reset.
     pub async fn until_reset(&self) {
         let mut reset = self.0.reset.subscribe();
         reset.wait_for(|reset| *reset).await.expect("we hold the sender");
@@ -261,7 +262,7 @@ async fn listen() -> (u16, TcpListener) {
     panic!("the proxy found no free port in {PORT_ATTEMPTS} attempts");
 }
 
-/// Accepts until aborted. Refusing means not to listen at all: that is what a client of a dead server meets.
+/// Accepts until aborted. Refusing means not to listen at all, like a dead server.
 async fn accept(shared: Arc<Shared>, port: u16, first: TcpListener) {
     let mut listener = Some(first);
     let mut mode = shared.mode.subscribe();
@@ -280,7 +281,7 @@ async fn accept(shared: Arc<Shared>, port: u16, first: TcpListener) {
                 let place = shared.take_place();
                 connections.spawn(proxy_connection::serve(Arc::clone(&shared), place, client));
             }
-            // Reaped as they end, so that the set does not grow with the test.
+            // Removed as they end, so that the set does not grow during the test.
             Some(_) = connections.join_next() => {}
         }
     }
@@ -289,7 +290,7 @@ async fn accept(shared: Arc<Shared>, port: u16, first: TcpListener) {
 async fn accept_one(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return std::future::pending().await };
     loop {
-        // It fails for a client that has gone again already; the next one is as good.
+        // It fails if the client has already disconnected; the next client is accepted.
         if let Ok((client, _)) = listener.accept().await {
             return client;
         }

@@ -1,7 +1,7 @@
 //! One client's connection through the proxy: two pumps that share a [`Conversation`].
 //!
-//! It ends when both sides have closed, by an error of either, by the proxy's wish or by a fault. In all cases but the
-//! first the client sees a reset, never an orderly close.
+//! It ends when both sides have closed, on an error of either side, when the proxy ends it, or by a fault. In all cases
+//! but the first the client sees a reset, never an orderly close.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,18 +23,18 @@ const READ_BYTES: usize = 64 * 1024;
 enum End {
     Closed,
     Reset,
-    /// A fault has done its work; the test is told when the sockets are gone.
+    /// A fault was applied; the test is notified when the sockets are closed.
     Struck(Armed),
 }
 
 impl From<io::Error> for End {
-    /// Whatever broke on one side is a reset on the other.
+    /// An error on one side becomes a reset on the other.
     fn from(_: io::Error) -> End {
         End::Reset
     }
 }
 
-/// Serves one client to the end. The place is given up when the client's socket is gone.
+/// Serves one client to the end. The place is released when the client's socket is closed.
 pub(crate) async fn serve(shared: Arc<Shared>, place: Place, mut client: TcpStream) {
     let end = tokio::select! {
         end = pump_both(&shared, &mut client) => end,
@@ -51,7 +51,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, place: Place, mut client: TcpStre
 }
 
 fn reset(client: TcpStream) {
-    // Closed with nothing to linger for, the kernel sends a reset. It fails only for a socket that is dead already.
+    // With a linger time of zero, the kernel sends a reset. It fails only for a socket that is already dead.
     let _ = client.set_zero_linger();
     drop(client);
 }
@@ -83,7 +83,7 @@ async fn pump_both(shared: &Shared, client: &mut TcpStream) -> End {
     }
 }
 
-/// Moves one direction until its end, which it passes on.
+/// Copies one direction until its end, which it passes on.
 async fn pump(
     shared: &Shared,
     mut from: ReadHalf<'_>,
@@ -95,7 +95,7 @@ async fn pump(
     loop {
         shared.until_passing().await;
         let count = from.read(&mut chunk).await?;
-        // The black hole may have opened while we waited for bytes.
+        // The black hole may have started while we waited for bytes.
         shared.until_passing().await;
         if count == 0 {
             to.shutdown().await?;
@@ -105,7 +105,7 @@ async fn pump(
         match decide(&mut buffer) {
             Step::Forward(messages) => to.write_all(&messages).await?,
             Step::Reset(messages, fault) => {
-                // Struck even if these can no longer be delivered.
+                // The fault counts even if these bytes can no longer be delivered.
                 let _ = to.write_all(&messages).await;
                 return Err(End::Struck(fault));
             }
@@ -119,7 +119,8 @@ async fn pump(
     }
 }
 
-/// Moves one direction until its end, each piece a while after it came. Reading goes on meanwhile: a distance, not a narrow line.
+/// Copies one direction until its end, with a delay. Reading continues during the delay: it adds latency, and does not
+/// limit the bandwidth.
 async fn pump_late(shared: &Shared, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, delay: Duration) -> Result<(), End> {
     let (sender, mut on_their_way) = unbounded_channel::<(Instant, Vec<u8>)>();
     let reading = async move {

@@ -1,4 +1,4 @@
-//! One-shot faults that strike a statement on its way through the proxy, and how a test learns that one struck.
+//! One-shot faults that hit a statement on its way through the proxy, and how a test learns of it.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,18 +8,19 @@ use tokio::sync::watch;
 /// How long a test waits for its fault before it fails.
 const FIRED_DEADLINE: Duration = Duration::from_secs(180);
 
-/// What happens to the statement.
+/// The effect on the statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The server never sees it; both sides see their connection reset.
+    /// The server never receives it; both sides see their connection reset.
     LoseRequest,
-    /// The server executes it and answers; the client sees its connection reset instead of the answer.
+    /// The server executes it and replies; the client sees its connection reset instead of the reply.
     LoseReply,
-    /// The server never sees it, and the client hears nothing more on this connection until it closes it. Others go on.
+    /// The server never receives it, and the client receives nothing more on this connection until it closes it. Other
+    /// connections continue.
     Hang,
 }
 
-/// Which statement is struck.
+/// The statement that is hit.
 #[derive(Clone, Debug)]
 pub enum Target {
     Commit,
@@ -27,7 +28,7 @@ pub enum Target {
     Containing(String),
 }
 
-/// The test's end of an armed fault.
+/// The test's handle of an armed fault.
 #[derive(Clone, Debug)]
 pub struct FaultHandle {
     what: String,
@@ -35,7 +36,7 @@ pub struct FaultHandle {
 }
 
 impl FaultHandle {
-    /// Waits until the fault has struck and the connection is reset. Panics after three minutes.
+    /// Waits until the fault was applied and the connection is reset. Panics after three minutes.
     pub async fn fired(&self) {
         let mut fired = self.fired.clone();
         let outcome = tokio::time::timeout(FIRED_DEADLINE, fired.wait_for(|fired| *fired)).await;
@@ -51,13 +52,13 @@ impl FaultHandle {
     }
 }
 
-/// The proxy's end: waits for its statement.
+/// The proxy's side of an armed fault.
 #[derive(Debug)]
 pub struct Armed {
     target: Target,
     fault: Fault,
     fired: watch::Sender<bool>,
-    /// Armed when this one strikes.
+    /// Armed when this one is applied.
     next: Option<Box<Armed>>,
 }
 
@@ -66,14 +67,14 @@ impl Armed {
         self.fault
     }
 
-    /// Takes `self`: a fault strikes once.
+    /// Takes `self`: a fault is applied once.
     pub fn fire(self) {
-        // The test may not be interested.
+        // The test may have dropped its handle.
         let _ = self.fired.send(true);
     }
 }
 
-/// The faults that have not struck yet.
+/// The armed faults.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// A std mutex: nothing awaits while holding it.
@@ -87,7 +88,7 @@ impl Faults {
         handle
     }
 
-    /// Arms `fault` for `target` when the answer to `first` was lost.
+    /// Arms `fault` for `target` after the reply to `first` was lost.
     pub fn arm_after(&self, first: Target, target: Target, fault: Fault) -> FaultHandle {
         let (next, handle) = armed(target, fault);
         let (first, _) = armed(first, Fault::LoseReply);
@@ -96,7 +97,7 @@ impl Faults {
         handle
     }
 
-    /// The first armed fault for this statement, which is armed no longer.
+    /// Removes and returns the first armed fault for this statement.
     pub fn take_matching(&self, sql: &str) -> Option<Armed> {
         let mut armed = self.armed.lock().expect("nothing panics while holding it");
         let index = armed.iter().position(|armed| matches(&armed.target, sql))?;

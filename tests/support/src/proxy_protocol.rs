@@ -1,7 +1,7 @@
-//! PostgreSQL's wire protocol, as far as the proxy must understand it: where messages end, what SQL they carry, which
-//! reply belongs to which statement.
+//! PostgreSQL's wire protocol, as far as the proxy needs it: where messages end, which SQL they contain, which reply
+//! belongs to which statement.
 //!
-//! Pure: bytes in, decisions out. Encrypted sessions pass unread, so no statement fault can strike them.
+//! Pure: bytes in, decisions out. Encrypted sessions are not read, so no statement fault can hit them.
 
 use std::collections::HashMap;
 
@@ -11,25 +11,27 @@ const SSL_REQUEST: u32 = 80_877_103;
 const GSS_ENCRYPTION_REQUEST: u32 = 80_877_104;
 const CANCEL_REQUEST: u32 = 80_877_102;
 
-/// What is known of one session. Fed with both directions.
+/// The state of one session, built from both directions.
 #[derive(Debug, Default)]
 pub(crate) struct Conversation {
     phase: Phase,
-    /// The SQL of each prepared statement, by its name.
+    /// The SQL of each prepared statement, by name.
     prepared: HashMap<String, String>,
-    /// Messages sent to the server that it answers with "ready for query", the start of the session included.
+    /// The number of messages that the server answers with "ready for query", including the start of the session.
     requests: u64,
-    /// How many of these it has answered.
+    /// How many of these were answered.
     answers: u64,
-    /// Set when the reply to one request is to be lost.
+    /// Set when the reply to a request must be lost.
     losing: Option<LostReply>,
+    /// The open transaction only reads. Losing its end means nothing, so no fault is spent on it.
+    is_read_only: bool,
 }
 
 #[derive(Debug, Default, PartialEq)]
 enum Phase {
     #[default]
     Startup,
-    /// The client asked for encryption, the server answers with a single byte.
+    /// The client asked for encryption; the server answers with a single byte.
     EncryptionAsked,
     Messages,
     /// Encrypted, or a cancel request: pass everything.
@@ -38,29 +40,30 @@ enum Phase {
 
 #[derive(Debug)]
 struct LostReply {
-    /// The number of the answer to lose.
+    /// The number of the reply to lose.
     answer: u64,
     fault: Armed,
 }
 
-/// What to do with bytes that came in.
+/// What to do with received bytes.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Pass these on; they are whole messages.
+    /// Forward these complete messages.
     Forward(Vec<u8>),
-    /// Pass these on, then reset both sides: the fault has done its work.
+    /// Forward these, then reset both sides: the fault was applied.
     Reset(Vec<u8>, Armed),
-    /// Pass these on, then nothing until this side closes.
+    /// Forward these, then nothing until this side closes.
     Hang(Vec<u8>, Armed),
 }
 
 impl Conversation {
-    /// Takes the whole messages out of what the client sent.
+    /// Takes the complete messages out of what the client sent.
     pub(crate) fn client_sent(&mut self, buffer: &mut Vec<u8>, faults: &Faults) -> Step {
         let mut forward = Vec::new();
         while let Some(message) = self.next_client_message(buffer) {
             if self.phase == Phase::Messages
                 && let Some(sql) = self.statement_executed(&message)
+                && !self.is_end_of_looking(&sql)
                 && let Some(armed) = faults.take_matching(&sql)
             {
                 match armed.fault() {
@@ -75,7 +78,7 @@ impl Conversation {
         Step::Forward(forward)
     }
 
-    /// Takes the whole messages out of what the server sent.
+    /// Takes the complete messages out of what the server sent.
     pub(crate) fn server_sent(&mut self, buffer: &mut Vec<u8>) -> Step {
         let mut forward = Vec::new();
         while let Some(message) = self.next_server_message(buffer) {
@@ -93,7 +96,7 @@ impl Conversation {
         Step::Forward(forward)
     }
 
-    /// The session is over: the fault of a reply that never came has done its work as well.
+    /// The session has ended: the fault of a reply that never came was applied as well.
     pub(crate) fn into_pending_fault(self) -> Option<Armed> {
         self.losing.map(|losing| losing.fault)
     }
@@ -114,12 +117,12 @@ impl Conversation {
                 self.phase = if answer == b'N' { Phase::Startup } else { Phase::Opaque };
                 Some(vec![answer])
             }
-            // A server that speaks first has an error to report: pass it.
+            // A server that sends first has an error to report: forward it.
             Phase::EncryptionAsked | Phase::Startup | Phase::Opaque => take_all(buffer),
         }
     }
 
-    /// The SQL that this message has the server execute.
+    /// The SQL that the server executes for this message.
     fn statement_executed(&self, message: &[u8]) -> Option<String> {
         let mut fields = Fields(&message[5..]);
         match message[0] {
@@ -130,6 +133,14 @@ impl Conversation {
             }
             _ => None,
         }
+    }
+
+    /// Whether the statement ends a transaction that was begun as read only.
+    fn is_end_of_looking(&mut self, sql: &str) -> bool {
+        if sql.starts_with("BEGIN") {
+            self.is_read_only = sql.ends_with("READ ONLY");
+        }
+        self.is_read_only && sql == "COMMIT"
     }
 
     fn note_client_message(&mut self, message: &[u8]) {
@@ -161,11 +172,11 @@ impl Conversation {
     }
 }
 
-/// Takes one message whose length stands after `kind_bytes`; `None` until it is complete.
+/// Takes one message whose length is after `kind_bytes`; `None` until it is complete.
 fn take(buffer: &mut Vec<u8>, kind_bytes: usize) -> Option<Vec<u8>> {
     let length = buffer.get(kind_bytes..kind_bytes + 4)?;
     let length = u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
-    // The length counts itself; less would never end.
+    // The length includes itself; a smaller value would cause an endless loop.
     let total = kind_bytes + length.max(4);
     (buffer.len() >= total).then(|| buffer.drain(..total).collect())
 }
@@ -174,7 +185,7 @@ fn take_all(buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
     (!buffer.is_empty()).then(|| std::mem::take(buffer))
 }
 
-/// The zero-ended texts of a message, one after the other.
+/// The zero-terminated texts of a message, one after another.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

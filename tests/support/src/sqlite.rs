@@ -1,6 +1,6 @@
 //! A fresh SQLite file for each test, and a connection for the test's own SQL.
 //!
-//! The SQL of the tests is PostgreSQL's. The little of it that SQLite says otherwise is translated here.
+//! The tests use PostgreSQL's SQL. The few expressions that differ in SQLite are translated here.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -13,14 +13,14 @@ use diesel::sqlite::Sqlite;
 use diesel::{Connection, QueryResult, RunQueryDsl, SqliteConnection};
 use tempfile::TempDir;
 
-/// The file of one test, gone when dropped.
+/// The file of one test; removed when dropped.
 pub struct SqliteFile {
     folder: Arc<TempDir>,
     helper: Mutex<SqliteConnection>,
 }
 
 impl SqliteFile {
-    /// Makes a folder for the file. The file is the store's to make.
+    /// Creates a folder for the file. The store creates the file.
     pub fn create() -> SqliteFile {
         let folder = Arc::new(tempfile::tempdir().expect("a folder can be made"));
         let helper = connect(&folder.path().join("inbox.db"));
@@ -31,7 +31,7 @@ impl SqliteFile {
         self.folder.path().join("inbox.db")
     }
 
-    /// A connection of its own, for raw SQL that is not translated.
+    /// A separate connection, for raw SQL that is not translated.
     pub fn client(&self) -> SqliteConnection {
         connect(&self.path())
     }
@@ -66,7 +66,7 @@ impl SqliteFile {
     }
 }
 
-/// Connects to the file, patiently.
+/// Connects to the file with a long busy timeout.
 pub fn connect(path: &std::path::Path) -> SqliteConnection {
     let mut conn = SqliteConnection::establish(&path.display().to_string()).expect("the file can be opened");
     execute(&mut conn, "PRAGMA busy_timeout = 60000");
@@ -78,7 +78,7 @@ pub fn execute(conn: &mut SqliteConnection, sql: &str) {
     conn.batch_execute(sql).unwrap_or_else(|error| panic!("cannot execute {sql}: {error:?}"));
 }
 
-/// A query whose first column is of a type.
+/// A query whose first column has the type `T`.
 struct Column<T> {
     sql: String,
     of: std::marker::PhantomData<T>,
@@ -103,7 +103,7 @@ impl<T> Query for Column<T> {
 
 impl<T> RunQueryDsl<SqliteConnection> for Column<T> {}
 
-/// PostgreSQL's words for the clock, intervals, casts and bytes in SQLite's.
+/// Translates PostgreSQL's expressions for the clock, intervals, casts and bytes to SQLite's.
 pub fn translated(sql: &str) -> String {
     let sql = between(sql, "interval '", "'", |interval| micros(interval).to_string());
     let sql = between(&sql, "inbox_text(", ")", |bytes| {
@@ -112,7 +112,7 @@ pub fn translated(sql: &str) -> String {
     without_casts(&sql).replace("now()", "(SELECT at FROM inbox_now)")
 }
 
-/// Replaces each `start…end` by what `with` makes of the middle.
+/// Replaces each `start…end` by the result of `with` for the text between.
 fn between(sql: &str, start: &str, end: &str, with: impl Fn(&str) -> String) -> String {
     let mut parts = sql.split(start);
     let mut whole = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Certificates made for a test run: good ones, and each kind of bad one a client must refuse.
+//! Certificates for a test run: valid ones, and each kind of invalid one that a client must refuse.
 
 use std::path::PathBuf;
 
@@ -10,14 +10,14 @@ use rcgen::{
 use crate::folder::ServiceFolder;
 use crate::postgres::ServerTls;
 
-/// The names a client of the tests' servers may dial.
+/// The names that clients use for the tests' servers.
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// Everything TLS tests need. The servers' certificates are for [`crate::postgres::ClusterOptions::tls`] and
+/// All certificates for the TLS tests. The servers' certificates are for [`crate::postgres::ClusterOptions::tls`] and
 /// [`crate::kafka::KafkaTls`].
 #[derive(Debug)]
 pub struct Certificates {
-    /// The authority a client is told to trust, as a file and as text.
+    /// The authority that clients trust, as a file and as text.
     pub authority_path: PathBuf,
     pub authority_pem: String,
     /// An authority that issued none of the certificates but `foreign`.
@@ -30,9 +30,9 @@ pub struct Certificates {
     pub expired: ServerTls,
     /// For the right host, but by the other authority.
     pub foreign: ServerTls,
-    /// What a client shows to a server that asks, by the authority.
+    /// A client certificate of the authority.
     pub client: ServerTls,
-    /// What it should not: by the other authority.
+    /// A client certificate of the other authority, which a server must refuse.
     pub foreign_client: ServerTls,
     /// Holds the files; removed at drop.
     _folder: ServiceFolder,

@@ -1,4 +1,4 @@
-//! Rewrites database URLs: another database, another address. The rest (user, password, parameters) is kept.
+//! Rewrites database URLs: replaces the database or the address, and keeps the rest (user, password, parameters).
 
 /// `url` with its database replaced.
 pub fn with_database(url: &str, database: &str) -> String {
@@ -26,7 +26,7 @@ impl<'a> Parts<'a> {
         let parameters_start = url.find('?').unwrap_or(url.len());
         let path_start =
             url[scheme_end..parameters_start].find('/').map_or(parameters_start, |slash| scheme_end + slash);
-        // A password may hold an `@`, a host cannot: the last one counts.
+        // A password may contain an `@`, a host cannot: the last one counts.
         let address_start = url[scheme_end..path_start].rfind('@').map_or(scheme_end, |at| scheme_end + at + 1);
         Parts {
             scheme_and_user: &url[..address_start],

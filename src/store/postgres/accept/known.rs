@@ -1,4 +1,4 @@
-//! Identities that were there before: which messages they are, and whether they are the same.
+//! Identities that were stored before: which messages they belong to, and whether the payload is the same.
 
 use diesel::QueryResult;
 
@@ -6,13 +6,15 @@ use super::KnownRow;
 use crate::store::quarantined;
 use crate::store::seam::{NewMessage, Quarantined};
 
-/// A message that was there before: its place among those that were asked for, and whether it has the same payload.
+/// A message that was stored before: its index among the messages asked for, and whether it has the same payload.
 pub(super) struct Stored {
     pub(super) at: usize,
+    /// The message's row.
     pub(super) seq: i64,
     pub(super) is_same: bool,
 }
 
+/// Matches the rows with the messages of the query.
 pub(super) fn stored(messages: &[&NewMessage], rows: Vec<KnownRow>) -> QueryResult<Vec<Stored>> {
     let stored = |KnownRow { ord, seq, payload_hash }| {
         let at = place(ord, messages.len())?;
@@ -21,16 +23,16 @@ pub(super) fn stored(messages: &[&NewMessage], rows: Vec<KnownRow>) -> QueryResu
     rows.into_iter().map(stored).collect()
 }
 
-/// An ordinal of the database, which counts from 1, as a place in the array that it was given.
+/// Converts an ordinal of the database, which counts from 1, to an index of the array.
 pub(super) fn place(ord: i64, count: usize) -> QueryResult<usize> {
     let place = usize::try_from(ord - 1).ok().filter(|&place| place < count);
     place.ok_or_else(|| {
-        let odd = format!("the database answered for element {ord} of an array of {count}");
+        let odd = format!("the database returned element {ord} of an array of {count}");
         diesel::result::Error::DeserializationError(odd.into())
     })
 }
 
-/// Messages that are the same as the stored ones, with their seq, and those that only claim to be.
+/// Splits messages into those that equal the stored ones, with their seq, and those with another payload.
 pub(super) fn split_conflicts<'a>(
     messages: &[&'a NewMessage],
     found: &[Stored],

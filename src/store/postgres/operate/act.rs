@@ -1,4 +1,4 @@
-//! Acts of a person: the SQL functions that anybody has in psql too.
+//! Operator actions: calls of the SQL functions that are also available in psql.
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
@@ -9,7 +9,7 @@ use crate::store::counts::{count, limit};
 use crate::store::operating::{Act, RateSetting, Returned, Signed, Verb};
 use crate::types::{DeliveryFilter, Result};
 
-/// Declares acts on what a filter means, each by the function that does it.
+/// Declares actions by filter, each with its SQL function.
 macro_rules! acts_by_filter {
     ($($name:ident($function:literal))*) => {
         statements! {$(
@@ -29,6 +29,12 @@ acts_by_filter! {
 }
 
 statements! {
+    DiscardSeen<'a>("
+        SELECT inbox_discard_seen(:filter::jsonb, :message_seqs, :handler_ids, :attempts, :because, :actor)") -> i64 {
+        filter: &'a str, message_seqs: Vec<i64>, handler_ids: Vec<i16>, attempts: Vec<i32>, because: Option<&'a str>,
+        actor: Option<&'a str>,
+    }
+
     Release<'a>("SELECT inbox_release(:message_id, :handler_key, :source, :attempt, :because, :actor)") -> i64 {
         message_id: Option<&'a str>, handler_key: Option<&'a str>, source: Option<&'a str>, attempt: i32,
         because: Option<&'a str>, actor: Option<&'a str>,
@@ -84,6 +90,7 @@ pub(super) async fn audit_purge(
     inserted.map(drop).map_err(database("cannot write the audit"))
 }
 
+/// One statement for all handler ids; each has its own audit row.
 pub(super) async fn return_parked(
     conn: &mut AsyncPgConnection,
     handler_ids: &[i16],
@@ -91,13 +98,15 @@ pub(super) async fn return_parked(
     rows: u32,
 ) -> Result<Vec<Returned>> {
     let returned = ReturnParked { handler_ids, limit: limit(rows), actor }.load::<(String, i64)>(conn).await;
-    let returned = returned.map_err(database("cannot return deliveries of keys that are known again"))?;
+    let returned = returned.map_err(database("cannot return deliveries of handler keys that are known again"))?;
     Ok(returned
         .into_iter()
         .map(|(handler_key, deliveries)| Returned { handler_key, deliveries: count(deliveries) })
         .collect())
 }
 
+/// Runs an action. The SQL function changes the rows and writes the audit in one statement, so there is no transaction
+/// here.
 pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed) -> Result<u64> {
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
     let filter = &act.filter();
@@ -106,6 +115,12 @@ pub(super) async fn act(conn: &mut AsyncPgConnection, act: &Act, signed: &Signed
             Verb::Replay => Replay { filter, limit: limit(rows), because, actor }.load(conn).await,
             Verb::Discard => Discard { filter, limit: limit(rows), because, actor }.load(conn).await,
         },
+        Act::DiscardSeen { ref seen, .. } => {
+            let message_seqs = seen.iter().map(|one| one.message_seq).collect();
+            let handler_ids = seen.iter().map(|one| one.handler_id).collect();
+            let attempts = seen.iter().map(|one| one.attempts).collect();
+            DiscardSeen { filter, message_seqs, handler_ids, attempts, because, actor }.load(conn).await
+        }
         Act::Release { ref filter, attempt } => {
             let DeliveryFilter { message_id, handler_key, source, .. } = filter;
             let (message_id, handler_key) = (message_id.as_deref(), handler_key.as_deref());

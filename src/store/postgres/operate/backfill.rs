@@ -1,7 +1,8 @@
-//! Adds a handler's deliveries to messages that were accepted before it was there.
+//! Adds deliveries of a handler for messages that were accepted before the handler existed.
 //!
-//! A step finds candidates without locking anything, locks those messages, and decides under the lock which deliveries are missing. Accept
-//! locks the same rows before it adds deliveries, so a handler with two ids never gets two deliveries of one message.
+//! A step finds candidates without locks, locks those messages, and decides under the lock which deliveries are
+//! missing. Accept locks the same rows before it adds deliveries, so a handler with two ids never gets two deliveries
+//! of one message.
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
@@ -12,56 +13,60 @@ use crate::store::counts::{count, limit};
 use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
-/// Messages that are looked at in one statement, wanted or not: it stays short also where nothing is wanted.
-const LOOK_ROWS: i32 = 20_000;
+/// Maximum number of messages read by one statement, wanted or not: the statement stays short even if none is wanted.
+const SCAN_ROWS: i32 = 20_000;
 
 rows! {
-    /// The messages without a delivery, and the last of those that were looked at. There may be more without one before that.
-    CandidatesRow { seqs: Vec<i64>, last_looked: Option<i64> }
+    /// The messages without a delivery, and the last message that was read. More messages without a delivery may come
+    /// before it.
+    CandidatesRow { seqs: Vec<i64>, last_scanned: Option<i64> }
 
+    /// The audit row of the backfill, and how many deliveries the step has created.
     StepRow { audit_id: i64, made: i64 }
 }
 
 statements! {
-    /// Reads only: nobody waits for it, whatever it looks at.
+    /// Only reads: nothing waits for it.
     Candidates<'a>("
-        WITH looked AS MATERIALIZED (
+        WITH scanned AS MATERIALIZED (
             SELECT seq, topic = ANY (:topics)
                         AND (:newer_than_ms::bigint IS NULL OR received_at >= now() - :newer_than_ms * interval '1 millisecond') AS is_wanted
-            FROM inbox_message WHERE seq > :after_seq ORDER BY seq LIMIT :look)
+            FROM inbox_message WHERE seq > :after_seq ORDER BY seq LIMIT :scan_rows)
         SELECT ARRAY(
-                   SELECT l.seq FROM looked l
+                   SELECT l.seq FROM scanned l
                    WHERE l.is_wanted
                      AND (SELECT true FROM unnest(inbox_handler_ids(:handler_key)) AS h (id)
                           CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d WHERE d.message_seq = l.seq AND d.handler_id = h.id LIMIT 1) d
                           LIMIT 1) IS NULL
                    ORDER BY l.seq LIMIT :limit),
-               (SELECT max(seq) FROM looked)")
+               (SELECT max(seq) FROM scanned)")
     -> CandidatesRow {
-        topics: &'a [String], newer_than_ms: Option<i64>, after_seq: i64, look: i32, handler_key: &'a str, limit: i32,
+        topics: &'a [String], newer_than_ms: Option<i64>, after_seq: i64, scan_rows: i32, handler_key: &'a str, limit: i32,
     }
 
-    /// Locks, decides and adds in the database, with the rights of the inbox's owner, and counts in the audit what it added.
+    /// Locks, decides and inserts in the database, with the rights of the inbox's owner, and adds the count to the
+    /// audit.
     Step<'a>("SELECT audit_id, made FROM inbox_backfill_step(:handler_key, :seqs, :filter::jsonb, :act, :because, :actor)")
     -> StepRow {
         handler_key: &'a str, seqs: &'a [i64], filter: &'a str, act: Option<i64>, because: Option<&'a str>, actor: Option<&'a str>,
     }
 }
 
+/// One step. A step that finds no candidate still moves on: `next_seq` is the last message that was read.
 pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let candidates = Candidates {
         topics: &step.topics,
         newer_than_ms: step.newer_than.map(millis),
         after_seq: step.after_seq,
-        look: LOOK_ROWS,
+        scan_rows: SCAN_ROWS,
         handler_key: &step.handler_key,
         limit: limit(step.limit),
     };
     let found = candidates.load::<CandidatesRow>(conn).await.and_then(only_row).map_err(cannot())?;
-    let CandidatesRow { seqs, last_looked } = found;
+    let CandidatesRow { seqs, last_scanned } = found;
     let is_full = seqs.len() >= step.limit as usize;
-    let next_seq = if is_full { seqs.last().copied() } else { last_looked };
+    let next_seq = if is_full { seqs.last().copied() } else { last_scanned };
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
     let add = Step { handler_key: &step.handler_key, seqs: &seqs, filter: &step.filter, act: step.act, because, actor };
     let mut transaction = conn.build_transaction().read_committed();

@@ -1,18 +1,19 @@
-//! What the server knows about itself and about work that does not move. Each part is bounded, whatever the tables hold.
+//! Facts about the server itself and about work that makes no progress. Each part is bounded, whatever the tables hold.
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::statements;
-use super::look::by_index;
+use super::list::by_index;
 use crate::store::operating::from_json;
-use crate::types::{Error, Facts, Kind, Result};
+use crate::types::{Error, Facts, Kind, Result, Totals};
 
 statements! {
+    /// One statement, so that all parts describe the same moment.
     ReadFacts("
         SELECT jsonb_build_object(
             'database', 'PostgreSQL ' || current_setting('server_version'),
-            'is_read_only', pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
+            'is_read_only', pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean,
             'unsafe_settings', (
                 SELECT coalesce(jsonb_agg(s.name || ' = ' || s.setting ORDER BY s.name), '[]') FROM pg_settings s
                 WHERE s.name IN ('fsync', 'full_page_writes') AND s.setting = 'off'),
@@ -59,29 +60,33 @@ statements! {
                     GROUP BY 1 ORDER BY 1) x),
             'held_keys', (
                 SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
-                    SELECT k.handler_key, count(*) AS keys, sum(k.behind)::bigint AS behind FROM inbox_held_keys k
-                    WHERE k.state = 'poisoned' GROUP BY 1 ORDER BY 1) x),
+                    SELECT k.handler_key, k.state, count(*) AS keys, sum(k.behind)::bigint AS behind,
+                           (array_agg(k.message_id ORDER BY k.behind DESC, k.message_seq))[1] AS message_id
+                    FROM inbox_held_keys k
+                    WHERE k.state = 'poisoned' OR k.state = 'pending' AND k.due_at > now() + interval '1 minute'
+                    GROUP BY 1, 2 ORDER BY 1, 2 DESC) x),
             'groups', (
                 SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
-                    SELECT l.consumer_group, count(*) AS partitions,
+                    SELECT l.consumer_group, count(*) AS partitions, count(DISTINCT l.cluster_id) AS clusters,
                            extract(epoch FROM now() - max(l.updated_at))::float8 AS moved_secs_ago,
                            (SELECT count(*) FROM inbox_gap g WHERE g.consumer_group = l.consumer_group) AS gaps
                     FROM inbox_ledger l GROUP BY 1 ORDER BY 1) x),
             'partitions', (
                 SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
-                    SELECT l.consumer_group, l.topic, l.kafka_partition, 'stopped' AS standing,
+                    SELECT l.consumer_group, l.topic, l.kafka_partition, l.cluster_id, 'stopped' AS state,
                            extract(epoch FROM now() - l.stopped_at)::float8 AS secs, l.stopped_why AS why
                     FROM inbox_ledger l WHERE l.stopped_at IS NOT NULL
                     UNION ALL
-                    SELECT p.consumer_group, p.topic, p.kafka_partition, p.standing, extract(epoch FROM now() - p.since)::float8, p.why
-                    FROM inbox_partition p JOIN inbox_ingest i ON i.consumer_group = p.consumer_group AND i.name = p.ingest
-                    WHERE p.standing = 'standing still' OR p.standing = 'waiting' AND p.since < now() - interval '1 minute'
-                    ORDER BY 1, 2, 3 LIMIT 100) x),
+                    SELECT p.consumer_group, p.topic, p.kafka_partition, p.cluster_id, p.state, extract(epoch FROM now() - p.since)::float8, p.why
+                    FROM inbox_partition p
+                    WHERE (p.state = 'blocked' OR p.state = 'waiting' AND (p.why IS NOT NULL OR p.since < now() - interval '1 minute'))
+                      AND EXISTS (SELECT 1 FROM inbox_ingest i WHERE i.consumer_group = p.consumer_group AND i.name = p.ingest)
+                    ORDER BY 1, 2, 3, 4 LIMIT 100) x),
             'ingests', (
                 SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
-                    SELECT i.consumer_group, i.name, extract(epoch FROM now() - i.seen_at)::float8 AS seen_secs_ago, i.trouble,
-                           extract(epoch FROM now() - i.trouble_since)::float8 AS trouble_secs
-                    FROM inbox_ingest i ORDER BY 1, 2 LIMIT 1000) x),
+                    SELECT i.consumer_group, i.name, i.source, i.cluster_id, extract(epoch FROM now() - i.seen_at)::float8 AS seen_secs_ago, i.problem,
+                           extract(epoch FROM now() - i.problem_since)::float8 AS problem_secs
+                    FROM inbox_ingest i ORDER BY 1, 2, 3 LIMIT 1000) x),
             'outbox', jsonb_build_object(
                 'waiting', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE waiting IS NOT NULL LIMIT 10000) o),
                 'oldest_secs', (
@@ -91,15 +96,32 @@ statements! {
                 'poisoned', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 ORDER BY finished_at, id LIMIT 10000) o),
                 'relays', (
                     SELECT coalesce(jsonb_agg(to_jsonb(x)), '[]') FROM (
-                        SELECT r.name, (SELECT count(*) FROM inbox_outbox_slots s WHERE s.holder = r.id AND s.held_until > now()) AS slots, r.trouble,
-                               extract(epoch FROM now() - r.trouble_since)::float8 AS trouble_secs
+                        SELECT r.name, (SELECT count(*) FROM inbox_outbox_slots s WHERE s.holder = r.id AND s.held_until > now()) AS slots, r.problem,
+                               extract(epoch FROM now() - r.problem_since)::float8 AS problem_secs
                         FROM inbox_relay r WHERE r.alive_until > now() ORDER BY r.name LIMIT 1000) x)),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000) q),
             'replay_asked_secs', (SELECT extract(epoch FROM now() - min(replay_asked_at))::float8 FROM inbox_quarantine
                                   WHERE replay_asked_at IS NOT NULL))::text") -> String {}
+
+    // The oldest row of each slot, so the cost does not depend on how many wait.
+    ReadTotals("
+        SELECT jsonb_build_object(
+            'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000) q),
+            'outbox_waiting', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE waiting IS NOT NULL LIMIT 10000) o),
+            'outbox_oldest_secs', (
+                SELECT extract(epoch FROM now() - min(o.stored_at))::float8 FROM inbox_outbox_slots s
+                CROSS JOIN LATERAL (SELECT stored_at FROM inbox_outbox WHERE slot = s.slot AND waiting IS NOT NULL
+                                    ORDER BY waiting LIMIT 1) o),
+            'outbox_poisoned', (
+                SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 ORDER BY finished_at, id LIMIT 10000) o))::text") -> String {}
+}
+
+pub(super) async fn totals(conn: &mut AsyncPgConnection) -> Result<Totals> {
+    let rows = by_index!(conn, ReadTotals {}).map_err(database("cannot count the quarantine and the outbox"))?;
+    from_json(rows)?.pop().ok_or_else(|| Error::new(Kind::Server, "the database counted nothing"))
 }
 
 pub(super) async fn facts(conn: &mut AsyncPgConnection) -> Result<Facts> {
     let rows = by_index!(conn, ReadFacts {}).map_err(database("cannot examine the database"))?;
-    from_json(rows)?.pop().ok_or_else(|| Error::new(Kind::Server, "the database told nothing of itself"))
+    from_json(rows)?.pop().ok_or_else(|| Error::new(Kind::Server, "the database returned no facts"))
 }

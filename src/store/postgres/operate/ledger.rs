@@ -1,4 +1,4 @@
-//! Positions in Kafka: looked at, and moved by a person. The acts are the SQL functions that anybody has in psql too.
+//! Kafka positions: queries, and moves by an operator through the SQL functions that are also available in psql.
 
 use diesel::QueryResult;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
@@ -14,7 +14,7 @@ statements! {
         SELECT row_to_json(x)::text FROM (
             SELECT l.consumer_group, l.cluster_id, l.topic, l.kafka_partition, l.next_offset, l.leader_epoch, l.topic_id,
                    inbox_micros(l.updated_at) AS updated_at, inbox_micros(l.stopped_at) AS stopped_at, l.stopped_why,
-                   p.standing, inbox_micros(p.since) AS standing_since, p.lag, inbox_micros(p.seen_at) AS seen_at, p.ingest, p.why
+                   p.state, inbox_micros(p.since) AS state_since, p.lag, inbox_micros(p.seen_at) AS seen_at, p.ingest, p.why
             FROM inbox_ledger l
             LEFT JOIN inbox_partition p ON p.consumer_group = l.consumer_group AND p.cluster_id = l.cluster_id AND p.topic = l.topic
                                        AND p.kafka_partition = l.kafka_partition

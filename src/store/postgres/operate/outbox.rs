@@ -1,11 +1,11 @@
-//! The outbox, looked at: lists and single records.
+//! Queries of the outbox: lists and single records.
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::statements;
-use super::look::looking;
+use super::list::query_filter;
 use crate::store::counts::limit;
 use crate::store::operating::from_json;
 use crate::store::rows::{RecordRow, record};
@@ -33,6 +33,7 @@ statements! {
 
     OutgoingOne(outgoing!(" FROM inbox_outbox o WHERE o.id = :id")) -> String { id: i64 }
 
+    /// The record as the relay sends it: with the position in Kafka once it was sent.
     OutgoingRecord("
         SELECT topic, NULL::text, kafka_partition, kafka_offset, recorded_at, convert_to(message_id, 'UTF8'), convert_to(source, 'UTF8'),
                record_key, headers, payload
@@ -44,12 +45,12 @@ pub(super) async fn list(
     filter: &OutboxFilter,
     limit: u32,
 ) -> Result<Vec<OutboxSummary>> {
-    let listing = OutgoingList { filter: &looking(filter.to_json()), limit: self::limit(limit) };
+    let listing = OutgoingList { filter: &query_filter(filter.to_json()), limit: self::limit(limit) };
     from_json(listing.load(conn).await.map_err(database("cannot list the outbox"))?)
 }
 
 pub(super) async fn one(conn: &mut AsyncPgConnection, id: i64) -> Result<Option<OutboxDetails>> {
-    let cannot = || database("cannot look at a record of the outbox");
+    let cannot = || database("cannot read a record of the outbox");
     let summary = from_json(OutgoingOne { id }.load(conn).await.map_err(cannot())?)?.pop();
     let record_of = OutgoingRecord { id }.load::<RecordRow<PgTimestamp>>(conn).await.map_err(cannot())?.pop();
     Ok(summary.zip(record_of).map(|(summary, row)| OutboxDetails { summary, record: record(row) }))

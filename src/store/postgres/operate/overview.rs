@@ -1,14 +1,14 @@
-//! Looks at many things at once: the audit, gaps, and groups of what waits for a person. Groups look at a bounded number of rows.
+//! Overviews: the audit, gaps, and groups of work that needs an operator. Groups read a bounded number of rows.
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::super::errors::database;
 use super::super::statement::statements;
-use super::look::looking;
+use super::list::{by_index, query_filter};
 use crate::store::counts::limit;
-use crate::store::operating::from_json;
+use crate::store::operating::{OpenGroup, from_json};
 use crate::types::{
-    AuditEntry, DeliveryFilter, ErrorSummary, LedgerFilter, LedgerGap, QuarantineFilter, QuarantineGroup, Result,
+    AuditEntry, DeliveryFilter, ErrorSummary, LedgerFilter, LedgerGap, QuarantineFilter, QuarantineGroup, Result, State,
 };
 
 statements! {
@@ -26,7 +26,8 @@ statements! {
         group: Option<&'a str>, topic: Option<&'a str>, partition: Option<i32>, cluster_id: Option<&'a str>, limit: i32,
     }
 
-    /// Of each handler those that have been poisoned longest, at most `limit`. So many old failures of one handler do not hide those of another.
+    /// At most `limit` deliveries of each handler that have been poisoned longest. So many old failures of one handler
+    /// do not hide those of another.
     PoisonedGroups<'a>("
         SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text
         FROM (SELECT h.key AS handler_key, d.reason, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS poisoned,
@@ -39,6 +40,25 @@ statements! {
               WHERE d.status = 3
               GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 3 LIMIT 1000) e")
     -> String { handler_key: Option<&'a str>, filter: &'a str, limit: i32 }
+
+    /// The same for open deliveries: at most `limit` of each id of a handler, the longest due first.
+    OpenGroups<'a>("
+        SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text
+        FROM (SELECT h.key AS handler_key, d.state, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS deliveries,
+                     min(d.received_at) AS first_at, max(d.received_at) AS last_at, min(d.last_error) AS example
+              FROM inbox_handler own
+              JOIN inbox_handler h ON h.id = coalesce(own.same_as, own.id)
+              CROSS JOIN LATERAL (
+                  SELECT o.last_error, m.received_at, CASE WHEN o.locked_until > now() THEN 'running' ELSE 'pending' END AS state
+                  FROM inbox_delivery o
+                  LEFT JOIN LATERAL (SELECT source, topic, received_at FROM inbox_message WHERE seq = o.message_seq LIMIT 1) m ON true
+                  WHERE o.handler_id = own.id AND o.finished_at IS NULL
+                    AND (:state::text IS NULL OR (:state = 'running') = (o.locked_until IS NOT NULL AND o.locked_until > now()))
+                    AND inbox_is_meant(:filter::jsonb, m.source, m.topic, o.reason, o.last_error, coalesce(m.received_at, o.due_at))
+                  ORDER BY o.due_at, o.message_seq LIMIT :limit) d
+              WHERE own.id = ANY (inbox_handler_ids(:handler_key))
+              GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT 1000) e")
+    -> String { handler_key: Option<&'a str>, state: Option<&'a str>, filter: &'a str, limit: i32 }
 
     QuarantineGroups<'a>("
         SELECT row_to_json(x)::text FROM (
@@ -67,9 +87,20 @@ pub(super) async fn poisoned_groups(
     filter: &DeliveryFilter,
     rows: u32,
 ) -> Result<Vec<ErrorSummary>> {
-    let (handler_key, json) = (filter.handler_key.as_deref(), looking(filter.to_json()));
+    let (handler_key, json) = (filter.handler_key.as_deref(), query_filter(filter.to_json()));
     let groups = PoisonedGroups { handler_key, filter: &json, limit: limit(rows) }.load(conn).await;
     from_json(groups.map_err(database("cannot group the poisoned deliveries"))?)
+}
+
+pub(super) async fn open_groups(
+    conn: &mut AsyncPgConnection,
+    filter: &DeliveryFilter,
+    state: Option<State>,
+    rows: u32,
+) -> Result<Vec<OpenGroup>> {
+    let (handler_key, state, filter) = (filter.handler_key.as_deref(), state.map(State::as_str), filter.to_json());
+    let groups = by_index!(conn, OpenGroups { handler_key, state, filter: &filter, limit: limit(rows) });
+    from_json(groups.map_err(database("cannot group the open deliveries"))?)
 }
 
 pub(super) async fn quarantine_groups(
@@ -77,6 +108,6 @@ pub(super) async fn quarantine_groups(
     filter: &QuarantineFilter,
     rows: u32,
 ) -> Result<Vec<QuarantineGroup>> {
-    let groups = QuarantineGroups { filter: &looking(filter.to_json()), limit: limit(rows) }.load(conn).await;
+    let groups = QuarantineGroups { filter: &query_filter(filter.to_json()), limit: limit(rows) }.load(conn).await;
     from_json(groups.map_err(database("cannot group the quarantine"))?)
 }

@@ -1,26 +1,27 @@
-//! The statements of retention, each bounded by the rows it is given. None joins two tables in a shape that the planner could choose.
+//! The statements of retention, each bounded by its `rows`. None leaves the order of a join to the planner.
 
 use super::super::statement::{rows, statements};
 use crate::store::purging::IDS_OF_KEY;
 
 rows! {
-    /// `blocks` were looked at as far as their messages are old enough, `walked_to` is the last of these.
+    /// `blocks` were checked as far as their messages are old enough; `walked_to` is the last of these messages.
     WalkRow { last: Option<i64>, is_at_end: bool, seqs: Vec<i64>, blocks: Vec<i64>, walked_to: Option<i64> }
 
+    /// Where the count continues, and what it has found.
     CountRow { last: Option<i64>, is_at_end: bool, messages: i64, deliveries: i64 }
 
-    /// How many messages and deliveries are gone, and how many deliveries there were.
+    /// How many messages and deliveries were deleted, and how many deliveries there were.
     RemoveRow { messages: i64, deliveries: i64, found: i64 }
 }
 
-/// How long a finished delivery `d` stays: by its handler, or the default.
+/// How long a finished delivery `d` is kept: by its handler, or the default.
 macro_rules! period {
     () => {
         "(coalesce((:periods_ms)[array_position(:handler_ids, d.handler_id)], :default_ms) * interval '1 millisecond')"
     };
 }
 
-/// When a delivery `d` is over its time. What is not finished is done now at the earliest, so this is never too late.
+/// When a delivery `d` expires. An unfinished delivery finishes now at the earliest, so this is never too late.
 macro_rules! over_at {
     () => {
         concat!(
@@ -36,7 +37,7 @@ macro_rules! over_at {
     };
 }
 
-/// Whether a delivery `d` is finished and over its time.
+/// Whether a delivery `d` is finished and expired.
 macro_rules! is_over {
     () => {
         concat!("(d.finished_at IS NOT NULL AND d.status IN (2, 3, 4) AND (d.status <> 3 OR :poisoned_ms::bigint IS NOT NULL)
@@ -44,7 +45,7 @@ macro_rules! is_over {
     };
 }
 
-/// Of the next messages, in their order, those that can go, with how many deliveries they have.
+/// Those of the next messages, in order, that can be deleted, with the number of their deliveries.
 macro_rules! judged {
     ($walked:literal) => {
         concat!(
@@ -63,7 +64,7 @@ macro_rules! judged {
     };
 }
 
-/// Of the answer of a walk by seq: where it goes on, and whether it is over.
+/// For the result of a scan by seq: where it continues, and whether it is at the end.
 macro_rules! by_seq {
     () => {
         "SELECT (SELECT max(seq) FROM walked),
@@ -72,8 +73,9 @@ macro_rules! by_seq {
     };
 }
 
-/// For the rest of the transaction: tables are read in the order of an index, whatever the planner believes of them. What it is denied
-/// it gives an immense cost, which would have every step compiled by JIT: through a pooler that is on, and takes longer than the step.
+/// For the rest of the transaction, tables are read in index order, whatever the planner estimates. A disabled plan
+/// node has a very high cost, so that JIT would compile every step: behind a pooler JIT is on, and compiling takes
+/// longer than the step.
 macro_rules! by_index {
     () => {
         "concat(set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
@@ -82,8 +84,9 @@ macro_rules! by_index {
 }
 
 statements! {
-    /// Answers only to who has the lease or can have it: whoever holds the row this very moment has it. The settings are for the rest of
-    /// the transaction: short waits, and no fsync of our own, because a purge that a crash undoes is done again.
+    /// Returns a row only to a process that has or can take the lease; a process that holds the row lock at this moment
+    /// has it. The settings are for the rest of the transaction: short lock waits, and no synchronous commit, because a
+    /// purge that a crash undoes is repeated.
     TakeLease<'a>(concat!("
         UPDATE inbox_lease SET holder = :holder, held_until = now() + :lease_ms * interval '1 millisecond'
         WHERE ctid = ANY (ARRAY(SELECT ctid FROM inbox_lease
@@ -94,7 +97,7 @@ statements! {
 
     ByIndex(concat!("SELECT ", by_index!())) -> String {}
 
-    /// The first time ever.
+    /// For the first purge.
     MakeLease<'a>("
         INSERT INTO inbox_lease (name, holder, held_until) VALUES (:name, 0, '-infinity') ON CONFLICT (name) DO NOTHING")
     { name: &'a str }
@@ -102,8 +105,8 @@ statements! {
     ReleaseLease<'a>("UPDATE inbox_lease SET held_until = '-infinity' WHERE name = :name AND holder = :holder")
     { name: &'a str, holder: i64 }
 
-    /// Messages that no purge has looked at. Those that are young are looked at again the next time, as is every one behind the first of them: an
-    /// accept that is under way may have a seq in between.
+    /// Messages that no purge has checked. Young ones are checked again next time, as is every message after the first
+    /// of them: a running accept may have a seq in between.
     WalkFresh(concat!(judged!("walked AS MATERIALIZED (
                 SELECT seq, received_at FROM inbox_message
                 WHERE seq > coalesce(:after_seq::bigint, (SELECT walked_to FROM inbox_retention WHERE policy = :policy), -1)
@@ -119,9 +122,9 @@ statements! {
         shortest_ms: i64, poisoned_ms: Option<i64>,
     }
 
-    /// Messages that were kept, of blocks that are worth a look by now. The last block is looked at again unless it is whole.
+    /// Kept messages of blocks that are due. The last block is checked again unless it is complete.
     WalkKept(concat!(judged!("due AS MATERIALIZED (
-                SELECT block FROM inbox_kept WHERE policy = :policy AND block > :after_block AND look_at <= now()
+                SELECT block FROM inbox_kept WHERE policy = :policy AND block > :after_block AND check_at <= now()
                 ORDER BY block LIMIT :blocks_max),
             walked AS MATERIALIZED (
                 SELECT m.seq, m.received_at FROM due b
@@ -140,13 +143,13 @@ statements! {
         shortest_ms: i64, poisoned_ms: Option<i64>,
     }
 
-    /// Writes down when the first of what is left of each block can go; forgets blocks of which nothing is left.
+    /// Records when the first remaining message of each block expires; deletes blocks with none left.
     NoteKept<'a>(concat!("
         WITH kept AS MATERIALIZED (
-            SELECT b.block, k.look_at FROM unnest(:blocks) AS b (block)
+            SELECT b.block, k.check_at FROM unnest(:blocks) AS b (block)
             CROSS JOIN LATERAL (
                 SELECT min(greatest(m.received_at + :shortest_ms * interval '1 millisecond',
-                                    coalesce(d.over_at, m.received_at + :default_ms * interval '1 millisecond'))) AS look_at
+                                    coalesce(d.over_at, m.received_at + :default_ms * interval '1 millisecond'))) AS check_at
                 FROM (SELECT seq, received_at FROM inbox_message
                       WHERE seq >= b.block * :block AND seq < (b.block + 1) * :block ORDER BY seq LIMIT :block) m
                 CROSS JOIN LATERAL (SELECT max(", over_at!(), ") AS over_at FROM inbox_delivery d WHERE d.message_seq = m.seq) d) k),
@@ -155,20 +158,21 @@ statements! {
             WHERE ctid = ANY (ARRAY(
                 SELECT k.tid FROM kept e
                 CROSS JOIN LATERAL (SELECT ctid AS tid FROM inbox_kept WHERE policy = :policy AND block = e.block LIMIT 1) k
-                WHERE e.look_at IS NULL)))
-        INSERT INTO inbox_kept (policy, block, look_at) SELECT :policy, block, look_at FROM kept WHERE look_at IS NOT NULL
-        ON CONFLICT (policy, block) DO UPDATE SET look_at = excluded.look_at"))
+                WHERE e.check_at IS NULL)))
+        INSERT INTO inbox_kept (policy, block, check_at) SELECT :policy, block, check_at FROM kept WHERE check_at IS NOT NULL
+        ON CONFLICT (policy, block) DO UPDATE SET check_at = excluded.check_at"))
     {
         blocks: &'a [i64], policy: i64, block: i64, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, shortest_ms: i64,
         poisoned_ms: Option<i64>,
     }
 
+    /// Only grows: the scan of another process may have gone further.
     NoteWalked("
         INSERT INTO inbox_retention (policy, walked_to) VALUES (:policy, :walked_to)
         ON CONFLICT (policy) DO UPDATE SET walked_to = greatest(inbox_retention.walked_to, excluded.walked_to), purged_at = now()")
     { policy: i64, walked_to: i64 }
 
-    /// A part of what is known of periods that nobody uses any more.
+    /// Deletes a part of the state of unused periods.
     ForgetUnused("
         WITH unused AS MATERIALIZED (
             SELECT policy FROM inbox_retention WHERE purged_at < now() - :unused_ms * interval '1 millisecond' LIMIT 1),
@@ -178,20 +182,22 @@ statements! {
         DELETE FROM inbox_retention r USING unused u WHERE r.policy = u.policy AND (SELECT count(*) FROM kept) < :rows")
     { unused_ms: i64, rows: i32 }
 
+    /// Reads the oldest records in the order of ids, which is that of time, so it needs no index on the time. Skips
+    /// records whose replay was requested: otherwise they would keep later records from expiring.
     ExpireQuarantined("
         DELETE FROM inbox_quarantine
-        WHERE id = ANY (ARRAY(SELECT id FROM inbox_quarantine ORDER BY id LIMIT :rows))
+        WHERE id = ANY (ARRAY(SELECT id FROM inbox_quarantine WHERE replay_asked_at IS NULL ORDER BY id LIMIT :rows))
           AND quarantined_at < now() - :older_than_ms * interval '1 millisecond' AND replay_asked_at IS NULL")
     { rows: i32, older_than_ms: i64 }
 
-    /// All messages in their order, counted.
+    /// Counts all messages in order.
     Count(concat!(judged!("walked AS MATERIALIZED (
                 SELECT seq, received_at FROM inbox_message WHERE seq > :cursor ORDER BY seq LIMIT :rows)"), by_seq!(), "(SELECT count(*) FROM judged), (SELECT coalesce(sum(deliveries), 0)::bigint FROM judged)"))
     -> CountRow {
         cursor: i64, rows: i32, periods_ms: Vec<i64>, handler_ids: Vec<i16>, default_ms: i64, shortest_ms: i64, poisoned_ms: Option<i64>,
     }
 
-    /// Writes identities, and prolongs those that a purge has written that did not come to its end: they have been seen since.
+    /// Writes identities, and extends those written by a purge that did not finish: they have been seen since.
     Mark<'a>("
         WITH marked AS MATERIALIZED (
             SELECT inbox_identity_hash(m.message_id, m.source) AS hash FROM unnest(:message_seqs) AS w (seq)
@@ -209,14 +215,14 @@ statements! {
             RETURNING 1)
         SELECT (SELECT count(*) FROM written)") -> i64 { message_seqs: &'a [i64], keep_ms: i64 }
 
-    /// Whether the identity that was written last is settled.
+    /// Whether every accept that may have missed the newest identity has ended.
     IsSettled("
         SELECT coalesce((SELECT i.purged_at < (SELECT least(now(), min(a.xact_start)) FROM pg_stat_activity a
                                                WHERE a.datname = current_database() AND a.pid <> pg_backend_pid())
                                               - :settle_ms * interval '1 millisecond'
                          FROM inbox_identity i ORDER BY i.forget_at DESC LIMIT 1), true)") -> bool { settle_ms: i64 }
 
-    /// Locks messages that nobody else has locked. Where identities are kept, only those whose identity has settled may go.
+    /// Locks messages that are not locked. If identities are kept, only those whose identity no accept can have missed.
     Lock<'a>("
         SELECT l.seq FROM unnest(:message_seqs) AS w (seq)
         CROSS JOIN LATERAL (SELECT m.seq, m.message_id, m.source FROM inbox_message m WHERE m.seq = w.seq
@@ -227,8 +233,8 @@ statements! {
                                  FROM inbox_identity i WHERE i.hash = inbox_identity_hash(l.message_id, l.source) LIMIT 1)
                    ELSE true END") -> i64 { message_seqs: &'a [i64], keeps_identities: bool, settle_ms: i64 }
 
-    /// Removes locked messages with their deliveries, judged anew: nobody can add one any more. Answers how many of each are gone, and
-    /// how many deliveries there were.
+    /// Deletes locked messages with their deliveries, after checking again: no delivery can be added any more. Returns
+    /// how many of each were deleted, and how many deliveries there were.
     Remove(concat!("
         WITH judged AS MATERIALIZED (
             SELECT w.seq, d.deliveries FROM unnest(:message_seqs) AS w (seq)
@@ -278,8 +284,9 @@ statements! {
         WHERE ctid = ANY (ARRAY(SELECT ctid FROM inbox_identity WHERE forget_at < now() ORDER BY forget_at LIMIT :rows
                                 FOR UPDATE SKIP LOCKED))") { rows: i32 }
 
+    /// For the dry run of an operator.
     Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < now()") -> i64 {}
 
-    /// Ids that became one handler are one.
+    /// Including the ids that became one handler with it.
     IdsOfKey<'a>(IDS_OF_KEY) -> i16 { key: &'a str }
 }

@@ -1,4 +1,4 @@
-//! Acts of a person, each in the one transaction of the writer.
+//! Operator actions, each in one transaction of the writer.
 
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
@@ -6,10 +6,10 @@ use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::{Content, only_row, statements};
 use super::ledger;
-use super::look::{by_filter, by_quarantine_filter, is_meant};
+use super::list::{by_filter, by_quarantine_filter, is_meant};
 use super::outbox;
 use crate::store::identity_hash::IdentityHash;
-use crate::store::operating::{Act, RateSetting, Signed, Verb};
+use crate::store::operating::{Act, RateSetting, SeenDelivery, Signed, Verb};
 use crate::types::{DeliveryFilter, QuarantineFilter, Result};
 
 by_filter!(OfFilter(concat!(
@@ -17,7 +17,7 @@ by_filter!(OfFilter(concat!(
      WHERE d.status = 3", is_meant!("d.finished_at"), "ORDER BY d.finished_at, d.message_seq LIMIT :limit"
 )) -> (i64, i16));
 
-// The first condition says which index.
+// The first condition selects the index.
 by_filter!(OfMessage(concat!(
     "SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
      WHERE m.message_id = :message_id", is_meant!("d.finished_at"),
@@ -27,9 +27,9 @@ by_filter!(OfMessage(concat!(
 )) -> (i64, i16), is_replay: bool);
 
 by_quarantine_filter!(AskReplay(
-    "UPDATE inbox_quarantine SET replay_asked_at = coalesce(replay_asked_at, (SELECT at FROM inbox_now))
+    "UPDATE inbox_quarantine SET replay_asked_at = (SELECT at FROM inbox_now)
      WHERE id IN (SELECT id FROM inbox_quarantine",
-    ")"
+    ") AND replay_asked_at IS NULL"
 ));
 by_quarantine_filter!(Delete("DELETE FROM inbox_quarantine WHERE id IN (SELECT id FROM inbox_quarantine", ")"));
 
@@ -45,14 +45,14 @@ statements! {
         FROM inbox_delivery WHERE message_seq = :message_seq AND handler_id = :handler_id")
     { audit_id: i64, message_seq: i64, handler_id: i16 }
 
-    /// The attempt number goes on, so that a claim from before the replay stays invalid.
+    /// The attempt number keeps growing, so that an earlier claim stays invalid.
     ReplayOne("
         UPDATE inbox_delivery
-        SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, troubles = 0, reason = NULL,
+        SET status = 0, due_at = (SELECT at FROM inbox_now), finished_at = NULL, errors = 0, crashes = 0, store_errors = 0, reason = NULL,
             locked_until = NULL, locked_by = NULL, replays = replays + 1
         WHERE message_seq = :message_seq AND handler_id = :handler_id") { message_seq: i64, handler_id: i16 }
 
-    /// The run of an attempt, while it is going on.
+    /// The active run of an attempt.
     Running<'a>("
         SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
         WHERE m.message_id = :message_id AND (:source IS NULL OR m.source = :source)
@@ -62,12 +62,20 @@ statements! {
         message_id: Option<&'a str>, source: Option<&'a str>, handler_key: Option<&'a str>, now: i64, attempt: i32,
     }
 
-    /// No claim and no crash: what the run comes to changes nothing any more.
+    /// Clears the claim without counting a crash: the outcome of the run is then ignored. No processor has the id 0, so
+    /// a settlement of the released run is lost, and is not taken for one that was written before (`HasTakenEffect`).
     ReleaseOne("
         UPDATE inbox_delivery SET locked_until = NULL, locked_by = 0, due_at = :now
         WHERE message_seq = :message_seq AND handler_id = :handler_id") { now: i64, message_seq: i64, handler_id: i16 }
 
-    /// A delivery that was given up, if it has had no attempt since.
+    /// A pending delivery, if it has had no attempt since it was seen.
+    StillPending("
+        SELECT message_seq, handler_id FROM inbox_delivery
+        WHERE message_seq = :message_seq AND handler_id = :handler_id AND attempts = :attempts AND status = 0
+          AND (locked_until IS NULL OR locked_until <= :now)")
+    -> (i64, i16) { message_seq: i64, handler_id: i16, attempts: i32, now: i64 }
+
+    /// A poisoned or discarded delivery, if it has had no attempt since.
     GivenUp<'a>("
         SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
         WHERE m.message_id = :message_id AND (:source IS NULL OR m.source = :source)
@@ -134,22 +142,21 @@ pub(super) fn act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> Re
     try_act(conn, act, signed).map_err(database(format!("cannot {}", act.name())))
 }
 
+/// Changes the rows and writes the audit, in the caller's transaction. The audit row comes first where the history
+/// refers to it.
 fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResult<u64> {
     let now = clock::now(conn)?;
     let changed = match *act {
         Act::Deliveries { verb, ref filter, limit } => {
             let meant = meant(conn, verb, filter, limit, now)?;
-            let audit_id = audited(conn, act, meant.len() as u64, signed)?;
-            for &(message_seq, handler_id) in &meant {
-                keep_history(conn, audit_id, message_seq, handler_id)?;
-                match verb {
-                    Verb::Replay => ReplayOne { message_seq, handler_id }.execute(conn)?,
-                    Verb::Discard => {
-                        DiscardOne { because: signed.because.as_deref(), message_seq, handler_id }.execute(conn)?
-                    }
-                };
+            return change(conn, verb, &meant, act, signed);
+        }
+        Act::DiscardSeen { ref seen, .. } => {
+            let mut meant = Vec::new();
+            for &SeenDelivery { message_seq, handler_id, attempts } in seen {
+                meant.extend(StillPending { message_seq, handler_id, attempts, now }.load::<(i64, i16)>(conn)?);
             }
-            return Ok(meant.len() as u64);
+            return change(conn, Verb::Discard, &meant, act, signed);
         }
         Act::Release { ref filter, attempt } => {
             let meant = running(filter, attempt, now).load::<(i64, i16)>(conn)?;
@@ -177,7 +184,7 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
         }
         Act::Quarantined { verb: Verb::Discard, ref filter, limit } => Delete::new(filter, limit, now).execute(conn)?,
         Act::Outgoing { verb, ref filter, limit } => outbox::act(conn, verb, filter, limit, now)?,
-        // However many ids it has, it is one handler.
+        // A handler with several ids counts as one.
         Act::Pause { ref handler_key } => Pause { handler_key }.execute(conn)?.min(1),
         Act::Resume { ref handler_key } => Resume { handler_key }.execute(conn)?.min(1),
         Act::OpenBreaker { ref handler_key } => {
@@ -203,7 +210,28 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
     Ok(changed as u64)
 }
 
-/// The deliveries that a filter means, of those that an act may take.
+/// Replays or discards these deliveries, and writes the audit and the history.
+fn change(
+    conn: &mut SqliteConnection,
+    verb: Verb,
+    meant: &[(i64, i16)],
+    act: &Act,
+    signed: &Signed,
+) -> QueryResult<u64> {
+    let audit_id = audited(conn, act, meant.len() as u64, signed)?;
+    for &(message_seq, handler_id) in meant {
+        keep_history(conn, audit_id, message_seq, handler_id)?;
+        match verb {
+            Verb::Replay => ReplayOne { message_seq, handler_id }.execute(conn)?,
+            Verb::Discard => {
+                DiscardOne { because: signed.because.as_deref(), message_seq, handler_id }.execute(conn)?
+            }
+        };
+    }
+    Ok(meant.len() as u64)
+}
+
+/// The deliveries that a filter matches, out of those that the action may change.
 fn meant(
     conn: &mut SqliteConnection,
     verb: Verb,
@@ -236,11 +264,12 @@ fn given_up(filter: &DeliveryFilter, attempt: i32) -> GivenUp<'_> {
     }
 }
 
+/// Writes the audit row of an action; returns its id.
 fn audited(conn: &mut SqliteConnection, act: &Act, affected: u64, signed: &Signed) -> QueryResult<i64> {
     audit(conn, &NewAuditEntry { action: act.name(), filter: act.filter(), affected }, signed)
 }
 
-/// Writes down what a delivery has come to before an act changes it.
+/// Stores the result of a delivery before an action changes it.
 pub(super) fn keep_history(
     conn: &mut SqliteConnection,
     audit_id: i64,
@@ -250,10 +279,10 @@ pub(super) fn keep_history(
     KeepHistory { audit_id, message_seq, handler_id }.execute(conn).map(drop)
 }
 
-/// What the audit says of an act.
+/// An audit row of an action.
 pub(super) struct NewAuditEntry {
     pub(super) action: &'static str,
-    /// What the act was about, as JSON.
+    /// The filter of the action, as JSON.
     pub(super) filter: String,
     /// How many deliveries, records, messages or handlers it changed.
     pub(super) affected: u64,

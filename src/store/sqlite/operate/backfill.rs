@@ -1,4 +1,4 @@
-//! Adds a handler's deliveries to messages that were accepted before it was there.
+//! Adds deliveries of a handler for messages that were accepted before the handler existed.
 
 use diesel::{RunQueryDsl, SqliteConnection};
 
@@ -10,6 +10,7 @@ use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
 statements! {
+    /// Reads messages until `limit` are found: there is no other writer that would wait for a lock.
     Missing<'a>("
         SELECT m.seq FROM inbox_message m
         WHERE m.seq > :after_seq AND m.topic IN (SELECT value FROM json_each(:topics)) AND (:since IS NULL OR m.received_at >= :since)
@@ -18,14 +19,16 @@ statements! {
         ORDER BY m.seq LIMIT :limit")
     -> i64 { after_seq: i64, topics: String, since: Option<i64>, handler_key: &'a str, limit: i64 }
 
+    /// Backfilled deliveries of a fair handler take turns like one tenant.
     Make<'a>("
-        INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
-        VALUES (:message_seq, (SELECT coalesce(h.same_as, h.id) FROM inbox_handler_key k JOIN inbox_handler h ON h.id = k.handler_id
-                     WHERE k.key = :handler_key), :now)") { message_seq: i64, handler_key: &'a str, now: i64 }
+        INSERT INTO inbox_delivery (message_seq, handler_id, fair_hash, due_at)
+        SELECT :message_seq, coalesce(h.same_as, h.id), CASE WHEN h.is_fair THEN 0 END, :now
+        FROM inbox_handler_key k JOIN inbox_handler h ON h.id = k.handler_id WHERE k.key = :handler_key") { message_seq: i64, handler_key: &'a str, now: i64 }
 
     Count("UPDATE inbox_audit SET affected = affected + :made WHERE id = :act") { made: i64, act: i64 }
 }
 
+/// One step. The end is reached when no message without a delivery is found.
 pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let now = clock::now(conn).map_err(cannot())?;

@@ -1,11 +1,11 @@
-//! What is known about the file and about work that does not move.
+//! Facts about the file and about work that makes no progress.
 
 use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::super::errors::database;
 use super::super::statement::{only_row, statements};
 use crate::store::operating::from_json;
-use crate::types::{Error, Facts, Kind, Result};
+use crate::types::{Error, Facts, Kind, Result, Totals};
 
 statements! {
     ReadFacts("
@@ -37,56 +37,78 @@ statements! {
                         JOIN inbox_handler current ON current.id = coalesce(h.same_as, h.id))
                     GROUP BY handler_key ORDER BY handler_key)),
             'held_keys', (
-                SELECT json_group_array(json_object('handler_key', handler_key, 'keys', keys, 'behind', behind)) FROM (
-                    SELECT handler_key, count(*) AS keys, sum(behind) AS behind FROM inbox_held_keys
-                    WHERE state = 'poisoned' GROUP BY 1 ORDER BY 1)),
+                SELECT json_group_array(json_object('handler_key', handler_key, 'state', state, 'keys', keys, 'behind', behind,
+                                                    'message_id', message_id)) FROM (
+                    -- With max(), the other columns are those of its row.
+                    SELECT handler_key, state, count(*) AS keys, sum(behind) AS behind, message_id, max(behind) FROM inbox_held_keys
+                    WHERE state = 'poisoned'
+                       OR state = 'pending' AND due_at > strftime('%Y-%m-%d %H:%M:%f', (SELECT at FROM inbox_now) / 1e6 + 60, 'unixepoch')
+                    GROUP BY 1, 2 ORDER BY 1, 2 DESC)),
             'groups', (
                 SELECT json_group_array(json_object(
-                    'consumer_group', consumer_group, 'partitions', partitions, 'moved_secs_ago', moved_secs_ago, 'gaps', gaps)) FROM (
-                    SELECT l.consumer_group, count(*) AS partitions, ((SELECT at FROM inbox_now) - max(l.updated_at)) / 1e6 AS moved_secs_ago,
+                    'consumer_group', consumer_group, 'partitions', partitions, 'clusters', clusters, 'moved_secs_ago', moved_secs_ago, 'gaps', gaps)) FROM (
+                    SELECT l.consumer_group, count(*) AS partitions, count(DISTINCT l.cluster_id) AS clusters, ((SELECT at FROM inbox_now) - max(l.updated_at)) / 1e6 AS moved_secs_ago,
                            (SELECT count(*) FROM inbox_gap g WHERE g.consumer_group = l.consumer_group) AS gaps
                     FROM inbox_ledger l GROUP BY 1 ORDER BY 1)),
             'partitions', (
                 SELECT json_group_array(json_object(
-                    'consumer_group', consumer_group, 'topic', topic, 'kafka_partition', kafka_partition, 'standing', standing,
+                    'consumer_group', consumer_group, 'topic', topic, 'kafka_partition', kafka_partition, 'cluster_id', cluster_id, 'state', state,
                     'secs', secs, 'why', why)) FROM (
-                    SELECT l.consumer_group, l.topic, l.kafka_partition, 'stopped' AS standing,
+                    SELECT l.consumer_group, l.topic, l.kafka_partition, l.cluster_id, 'stopped' AS state,
                            ((SELECT at FROM inbox_now) - l.stopped_at) / 1e6 AS secs, l.stopped_why AS why
                     FROM inbox_ledger l WHERE l.stopped_at IS NOT NULL
                     UNION ALL
-                    SELECT p.consumer_group, p.topic, p.kafka_partition, p.standing, ((SELECT at FROM inbox_now) - p.since) / 1e6, p.why
-                    FROM inbox_partition p JOIN inbox_ingest i ON i.consumer_group = p.consumer_group AND i.name = p.ingest
-                    WHERE p.standing = 'standing still' OR p.standing = 'waiting' AND p.since < (SELECT at FROM inbox_now) - 60000000
-                    ORDER BY 1, 2, 3 LIMIT 100)),
+                    SELECT p.consumer_group, p.topic, p.kafka_partition, p.cluster_id, p.state, ((SELECT at FROM inbox_now) - p.since) / 1e6, p.why
+                    FROM inbox_partition p
+                    WHERE (p.state = 'blocked' OR p.state = 'waiting' AND (p.why IS NOT NULL OR p.since < (SELECT at FROM inbox_now) - 60000000))
+                      AND EXISTS (SELECT 1 FROM inbox_ingest i WHERE i.consumer_group = p.consumer_group AND i.name = p.ingest)
+                    ORDER BY 1, 2, 3, 4 LIMIT 100)),
             'ingests', (
                 SELECT json_group_array(json_object(
-                    'consumer_group', consumer_group, 'name', name, 'seen_secs_ago', seen_secs_ago, 'trouble', trouble,
-                    'trouble_secs', trouble_secs)) FROM (
-                    SELECT i.consumer_group, i.name, ((SELECT at FROM inbox_now) - i.seen_at) / 1e6 AS seen_secs_ago, i.trouble,
-                           ((SELECT at FROM inbox_now) - i.trouble_since) / 1e6 AS trouble_secs
-                    FROM inbox_ingest i ORDER BY 1, 2 LIMIT 1000)),
+                    'consumer_group', consumer_group, 'name', name, 'source', source, 'cluster_id', cluster_id, 'seen_secs_ago', seen_secs_ago, 'problem', problem,
+                    'problem_secs', problem_secs)) FROM (
+                    SELECT i.consumer_group, i.name, i.source, i.cluster_id, ((SELECT at FROM inbox_now) - i.seen_at) / 1e6 AS seen_secs_ago, i.problem,
+                           ((SELECT at FROM inbox_now) - i.problem_since) / 1e6 AS problem_secs
+                    FROM inbox_ingest i ORDER BY 1, 2, 3 LIMIT 1000)),
             'outbox', json_object(
                 'waiting', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 0 LIMIT 10000)),
                 'oldest_secs', (SELECT ((SELECT at FROM inbox_now) - min(stored_at)) / 1e6 FROM inbox_outbox WHERE status = 0),
                 'poisoned', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 LIMIT 10000)),
                 'relays', (
-                    SELECT json_group_array(json_object('name', name, 'slots', slots, 'trouble', trouble, 'trouble_secs', trouble_secs)) FROM (
+                    SELECT json_group_array(json_object('name', name, 'slots', slots, 'problem', problem, 'problem_secs', problem_secs)) FROM (
                         SELECT r.name, (SELECT count(*) FROM inbox_outbox_slots s
-                                        WHERE s.holder = r.id AND s.held_until > (SELECT at FROM inbox_now)) AS slots, r.trouble,
-                               ((SELECT at FROM inbox_now) - r.trouble_since) / 1e6 AS trouble_secs
+                                        WHERE s.holder = r.id AND s.held_until > (SELECT at FROM inbox_now)) AS slots, r.problem,
+                               ((SELECT at FROM inbox_now) - r.problem_since) / 1e6 AS problem_secs
                         FROM inbox_relay r WHERE r.alive_until > (SELECT at FROM inbox_now) ORDER BY r.name LIMIT 1000))),
             'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000)),
             'replay_asked_secs', (SELECT ((SELECT at FROM inbox_now) - min(replay_asked_at)) / 1e6 FROM inbox_quarantine
                                   WHERE replay_asked_at IS NOT NULL))") -> String {}
 
+    ReadTotals("
+        SELECT json_object(
+            'quarantined', (SELECT count(*) FROM (SELECT 1 FROM inbox_quarantine LIMIT 10000)),
+            'outbox_waiting', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 0 LIMIT 10000)),
+            'outbox_oldest_secs', (
+                SELECT ((SELECT at FROM inbox_now) - min(stored_at)) / 1e6 FROM (
+                    SELECT (SELECT o.stored_at FROM inbox_outbox o WHERE o.slot = s.slot AND o.status = 0 ORDER BY o.id LIMIT 1) AS stored_at
+                    FROM inbox_outbox_slots s)),
+            'outbox_poisoned', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 LIMIT 10000)))") -> String {}
+
+    /// SQLite reports the setting per connection, so this is that of the reader.
     Synchronous("SELECT synchronous FROM pragma_synchronous") -> i64 {}
 }
 
+pub(super) fn totals(conn: &mut SqliteConnection) -> Result<Totals> {
+    let rows = ReadTotals {}.load(conn).map_err(database("cannot count the quarantine and the outbox"))?;
+    from_json(rows)?.pop().ok_or_else(|| Error::new(Kind::Server, "the database counted nothing"))
+}
+
+/// Facts that only a server has (connections, vacuum) are empty.
 pub(super) fn facts(conn: &mut SqliteConnection) -> Result<Facts> {
     let cannot = || database("cannot examine the database");
     let rows = ReadFacts {}.load(conn).map_err(cannot())?;
     let facts: Option<Facts> = from_json(rows)?.pop();
-    let mut facts = facts.ok_or_else(|| Error::new(Kind::Server, "the database told nothing of itself"))?;
+    let mut facts = facts.ok_or_else(|| Error::new(Kind::Server, "the database returned no facts"))?;
     let synchronous = Synchronous {}.load::<i64>(conn).and_then(only_row).map_err(cannot())?;
     if synchronous < 2 {
         facts.unsafe_settings.push(format!("synchronous = {synchronous}"));

@@ -1,4 +1,5 @@
-//! Positions in Kafka: looked at, and moved by a person. The triggers of `inbox_ledger_reset` and `inbox_ledger_skip` do the same in SQL.
+//! Kafka positions: queries, and moves by an operator. The triggers of `inbox_ledger_reset` and `inbox_ledger_skip` do
+//! the same in SQL.
 
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
@@ -14,7 +15,7 @@ statements! {
         SELECT json_object(
             'consumer_group', l.consumer_group, 'cluster_id', l.cluster_id, 'topic', l.topic, 'kafka_partition', l.kafka_partition,
             'next_offset', l.next_offset, 'leader_epoch', l.leader_epoch, 'topic_id', l.topic_id, 'updated_at', l.updated_at,
-            'stopped_at', l.stopped_at, 'stopped_why', l.stopped_why, 'standing', p.standing, 'standing_since', p.since, 'lag', p.lag,
+            'stopped_at', l.stopped_at, 'stopped_why', l.stopped_why, 'state', p.state, 'state_since', p.since, 'lag', p.lag,
             'seen_at', p.seen_at, 'ingest', p.ingest, 'why', p.why)
         FROM inbox_ledger l
         LEFT JOIN inbox_partition p ON p.consumer_group = l.consumer_group AND p.cluster_id = l.cluster_id AND p.topic = l.topic

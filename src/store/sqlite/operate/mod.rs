@@ -1,10 +1,10 @@
-//! What people ask of SQLite: looks and acts. The same as PostgreSQL's functions, written out.
+//! Operator queries and actions for SQLite: the same as PostgreSQL's functions, written as statements.
 
 mod act;
 mod backfill;
 mod facts;
 mod ledger;
-mod look;
+mod list;
 mod outbox;
 mod overview;
 mod parked;
@@ -15,29 +15,32 @@ use std::time::Duration;
 
 use super::Sqlite;
 use super::errors::database;
-use crate::store::operating::{Act, BackfillStep, Backfilled, Operating, ReplayState, Replayed, Returned, Signed};
+use crate::store::operating::{
+    Act, BackfillStep, Backfilled, OpenGroup, Operating, QuarantineState, ReplayState, Replayed, Returned, Signed,
+};
+use crate::store::story::MessageStory;
 use crate::types::{
     AuditEntry, DeliveryDetails, DeliveryFilter, DeliverySummary, ErrorSummary, Facts, HandlerStatus, HeldKey,
     LedgerFilter, LedgerGap, LedgerStatus, OutboxDetails, OutboxFilter, OutboxSummary, ProcessorStatus,
-    QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Record, Result, State,
+    QuarantineDetails, QuarantineFilter, QuarantineGroup, QuarantineSummary, Record, Result, State, Totals,
 };
 
 impl Operating for Sqlite {
     async fn handler_keys(&self) -> Result<Vec<(String, String)>> {
-        self.read(look::handler_keys).await
+        self.read(list::handler_keys).await
     }
 
     async fn handlers(&self) -> Result<Vec<HandlerStatus>> {
-        self.read(look::handlers).await
+        self.read(list::handlers).await
     }
 
     async fn processors(&self) -> Result<Vec<ProcessorStatus>> {
-        self.read(look::processors).await
+        self.read(list::processors).await
     }
 
     async fn held_keys(&self, handler_key: &str, limit: u32) -> Result<Vec<HeldKey>> {
         let handler_key = handler_key.to_owned();
-        self.read(move |conn| look::held_keys(conn, &handler_key, limit)).await
+        self.read(move |conn| list::held_keys(conn, &handler_key, limit)).await
     }
 
     async fn deliveries(
@@ -47,20 +50,28 @@ impl Operating for Sqlite {
         limit: u32,
     ) -> Result<Vec<DeliverySummary>> {
         let filter = filter.clone();
-        self.read(move |conn| look::deliveries(conn, &filter, state, limit)).await
+        self.read(move |conn| list::deliveries(conn, &filter, state, limit)).await
     }
 
     async fn delivery(&self, message_seq: i64, handler_id: i16) -> Result<Option<DeliveryDetails>> {
         self.read(move |conn| records::delivery(conn, message_seq, handler_id)).await
     }
 
+    async fn story(&self, message_seq: i64) -> Result<MessageStory> {
+        self.read(move |conn| records::story(conn, message_seq)).await
+    }
+
+    async fn message_record(&self, message_seq: i64) -> Result<Option<Record>> {
+        self.read(move |conn| records::message_record(conn, message_seq)).await
+    }
+
     async fn poisoned_errors(&self) -> Result<Vec<ErrorSummary>> {
-        self.read(look::poisoned_errors).await
+        self.read(list::poisoned_errors).await
     }
 
     async fn quarantined(&self, filter: &QuarantineFilter, limit: u32) -> Result<Vec<QuarantineSummary>> {
         let filter = filter.clone();
-        self.read(move |conn| look::quarantined(conn, &filter, limit)).await
+        self.read(move |conn| list::quarantined(conn, &filter, limit)).await
     }
 
     async fn quarantined_record(&self, id: i64) -> Result<Option<QuarantineDetails>> {
@@ -89,6 +100,10 @@ impl Operating for Sqlite {
         self.write(move |conn| records::claim_replays(conn, &topics, lease, limit)).await
     }
 
+    async fn asked_topics(&self, limit: u32) -> Result<Vec<String>> {
+        self.read(move |conn| records::asked_topics(conn, limit)).await
+    }
+
     async fn return_parked(&self, handler_ids: Vec<i16>, processor: Arc<str>, limit: u32) -> Result<Vec<Returned>> {
         self.write(move |conn| parked::return_parked(conn, &handler_ids, &processor, limit)).await
     }
@@ -101,15 +116,19 @@ impl Operating for Sqlite {
         self.write(move |conn| backfill::backfill(conn, &step, &signed)).await
     }
 
-    async fn standings(&self, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
+    async fn replay_states(&self, rows: &[(i64, i16)]) -> Result<Vec<ReplayState>> {
         let rows = rows.to_vec();
-        self.read(move |conn| look::standings(conn, &rows)).await
+        self.read(move |conn| list::replay_states(conn, &rows)).await
     }
 
     async fn audit_purge(&self, retention: String, messages: u64, signed: Signed) -> Result<()> {
         let entry = act::NewAuditEntry { action: "purge", filter: retention, affected: messages };
         let write = move |conn: &mut _| act::audit(conn, &entry, &signed).map(drop);
         self.write(move |conn| write(conn).map_err(database("cannot write the audit"))).await
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        self.read(facts::totals).await
     }
 
     async fn facts(&self) -> Result<Facts> {
@@ -125,13 +144,28 @@ impl Operating for Sqlite {
         self.read(move |conn| overview::gaps(conn, &filter, limit)).await
     }
 
-    async fn poisoned_groups(&self, filter: &DeliveryFilter, looked_max: u32) -> Result<Vec<ErrorSummary>> {
+    async fn poisoned_groups(&self, filter: &DeliveryFilter, rows_max: u32) -> Result<Vec<ErrorSummary>> {
         let filter = filter.clone();
-        self.read(move |conn| overview::poisoned_groups(conn, &filter, looked_max)).await
+        self.read(move |conn| overview::poisoned_groups(conn, &filter, rows_max)).await
     }
 
-    async fn quarantine_groups(&self, filter: &QuarantineFilter, looked_max: u32) -> Result<Vec<QuarantineGroup>> {
+    async fn open_groups(
+        &self,
+        filter: &DeliveryFilter,
+        state: Option<State>,
+        rows_max: u32,
+    ) -> Result<Vec<OpenGroup>> {
         let filter = filter.clone();
-        self.read(move |conn| overview::quarantine_groups(conn, &filter, looked_max)).await
+        self.read(move |conn| overview::open_groups(conn, &filter, state, rows_max)).await
+    }
+
+    async fn quarantine_states(&self, ids: &[i64]) -> Result<Vec<QuarantineState>> {
+        let ids = ids.to_vec();
+        self.read(move |conn| records::quarantine_states(conn, &ids)).await
+    }
+
+    async fn quarantine_groups(&self, filter: &QuarantineFilter, rows_max: u32) -> Result<Vec<QuarantineGroup>> {
+        let filter = filter.clone();
+        self.read(move |conn| overview::quarantine_groups(conn, &filter, rows_max)).await
     }
 }

@@ -1,4 +1,4 @@
-//! The outbox, looked at and acted on: lists, single records, replay and discard.
+//! Queries and actions on the outbox: lists, single records, replay and discard.
 
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
@@ -9,7 +9,7 @@ use crate::store::operating::{Verb, from_json, outbox_statuses};
 use crate::store::rows::{RecordRow, record};
 use crate::types::{OutboxDetails, OutboxFilter, OutboxSummary, Result};
 
-/// Declares a statement about the records that a filter means: what stands before and behind their choice.
+/// Declares a statement on the records that a filter matches: the SQL before and after the subquery that selects them.
 macro_rules! by_outbox_filter {
     ($name:ident($before:literal, $behind:literal) $(-> $row:ty)?) => {
         statements! {
@@ -79,10 +79,11 @@ pub(super) fn list(conn: &mut SqliteConnection, filter: &OutboxFilter, limit: u3
 pub(super) fn one(conn: &mut SqliteConnection, id: i64) -> Result<Option<OutboxDetails>> {
     let summary = list(conn, &OutboxFilter { id: Some(id), ..OutboxFilter::default() }, 1)?.pop();
     let row = OutgoingRecord { id }.load::<RecordRow<i64>>(conn);
-    let row = row.map_err(database("cannot look at a record of the outbox"))?.pop();
+    let row = row.map_err(database("cannot read a record of the outbox"))?.pop();
     Ok(summary.zip(row).map(|(summary, row)| OutboxDetails { summary, record: record(row) }))
 }
 
+/// Replays or discards the records that the filter matches, in the caller's transaction.
 pub(super) fn act(
     conn: &mut SqliteConnection,
     verb: Verb,

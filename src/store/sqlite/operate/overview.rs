@@ -1,17 +1,17 @@
-//! Looks at many things at once: the audit, gaps, and groups of what waits for a person. Groups look at a bounded number of rows.
+//! Overviews: the audit, gaps, and groups of work that needs an operator. Groups read a bounded number of rows.
 
 use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::statements;
-use super::look::{by_filter, by_quarantine_filter, handler_keys, is_meant};
-use crate::store::operating::from_json;
+use super::list::{by_filter, by_quarantine_filter, handler_keys, is_meant};
+use crate::store::operating::{OpenGroup, from_json};
 use crate::types::{
-    AuditEntry, DeliveryFilter, ErrorSummary, LedgerFilter, LedgerGap, QuarantineFilter, QuarantineGroup, Result,
+    AuditEntry, DeliveryFilter, ErrorSummary, LedgerFilter, LedgerGap, QuarantineFilter, QuarantineGroup, Result, State,
 };
 
-/// Groups that are shown at the most.
+/// Maximum number of groups shown.
 const GROUPS_MAX: usize = 1_000;
 
 statements! {
@@ -43,6 +43,20 @@ by_filter!(PoisonedGroups(concat!(
      GROUP BY current.key, x.reason, x.fingerprint"
 )) -> String);
 
+by_filter!(OpenGroups(concat!(
+    "SELECT json_object('handler_key', current.key, 'state', x.state, 'fingerprint', x.fingerprint, 'deliveries', count(*),
+                        'first_at', min(x.received_at), 'last_at', max(x.received_at), 'example', min(x.last_error))
+     FROM (SELECT d.handler_id, iif(d.locked_until > now.at, 'running', 'pending') AS state, inbox_fingerprint(d.last_error) AS fingerprint,
+                  m.received_at, d.last_error
+           FROM inbox_delivery d CROSS JOIN inbox_now now LEFT JOIN inbox_message m ON m.seq = d.message_seq
+           WHERE d.finished_at IS NULL", is_meant!("coalesce(m.received_at, d.due_at)"),
+    "AND (:state IS NULL OR iif(d.locked_until > now.at, 'running', 'pending') = :state)
+           ORDER BY d.due_at, d.message_seq LIMIT :limit) x
+     JOIN inbox_handler own ON own.id = x.handler_id
+     JOIN inbox_handler current ON current.id = coalesce(own.same_as, own.id)
+     GROUP BY current.key, x.state, x.fingerprint"
+)) -> String, state: Option<&'static str>);
+
 by_quarantine_filter!(QuarantineGroups(
     "SELECT json_object('topic', topic, 'reason', reason, 'records', count(*), 'replay_asked', count(replay_asked_at),
                         'first_at', min(quarantined_at), 'last_at', max(quarantined_at), 'example', min(detail))
@@ -60,7 +74,17 @@ pub(super) fn gaps(conn: &mut SqliteConnection, filter: &LedgerFilter, limit: u3
     from_json(gaps.load(conn).map_err(database("cannot list the gaps"))?)
 }
 
-/// One statement for each handler, as PostgreSQL does it in one: so many old failures of one handler do not hide those of another.
+/// The filter once for each handler that it matches, so that many rows of one handler do not hide those of another.
+fn of_each_handler(conn: &mut SqliteConnection, filter: &DeliveryFilter) -> Result<Vec<DeliveryFilter>> {
+    let mut keys: Vec<String> = match &filter.handler_key {
+        Some(key) => vec![key.clone()],
+        None => handler_keys(conn)?.into_iter().map(|(_, current)| current).collect(),
+    };
+    keys.sort_unstable();
+    keys.dedup();
+    Ok(keys.into_iter().map(|key| DeliveryFilter { handler_key: Some(key), ..filter.clone() }).collect())
+}
+
 pub(super) fn poisoned_groups(
     conn: &mut SqliteConnection,
     filter: &DeliveryFilter,
@@ -68,19 +92,38 @@ pub(super) fn poisoned_groups(
 ) -> Result<Vec<ErrorSummary>> {
     let cannot = || database("cannot group the poisoned deliveries");
     let now = clock::now(conn).map_err(cannot())?;
-    let mut keys: Vec<String> = match &filter.handler_key {
-        Some(key) => vec![key.clone()],
-        None => handler_keys(conn)?.into_iter().map(|(_, current)| current).collect(),
-    };
-    keys.sort_unstable();
-    keys.dedup();
     let mut groups: Vec<ErrorSummary> = Vec::new();
-    for key in keys {
-        let of_handler = DeliveryFilter { handler_key: Some(key), ..filter.clone() };
+    for of_handler in of_each_handler(conn, filter)? {
         groups.extend(from_json(PoisonedGroups::new(&of_handler, limit, now).load(conn).map_err(cannot())?)?);
     }
     let order = |group: &ErrorSummary| {
         (std::cmp::Reverse(group.poisoned), group.handler_key.clone(), group.fingerprint.clone())
+    };
+    groups.sort_by_cached_key(order);
+    groups.truncate(GROUPS_MAX);
+    Ok(groups)
+}
+
+pub(super) fn open_groups(
+    conn: &mut SqliteConnection,
+    filter: &DeliveryFilter,
+    state: Option<State>,
+    limit: u32,
+) -> Result<Vec<OpenGroup>> {
+    let cannot = || database("cannot group the open deliveries");
+    let now = clock::now(conn).map_err(cannot())?;
+    let mut groups: Vec<OpenGroup> = Vec::new();
+    for of_handler in of_each_handler(conn, filter)? {
+        let found = OpenGroups::new(&of_handler, state.map(State::as_str), limit, now).load(conn);
+        groups.extend(from_json(found.map_err(cannot())?)?);
+    }
+    let order = |group: &OpenGroup| {
+        (
+            std::cmp::Reverse(group.deliveries),
+            group.handler_key.clone(),
+            group.state.as_str(),
+            group.fingerprint.clone(),
+        )
     };
     groups.sort_by_cached_key(order);
     groups.truncate(GROUPS_MAX);

@@ -1,4 +1,4 @@
-//! The order of any sequence of accepts, claims, outcomes and acts of a person, against a model that is a list.
+//! Any sequence of accepts, claims, outcomes and operator actions, compared with a model that is a list.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use tokio::runtime::Builder;
 
 use crate::store::operating::{Act, Operating, Signed, Verb};
 use crate::store::seam::{
-    AcceptBatch, Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, LookFrom, NewDelivery, NewMessage,
-    Order, Seam, Settlement, Settler, WantedHandler,
+    AcceptBatch, Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, Order,
+    ScanFrom, Seam, Settlement, Settler, WantedHandler,
 };
 use crate::store::{Sqlite, Store};
 use crate::types::{DeliveryFilter, FailedBy, Headers, Outcome, PoisonReason, StoredMessage};
@@ -52,10 +52,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Open. The attempt, where it is claimed.
+    /// Open; with the attempt if it is claimed.
     Open(Option<i32>),
     Finished,
-    /// Whether it was passed.
+    /// Whether later deliveries passed it.
     Poisoned(bool),
     Discarded,
 }
@@ -73,7 +73,7 @@ impl Delivery {
         matches!(self.state, State::Open(_) | State::Poisoned(false))
     }
 
-    /// Nobody passes it.
+    /// It blocks its key.
     fn is_leader(&self) -> bool {
         matches!(self.state, State::Open(Some(_)) | State::Poisoned(false))
     }
@@ -92,7 +92,7 @@ impl Model {
         self.deliveries.push(Delivery { seq, key, is_held, state: State::Open(None) });
     }
 
-    /// The seqs whose turn it is.
+    /// The seqs that may be claimed now.
     fn claim(&mut self) -> Vec<i64> {
         let mut turns = Vec::new();
         for key in 0..3 {
@@ -164,7 +164,13 @@ impl Bench {
             recorded_at: None,
             is_corrected: false,
         };
-        let delivery = NewDelivery { ids: self.ids.clone(), due: None, is_handed_over: false, order_hash: Some(key) };
+        let delivery = NewDelivery {
+            ids: self.ids.clone(),
+            due: None,
+            is_handed_over: false,
+            order_hash: Some(key),
+            fair_hash: None,
+        };
         let deliveries = smallvec::smallvec![delivery];
         let batch = AcceptBatch {
             messages: vec![NewMessage { message: Arc::new(message), payload_hash: [0; 16], deliveries }],
@@ -180,7 +186,7 @@ impl Bench {
         self.model.accept(seq, key);
     }
 
-    /// Claims in the store and in the model; both must take the same.
+    /// Claims in the store and in the model; both must claim the same deliveries.
     async fn claim(&mut self) -> Result<usize, TestCaseError> {
         let handler_id = self.ids.current;
         let request = ClaimRequest {
@@ -189,16 +195,18 @@ impl Bench {
             asks: vec![Ask {
                 handler_id,
                 limit: 1_000,
-                from: LookFrom::Beginning,
+                after: None,
+                from: ScanFrom::Beginning,
                 is_probe: false,
                 is_rated: false,
                 rate_id: handler_id,
             }],
             scope: ClaimScope::All,
             ordered_ids: vec![handler_id],
-            solo_from: 100,
-            solo_from_troubles: 100,
+            suspect_from_crashes: 100,
+            suspect_from_store_errors: 100,
             with_ages: false,
+            payload_bytes_max: i32::MAX,
         };
         let mut claimed: Vec<ClaimId> =
             self.store.backend.claim(&request).await.unwrap().deliveries.iter().map(|one| one.claim).collect();
@@ -235,7 +243,10 @@ impl Bench {
         let lost = self
             .store
             .backend
-            .settle(Settler { processor: 1, attempt_rows_max: 20 }, &[Settlement { claim, outcome }])
+            .settle(
+                &Settler { processor: 1, attempt_rows_max: 20, ordered_ids: Vec::new() },
+                &[Settlement { claim, outcome }],
+            )
             .await
             .unwrap();
         assert!(lost.is_empty());
@@ -270,7 +281,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Everything runs to its end, but for what a poisoned one holds.
+    /// All deliveries finish, except those behind a poisoned one.
     async fn drain(&mut self) -> Result<(), TestCaseError> {
         loop {
             while self.model.nth(0, |state| matches!(state, State::Open(Some(_)))).is_some() {
@@ -292,7 +303,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn deliveries_of_a_key_run_as_the_model_says_and_none_is_left_behind(passes in any::<bool>(), steps in steps()) {
+    fn deliveries_of_a_key_run_as_in_the_model_and_every_delivery_runs(passes in any::<bool>(), steps in steps()) {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut bench = Bench::new(passes).await;

@@ -1,4 +1,5 @@
-//! What the retention job says where it has to wait. On PostgreSQL: only there identities are committed before their messages go.
+//! The output of the retention job while it waits. Only on PostgreSQL are identities committed before their messages
+//! are deleted.
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -6,7 +7,7 @@ use crate::cli::program::Program;
 use crate::scene::{Runs, Scene, records, within};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_without_a_terminal_says_that_it_waits() {
+async fn a_job_without_a_terminal_prints_that_it_waits() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     inbox.accept_all(records(3)).await.unwrap();
@@ -25,8 +26,8 @@ async fn a_job_without_a_terminal_says_that_it_waits() {
 
     let mut lines = BufReader::new(job.stderr.take().unwrap()).lines();
     let line = within(lines.next_line()).await.unwrap().unwrap();
-    assert_eq!(line, "identities are written; their messages go in about two minutes");
+    assert_eq!(line, "identities are written; their messages are removed in about two minutes");
     assert_eq!(scene.count("inbox_message").await, 3);
-    // It would take two minutes.
+    // The job would take two minutes.
     job.kill().await.unwrap();
 }

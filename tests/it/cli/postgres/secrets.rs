@@ -1,11 +1,11 @@
-//! A password or a SASL secret is never printed, whatever goes wrong, and is refused where other users could see it.
+//! A password or a SASL secret is never printed, whatever fails, and is rejected where other users could see it.
 
 use crate::cli::program::{Program, finish};
 use support::database_server::Server;
 
 const SECRET: &str = "canary-hunter2";
 
-/// Runs it in both shapes of output; neither shows the secret.
+/// Runs the command with both output formats; neither shows the secret.
 async fn refused(url: &str, arguments: &[&str], code: i32) {
     for shape in [&[][..], &["--json"]] {
         let mut command = Program::at(url).command();
@@ -18,7 +18,7 @@ async fn refused(url: &str, arguments: &[&str], code: i32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_of_a_url_is_in_no_output() {
+async fn the_password_of_a_url_is_never_printed() {
     let server = Server::shared().await.url();
     let (_, address) = server.rsplit_once('@').unwrap_or(server.split_once("://").unwrap());
     let wrong_user = format!("postgres://nobody-here:{SECRET}@{address}");
@@ -40,7 +40,7 @@ async fn a_password_of_a_url_is_in_no_output() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_on_the_command_line_is_refused_and_not_repeated() {
+async fn a_secret_on_the_command_line_is_rejected_and_not_printed() {
     let folder = migrated().await;
     let inbox = format!("sqlite:{}", folder.path().join("inbox.db").display());
     let url = format!("postgres://me:{SECRET}@h/shop");
@@ -50,7 +50,7 @@ async fn a_secret_on_the_command_line_is_refused_and_not_repeated() {
         &["--database", url.as_str(), "status"][..],
         &["--database", &format!("postgres://h/shop?password={SECRET}"), "status"],
         &["--database-url-file", &url, "status"],
-        // Not understood, and quoted by what reads the arguments.
+        // The argument parser does not understand this argument and quotes it.
         &[&url, "status"],
         &["status", &url],
         &["handlers", "rename-plan", "--manifest", &url],
@@ -63,7 +63,7 @@ async fn a_secret_on_the_command_line_is_refused_and_not_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_secret_of_the_kafka_file_is_in_no_output() {
+async fn a_secret_of_the_kafka_file_is_never_printed() {
     let folder = migrated().await;
     let url = format!("sqlite:{}", folder.path().join("inbox.db").display());
     let file = folder.path().join("kafka");
@@ -78,7 +78,7 @@ async fn a_secret_of_the_kafka_file_is_in_no_output() {
     }
 }
 
-/// A folder with an inbox in it.
+/// A folder with an inbox file.
 async fn migrated() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let store = wharf::Store::<wharf::Sqlite>::open(folder.path().join("inbox.db")).await.unwrap();

@@ -1,15 +1,19 @@
-//! With a person at a terminal: it asks, and a no is a no.
+//! On a terminal the program asks for confirmation, a no changes nothing, and `--watch` updates in place.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime};
 
-use nix::pty::openpty;
-use wharf::Failure;
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use wharf::{Failure, Record};
 
 use crate::scene::{Runs, Scene, record};
 
-/// Answers the question at a terminal of its own. Returns the exit code and what stood there.
+/// Answers the question on a new terminal. Returns the exit code and the output.
 fn answer(url: &str, arguments: &[&str], answer: &str) -> (Option<i32>, String) {
     let terminal = openpty(None, None).unwrap();
     let side = || Stdio::from(terminal.slave.try_clone().unwrap());
@@ -21,7 +25,7 @@ fn answer(url: &str, arguments: &[&str], answer: &str) -> (Option<i32>, String) 
         .stderr(side())
         .spawn()
         .unwrap();
-    // Else the reader below would never see the end.
+    // Otherwise the reader below would never see the end of the output.
     drop(terminal.slave);
     let mut person = File::from(terminal.master);
     let mut seen = Vec::new();
@@ -29,14 +33,14 @@ fn answer(url: &str, arguments: &[&str], answer: &str) -> (Option<i32>, String) 
     while !seen.ends_with(b"[y/N] ") && person.read(&mut byte).is_ok_and(|count| count == 1) {
         seen.push(byte[0]);
     }
-    // The program may have ended already, which its code tells.
+    // The program may have ended already; its exit code shows that.
     let _ = person.write_all(answer.as_bytes());
     let code = child.wait().unwrap().code();
     (code, String::from_utf8_lossy(&seen).into_owned())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_person_is_asked_and_only_a_yes_does_it() {
+async fn an_action_asks_for_confirmation_and_only_yes_executes_it() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let failing = runs.answering("mail", |_| Err(Failure::poison("no")));
     let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
@@ -50,4 +54,134 @@ async fn a_person_is_asked_and_only_a_yes_does_it() {
         assert_eq!(asked, (Some(code), "replay 1 deliveries? [y/N] ".to_owned()));
         assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, pending);
     }
+}
+
+/// Sends Ctrl-C to the terminal of the process. Returns the exit code.
+fn interrupt(child: &mut Child) -> Option<i32> {
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
+    child.wait().unwrap().code()
+}
+
+fn watching(url: &str, arguments: &[&str], stdout: Stdio) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wharf"));
+    command.args(["status", "--watch=100ms"]).args(arguments).env("DATABASE_URL", url);
+    command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::inherit()).spawn().unwrap()
+}
+
+/// A scene with one poisoned delivery of `mail`.
+async fn with_one_poisoned() -> Scene {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("mail", |_| Err(Failure::poison("no")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    scene
+}
+
+/// Watches at a terminal of this size until three screens have stood there. Returns the exit code and all that was written.
+async fn watched(url: String, rows: u16, columns: u16) -> (Option<i32>, String) {
+    let look = move || {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let terminal = openpty(&size, None).unwrap();
+        let mut child = watching(&url, &[], Stdio::from(terminal.slave.try_clone().unwrap()));
+        drop(terminal.slave);
+        let (mut screen, mut seen, mut bytes) = (File::from(terminal.master), String::new(), [0; 4096]);
+        while seen.matches("\x1b[H").count() < 3 {
+            let count = screen.read(&mut bytes).unwrap();
+            seen.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        (interrupt(&mut child), seen)
+    };
+    tokio::task::spawn_blocking(look).await.unwrap()
+}
+
+/// A partition as a process would report it.
+async fn report_partition(scene: &Scene, partition: i32, lag: i64) {
+    let place = format!("'shop', 'orders', {partition}, 'cluster'");
+    let sql = format!(
+        "INSERT INTO inbox_ledger (consumer_group, topic, kafka_partition, cluster_id, next_offset) VALUES ({place}, 7);
+         INSERT INTO inbox_partition (consumer_group, topic, kafka_partition, cluster_id, state, lag, ingest)
+         VALUES ({place}, 'reading', {lag}, 'host/1')"
+    );
+    scene.database.execute(&sql).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_status_shows_what_processes_hold_and_how_far_behind_handlers_and_partitions_are() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let gate = tokio::sync::watch::channel(false).0;
+    let inbox = scene.inbox().subscribe("mails", runs.handler("mail"));
+    let inbox = inbox.subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("held")).await.unwrap();
+    report_partition(&scene, 3, 120).await;
+    report_partition(&scene, 4, 0).await;
+
+    // A report is about the time since the heartbeat before, so the handler has to go on.
+    let hour_ago = SystemTime::now() - Duration::from_secs(3_660);
+    let operator = scene.store.operate();
+    let mut number = 0;
+    let report = loop {
+        number += 1;
+        let late = Record::new("mails").with_id(format!("late {number}")).with_recorded_at(hour_ago);
+        inbox.accept(late).await.unwrap();
+        runs.reached(number + 1).await;
+        let handlers = operator.handlers().await.unwrap();
+        let lag = handlers.iter().find(|handler| handler.handler_key == "mail").unwrap().effective_lag_secs;
+        let report = operator.processors().await.unwrap().remove(0).report.unwrap();
+        if lag.is_some_and(|secs| secs > 3_600.0) && report.in_flight > 0 {
+            break report;
+        }
+    };
+    assert!(report.pool_size > 0 && report.claimed_waiting <= report.in_flight, "{report:?}");
+
+    let (_, seen) = watched(scene.database.url(), 60, 120).await;
+    let screen = seen.split("\x1b[H").nth(1).unwrap();
+    let line = |start: &str| screen.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("{screen}"));
+    assert!(line("HANDLER").contains("LAG") && line("claims: ").contains("waiting for a slot"), "{screen}");
+    assert!(line("PROCESS").contains("IN FLIGHT") && line(" of ").contains(&format!("of {}", report.pool_size)));
+    assert!(line("TOPIC").contains("PARTITION"), "{screen}");
+    let partition: Vec<&str> = line("reading").split_whitespace().collect();
+    assert_eq!(partition[..4], ["orders", "3", "120", "reading"], "{screen}");
+    assert_eq!(screen.matches("reading").count(), 1, "a partition that is not behind is not listed: {screen}");
+    gate.send_replace(true);
+    running.shutdown(Duration::from_secs(20)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_status_stands_in_one_place_of_the_terminal_and_ctrl_c_ends_it_well() {
+    let scene = with_one_poisoned().await;
+    let url = scene.database.url();
+    let (code, seen) = watched(url, 24, 80).await;
+    assert_eq!(code, Some(0), "{seen}");
+    let looks: Vec<&str> = seen.split("\x1b[H").skip(1).take(2).collect();
+    for look in &looks {
+        assert!(look.contains("mail") && look.contains("POISONED") && look.contains("quarantine: 0"), "{look:?}");
+        // Each line clears the rest of the previous screen.
+        assert!(
+            look.lines().take_while(|line| !line.contains("\x1b[J")).all(|line| line.ends_with("\x1b[K")),
+            "{look:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_status_without_a_terminal_prints_one_line_per_update() {
+    let scene = with_one_poisoned().await;
+    let url = scene.database.url();
+    let lines = move |arguments: &[&str]| {
+        let mut child = watching(&url, arguments, Stdio::piped());
+        let printed = BufReader::new(child.stdout.take().unwrap());
+        let lines: Vec<String> = printed.lines().take(2).map(Result::unwrap).collect();
+        assert_eq!(interrupt(&mut child), Some(0), "{lines:?}");
+        lines
+    };
+    let (plain, json) = tokio::task::spawn_blocking(move || (lines(&[]), lines(&["--json"]))).await.unwrap();
+    assert!(plain.iter().all(|line| line.contains(" poisoned 1 ") && !line.contains('\x1b')), "{plain:?}");
+    assert!(plain[0].contains(" effective-lag - in-flight 0 waiting 0 unsettled 0 connections "), "{plain:?}");
+    let looks: Vec<Value> = json.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(looks[0]["handlers"][0]["poisoned"], 1);
+    assert!(looks[0]["read_per_sec"].is_null() && looks[1]["read_per_sec"] == 0.0, "{looks:?}");
+    assert_eq!(looks[1]["due_per_sec"]["mail"], 0.0);
+    assert_eq!(looks[1]["totals"]["quarantined"], 0);
 }

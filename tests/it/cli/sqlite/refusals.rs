@@ -1,4 +1,5 @@
-//! What is not a database, what is not understood, and readers that go away: an exit code and a sentence, never a panic, a hang or a file.
+//! Invalid databases, wrong usage and closed pipes lead to an exit code and a message, never to a panic, a hang or a
+//! new file.
 
 use std::process::Stdio;
 
@@ -6,7 +7,7 @@ use crate::cli::program::{Program, finish};
 use crate::scene::within;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looking_makes_no_file_and_migrating_does() {
+async fn only_migrate_creates_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new.db");
     let url = format!("sqlite:{}", path.display());
@@ -25,7 +26,7 @@ async fn looking_makes_no_file_and_migrating_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_usage_ends_with_two_and_no_connection_with_three() {
+async fn wrong_usage_exits_with_2_and_a_failed_connection_with_3() {
     for (url, arguments, code) in [
         ("", &["status"][..], 2),
         ("", &["nonsense"], 2),
@@ -48,7 +49,7 @@ async fn wrong_usage_ends_with_two_and_no_connection_with_three() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_are_json_where_json_is_asked_for() {
+async fn errors_are_json_with_the_json_option() {
     for (arguments, code, name) in [(&["status", "--json"][..], 3, "connection"), (&["--json", "nonsense"], 2, "usage")]
     {
         let ran = Program::at("postgres://127.0.0.1:1/x").run(arguments).await;
@@ -59,7 +60,7 @@ async fn errors_are_json_where_json_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_goes_away_is_no_trouble() {
+async fn a_closed_output_pipe_is_not_an_error() {
     let mut command = Program::at("sqlite:x").command();
     let mut child = command.args(["migrate", "--print"]).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -68,7 +69,7 @@ async fn a_reader_that_goes_away_is_no_trouble() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shells_complete_its_commands() {
+async fn shell_completions_are_generated() {
     for shell in ["bash", "zsh", "fish"] {
         let mut command = Program::at("").command();
         command.args(["completions", shell]);

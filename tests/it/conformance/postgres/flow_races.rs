@@ -1,9 +1,10 @@
-//! Backfills, replays and intake beside others at work on the same rows, and on a server whose sequences lag. SQLite has one writer, and
-//! takes the next number from the table itself.
+//! Backfills, replays and accepts that run concurrently on the same rows, and on a server whose sequences lag. SQLite
+//! has one writer, and takes the next number from the table itself.
 
 use std::time::Duration;
 
 use wharf::operate::{Backfill, QuarantineFilter};
+use wharf::order::OrderKey;
 use wharf::{Identity, Inbox, Postgres, Record};
 
 use super::refused::ACCEPTED;
@@ -14,7 +15,7 @@ const WAITS: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
 const NEXT_SEQ: &str = "SELECT setval('inbox_message_seq', (SELECT max(seq) FROM inbox_message))";
 
-/// An inbox with these messages, and the handler `mail`, which has no delivery of them.
+/// An inbox with these messages and the handler `mail`, which has no deliveries of them.
 async fn without_mail(scene: &Scene, count: usize) -> Inbox<Postgres> {
     let runs = Runs::new();
     let stock = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -28,7 +29,8 @@ fn mail() -> Backfill {
     Backfill::new("mail", ["orders"])
 }
 
-// `mail` and `post` were two handlers and became one. A process from before knows `post` only, and adds its delivery for a redelivery.
+// `mail` and `post` were two handlers and became one. An older process knows only `post`, and adds its delivery for a
+// redelivery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backfill_beside_a_redelivery_under_a_united_id_adds_no_second_delivery() {
     let scene = Scene::new().await;
@@ -66,7 +68,7 @@ async fn a_step_of_a_backfill_locks_the_messages_that_it_changes_and_no_others()
     without_mail(&scene, 1_200).await;
     let runs = Runs::new();
     scene.inbox().subscribe("returns", runs.handler("mail")).build().unwrap().accept_all([]).await.unwrap();
-    // The first delivery of the step waits for this one, with the step's locks held.
+    // The first delivery of the step waits for this one, while the step holds its locks.
     let mut other = scene.database.client().await;
     let adding = other.transaction().await.unwrap();
     let first = "INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
@@ -84,7 +86,7 @@ async fn a_step_of_a_backfill_locks_the_messages_that_it_changes_and_no_others()
     assert_eq!(free, 700);
 }
 
-// As after a cut-over to a logical replica: rows are replicated, sequences are not.
+// This happens after a cut-over to a logical replica: rows are replicated, sequences are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequence_that_lags_behind_its_table_costs_no_record() {
     let scene = Scene::new().await;
@@ -105,7 +107,7 @@ async fn a_sequence_that_lags_behind_its_table_costs_no_record() {
     assert_eq!((scene.count("inbox_message").await, scene.count("inbox_quarantine").await), (2_005, 0));
 }
 
-// As when the process crashes in between: the record is stored and still stands in the quarantine.
+// This happens when the process crashes in between: the record is stored and is still in the quarantine.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_without_identity_that_is_stored_and_cannot_leave_the_quarantine_is_not_stored_again() {
     let scene = Scene::new().await;
@@ -135,4 +137,18 @@ async fn a_record_without_identity_that_is_stored_and_cannot_leave_the_quarantin
 
     running.shutdown(Duration::from_secs(5)).await.unwrap();
     assert_eq!((scene.count("inbox_message").await, runs.count()), (1, 1));
+}
+
+// The library refuses before it calls the function.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_of_a_backfill_in_sql_refuses_an_ordered_handler() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let ordered = runs.handler("stock").ordered_by(OrderKey::record_key()).formerly("storage");
+    scene.inbox().subscribe("orders", ordered).build().unwrap().accept(record("a")).await.unwrap();
+    let client = scene.database.client().await;
+    for key in ["stock", "storage"] {
+        let refused = client.execute("SELECT inbox_backfill_step($1, ARRAY[1], '{}')", &[&key]).await.unwrap_err();
+        let message = refused.as_db_error().unwrap().message();
+        assert!(message.starts_with(&format!("cannot backfill {key}: it is ordered")), "{message}");
+    }
 }

@@ -1,4 +1,4 @@
-//! Retention beside others at work on the same rows: operators, acceptors, whoever holds a lock.
+//! Retention that runs concurrently with operators, accepts and lock holders on the same rows.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const WAITS: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
-/// An inbox with these messages discarded.
+/// An inbox with these messages, all discarded.
 async fn discarded(scene: &Scene, count: usize) -> Inbox<Postgres> {
     let discarding = Runs::new().answering("stock", |_| Err(Failure::discard("not ours")));
     let inbox = scene.inbox().subscribe("orders", discarding).build().unwrap();
@@ -38,7 +38,7 @@ async fn a_delivery_that_is_replayed_while_it_is_purged_stays_with_its_message()
 
 // A purge never waits for a lock, because others would then wait behind it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_somebody_has_locked_is_passed_over_and_goes_the_next_time() {
+async fn a_locked_message_is_skipped_and_purged_the_next_time() {
     let scene = Scene::new().await;
     discarded(&scene, 5).await;
     let mut other = scene.database.client().await;
@@ -53,7 +53,7 @@ async fn a_message_that_somebody_has_locked_is_passed_over_and_goes_the_next_tim
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_the_server_refuses_is_tried_again_smaller_and_grows_back() {
+async fn a_step_that_the_server_cancels_is_retried_smaller_and_grows_again() {
     let scene = Scene::new().await;
     discarded(&scene, 400).await;
     scene
@@ -77,17 +77,17 @@ async fn a_step_that_the_server_refuses_is_tried_again_smaller_and_grows_back() 
     assert!(sizes.iter().any(|size| *size > 25), "{steps:?}");
 }
 
-// An accept that has looked for the identity before it was written must not find the message gone.
+// An accept that looked for the identity before it was written must not find the message gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_does_not_go_while_an_accept_runs_that_may_have_missed_its_identity() {
+async fn a_message_is_not_purged_while_an_accept_may_have_missed_its_identity() {
     let scene = Scene::new().await;
-    // Settled a second after they were written, if nobody runs for longer.
+    // Identities are settled one second after they were written, unless a transaction runs for longer.
     super::scene::Database::age_identities(&scene.database, 119).await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
     inbox.accept(record("z")).await.unwrap();
     inbox.drain().await.unwrap();
-    // The accept has begun, and waits for somebody who accepts another record of its batch.
+    // The accept has begun, and waits for another transaction that accepts a record of its batch.
     let mut other = scene.database.client().await;
     let accepting = other.transaction().await.unwrap();
     let insert =
@@ -104,7 +104,7 @@ async fn a_message_does_not_go_while_an_accept_runs_that_may_have_missed_its_ide
     let keeping = Retention::after(Duration::ZERO).keep_identities(DAY);
     let purging = tokio::spawn(async move { store.purge(&keeping, |_| {}).await });
     scene.until("SELECT count(*) FROM inbox_identity").await;
-    // For long enough that it would have settled: the lease is renewed all the while.
+    // Long enough that the identity would be settled: the lease is renewed meanwhile.
     let waited = "SELECT (held_until - interval '63 seconds' > purged_at + interval '119 seconds')::int::bigint
                   FROM inbox_lease, inbox_identity";
     scene.until(waited).await;
@@ -120,9 +120,9 @@ async fn a_message_does_not_go_while_an_accept_runs_that_may_have_missed_its_ide
     assert_eq!(runs.sorted(), ["a", "z"]);
 }
 
-// A marked message that came back to life keeps its identity, and is itself again.
+// A marked message that is replayed keeps its identity, and is a normal message again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_whose_identity_is_written_and_that_is_replayed_stays_and_takes_redeliveries() {
+async fn a_message_that_is_replayed_after_its_identity_was_written_stays_a_message() {
     let scene = Scene::new().await;
     let inbox = discarded(&scene, 1).await;
     let store = scene.store.clone();
@@ -145,7 +145,7 @@ async fn a_kept_identity_takes_no_more_than_64_bytes() {
     discarded(&scene, 1).await;
     let keeping = Retention::after(Duration::ZERO).keep_identities(DAY);
     within(scene.store.purge(&keeping, |_| {})).await.unwrap();
-    // With the header of the row.
+    // The size includes the row header.
     let size = scene.database.query_one_i64("SELECT pg_column_size(i)::bigint FROM inbox_identity i").await;
     assert!(size <= 64, "{size}");
 }

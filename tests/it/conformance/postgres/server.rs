@@ -1,5 +1,5 @@
-//! What only a server can be asked: other isolation levels, table and row locks, settings, schemas, stored functions. SQLite has none of
-//! them, and what it has instead is in `sqlite/`.
+//! Features that only a server has: isolation levels, table and row locks, settings, schemas, stored functions. SQLite
+//! has none of them; its own features are tested in `sqlite/`.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
-    // The first call registers the handlers, under a lock that we hold.
+    // The first call registers the handlers, under a lock that the test holds.
     let register = "(hashtextextended('wharf register ' || current_schema(), 0))";
     let client = scene.database.client().await;
     client.batch_execute(&format!("SELECT pg_advisory_lock{register}")).await.unwrap();
@@ -38,9 +38,9 @@ async fn a_first_call_that_is_dropped_midway_leaves_no_transaction_open() {
     assert_eq!(inbox.accept(record("a")).await.unwrap(), Receipt::Duplicate { added: 0 });
 }
 
-// What is acknowledged is durable, even where a role or a database has turned `synchronous_commit` off.
+// Acknowledged data is durable, even where a role or a database has turned `synchronous_commit` off.
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_acknowledged_is_committed_durably() {
+async fn acknowledged_records_are_committed_durably() {
     let scene = Scene::new().await;
     scene
         .database
@@ -71,7 +71,7 @@ async fn whatever_is_acknowledged_is_committed_durably() {
 
 // No delivery is claimed by two processors.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
+async fn each_delivery_runs_once_with_another_default_isolation() {
     // Behind a pooler such sessions are refused: see `connections::`.
     if std::env::var_os("WHARF_TEST_THROUGH_PGBOUNCER").is_some() {
         return;
@@ -86,9 +86,10 @@ async fn each_delivery_runs_once_where_the_default_isolation_is_another() {
     }
 }
 
-// What is claimed while the inbox shuts down must not stay locked until its lease ends, and count as a crash then.
+// A delivery that is claimed while the inbox shuts down must not stay locked until its lease expires and then count as
+// a crash.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_under_way_at_shutdown_is_given_back() {
+async fn a_claim_in_progress_at_shutdown_is_released() {
     let scene = Scene::new().await;
     let limits = quick().poll(Duration::from_millis(5));
     let inbox = scene.inbox().limits(limits).subscribe("orders", stuck("stock")).build().unwrap();
@@ -102,7 +103,7 @@ async fn a_claim_under_way_at_shutdown_is_given_back() {
     scene.until(waits).await;
 
     let mut shutdown = Box::pin(running.shutdown(Duration::from_secs(1)));
-    // Polled once: it has begun.
+    // Polled once, so that it has begun.
     tokio::select! {
         biased;
         _ = &mut shutdown => panic!("it did not wait for the claim"),
@@ -120,9 +121,9 @@ const ONE_DUE: &str = "
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT currval('inbox_message_seq'), id, now() - interval '1 second' FROM inbox_handler";
 
-// Later ids can become visible before earlier ones, so nothing reads on from the last id it saw.
+// Later ids can become visible before earlier ones, so no scan continues from the last id it saw.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
+async fn a_delivery_that_is_committed_late_is_found_behind_claimed_ones() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let limits = quick().poll(Duration::from_secs(60));
@@ -141,7 +142,7 @@ async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
     inbox.accept_all(records(1_000)).await.unwrap();
     runs.reached(500).await;
     slow.commit().await.unwrap();
-    // A poll is a minute away: what brings it in is the work that goes on.
+    // The next poll is a minute away: ongoing work finds it.
     inbox.accept_all((0..500).map(|number| record(&format!("more-{number}")))).await.unwrap();
 
     scene.settled().await;
@@ -152,7 +153,7 @@ async fn what_is_committed_late_is_found_behind_what_was_already_claimed() {
 
 // One row that cannot be recovered must not keep the others from being recovered.
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_locks_by_the_hundred_are_recovered_beside_one_that_somebody_holds() {
+async fn hundreds_of_expired_locks_are_recovered_beside_a_locked_row() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
@@ -195,7 +196,7 @@ async fn two_schemas_of_one_database_are_two_inboxes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_is_of_its_own_inbox_whatever_the_search_path_is() {
+async fn a_replay_acts_on_its_own_inbox_whatever_the_search_path_is() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let inbox =
@@ -212,7 +213,7 @@ async fn a_replay_is_of_its_own_inbox_whatever_the_search_path_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_functions_for_people_fail_on_no_bytes() {
+async fn the_functions_for_operators_work_with_any_bytes() {
     let scene = Scene::new().await;
     let client = scene.database.client().await;
     let mut runner = TestRunner::deterministic();

@@ -1,10 +1,12 @@
-//! Transactional handlers beside other sessions, and what PostgreSQL makes of an error in a transaction: all of it is lost, where SQLite
-//! undoes the statement alone.
+//! Transactional handlers beside other sessions, and SQL errors in a transaction: PostgreSQL aborts the whole
+//! transaction, SQLite only undoes the statement.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use wharf::{Failure, Message, Raw, tx_handler, with_state};
+use wharf::{Failure, Inbox, Message, Postgres, Raw, Store, tx_handler, with_state};
 
 use super::effect::{self, Connection, effects};
 use super::scene::{Runs, key, quick, records};
@@ -15,7 +17,7 @@ use super::transactional::{once_more, outcome_of, scene};
 async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
     let scene = scene().await;
     let (runs, url) = (Runs::new(), scene.database.url());
-    // Somebody else claims it while the first run is under way, as after a lease that ran out.
+    // Another processor claims it during the first run, as after an expired lease.
     let robbed = effect::writing(&runs, "stock", move |message| {
         let url = url.clone();
         Box::pin(async move {
@@ -43,7 +45,7 @@ async fn an_sql_error_that_the_handler_swallows_is_a_failure() {
     assert!(effects(&scene).await.is_empty());
 }
 
-// What comes after the end would commit alone.
+// Statements after the end would commit separately.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_ends_its_own_transaction_has_failed() {
     async fn committing(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -69,19 +71,19 @@ async fn a_handler_that_ends_its_own_transaction_has_failed() {
         assert_eq!(outcome_of(&scene, handler.retry(once_more())).await, "poisoned|retries exhausted|2");
         assert_eq!(effects(&scene).await.len(), effects_left);
         let errors = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await;
-        assert!(errors[0].contains("transaction had ended"), "{errors:?}");
+        assert!(errors[0].contains("transaction ended before"), "{errors:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_handler_left_in_the_session_does_not_reach_the_next() {
+async fn session_settings_of_a_handler_do_not_reach_the_next() {
     async fn setting(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         let seen = "INSERT INTO effect SELECT concat_ws(' ', current_setting('work_mem'), current_setting('TimeZone'), current_user)";
         effect::execute(conn, seen).await?;
         for set in ["SET work_mem = '7MB'", "SET TIME ZONE 'Asia/Tokyo'", "SET ROLE pg_monitor"] {
             effect::execute(conn, set).await?;
         }
-        // The outcome is written by whom the session belongs to.
+        // The outcome is written with the role of the session.
         Ok(effect::execute(conn, "SET LOCAL ROLE NONE").await?)
     }
     let scene = scene().await;
@@ -107,7 +109,48 @@ async fn what_the_handler_left_in_the_session_does_not_reach_the_next() {
     assert_eq!(scene.database.query_one_i64(&open).await, 0);
 }
 
-// A handler that is serializable and outlives a renewal of its claim can never be settled.
+// If RESET sets another time zone than the driver's, as behind a pooler, the driver's is set again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_zone_of_the_driver_is_kept_if_the_session_has_another_default() {
+    async fn setting(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "INSERT INTO effect SELECT current_setting('TimeZone')").await?;
+        Ok(effect::execute(conn, "SET TIME ZONE 'Asia/Tokyo'").await?)
+    }
+    let scene = scene().await;
+    let url = format!("{}?options=-c%20timezone%3DEurope/Berlin", scene.database.url());
+    let store = Store::<Postgres>::connect(&url).await.unwrap();
+    let handler = tx_handler(key("stock"), setting).concurrency(1);
+    let inbox = Inbox::builder(store).limits(quick()).subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(5)).await.unwrap();
+    assert_eq!(inbox.drain().await.unwrap(), 5);
+
+    assert_eq!(effects(&scene).await, ["UTC"; 5]);
+}
+
+// Settings that the COMMIT of one run resets are part of the transaction of the next run, and are undone if that is
+// rolled back.
+#[tokio::test(flavor = "multi_thread")]
+async fn session_settings_of_a_handler_stay_reset_after_the_next_one_failed() {
+    async fn setting(succeeds: Arc<AtomicBool>, _: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "INSERT INTO effect SELECT current_setting('work_mem')").await?;
+        effect::execute(conn, "SET work_mem = '7MB'").await?;
+        match succeeds.fetch_not(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(Failure::poison("every second")),
+        }
+    }
+    let scene = scene().await;
+    let succeeds = Arc::new(AtomicBool::new(true));
+    let handler = tx_handler(key("stock"), with_state(succeeds, setting)).concurrency(1);
+    let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(10)).await.unwrap();
+    inbox.drain().await.unwrap();
+
+    let default = scene.database.query_texts("SELECT current_setting('work_mem')").await;
+    assert_eq!(effects(&scene).await, vec![default.concat(); 5]);
+}
+
+// A serializable handler that runs past a renewal of its claim can never be settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_serializable_handler_that_outlives_a_renewal_is_poisoned_in_the_end() {
     async fn overtaken(url: String, _: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -119,19 +162,19 @@ async fn a_serializable_handler_that_outlives_a_renewal_is_poisoned_in_the_end()
     }
     let scene = scene().await;
     let overtaken = tx_handler(key("stock"), with_state(scene.database.url(), overtaken));
-    let limits = quick().trouble_limit(2);
+    let limits = quick().store_error_limit(2);
     let inbox = scene.inbox().limits(limits).subscribe("orders", overtaken).build().unwrap();
     let running = inbox.start().await.unwrap();
     inbox.accept_all(records(1)).await.unwrap();
     scene.settled().await;
     let outcome = "SELECT concat_ws('|', state, reason, errors, crashes) FROM inbox_status";
-    assert_eq!(scene.database.query_texts(outcome).await, ["poisoned|store trouble|0|0"]);
+    assert_eq!(scene.database.query_texts(outcome).await, ["poisoned|store error|0|0"]);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// A replica that was promoted without the last claims gives their attempts to others.
+// After a failover to a replica that lacks the latest claims, their attempts are claimed by others.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_that_another_processor_has_changes_nothing() {
+async fn an_attempt_that_another_processor_has_claimed_changes_nothing() {
     let scene = scene().await;
     let (plain, written, gate) = (Runs::new(), Runs::new(), watch::Sender::new(false));
     let opened = gate.clone();
@@ -148,7 +191,7 @@ async fn an_attempt_that_another_processor_has_changes_nothing() {
     inbox.accept_all(records(1)).await.unwrap();
     plain.reached(1).await;
     written.reached(1).await;
-    // The same attempt, of another processor that runs it now.
+    // The same attempt number, claimed by another processor that runs it now.
     scene.database.execute("UPDATE inbox_delivery SET locked_by = 99, locked_until = now() + interval '1 hour'").await;
     let delivery = "SELECT d::text FROM inbox_delivery d ORDER BY 1";
     let before = scene.database.query_texts(delivery).await;

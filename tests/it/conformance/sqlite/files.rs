@@ -1,4 +1,5 @@
-//! Where a SQLite inbox lives: a file of its own, shared by the processes of one host, or memory. What cannot be opened says why.
+//! Where a SQLite inbox is stored: in its own file, shared by the processes of one host, or in memory. A file that
+//! cannot be opened is reported with the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ async fn refusal(path: &std::path::Path) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_opened_says_why() {
+async fn a_file_that_cannot_be_opened_is_reported_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     assert!(refusal(&folder.path().join("no such folder/inbox.db")).await.contains("its directory"));
     assert!(refusal(folder.path()).await.contains("it is a directory"));
@@ -35,7 +36,7 @@ async fn what_cannot_be_opened_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_path_is_a_path_whatever_it_looks_like() {
+async fn a_path_may_contain_any_characters() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["file:inbox.db?mode=memory", "sqlite:", ":memory:", "with space and 'quotes'", "ünïcode"] {
         let path = folder.path().join(name);
@@ -63,7 +64,7 @@ async fn a_file_without_an_inbox_and_one_of_a_newer_build_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn eight_that_migrate_at_once_make_one_schema() {
+async fn eight_concurrent_migrations_create_one_schema() {
     let file = SqliteFile::create();
     let migrations = (0..8).map(async |_| Store::<Sqlite>::open(file.path()).await.unwrap().migrate().await);
     for migrated in futures_util::future::join_all(migrations).await {
@@ -73,11 +74,11 @@ async fn eight_that_migrate_at_once_make_one_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_acknowledged_is_in_the_file_and_synced() {
+async fn acknowledged_records_are_in_the_file_and_synced() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     inbox.accept_all(records(10)).await.unwrap();
-    // A copy of the files as they are, as after a power cut, without a word to those who have them open.
+    // A copy of the open files, as after a power failure.
     let copy = tempfile::tempdir().unwrap();
     for suffix in ["", "-wal"] {
         let name = format!("{}{suffix}", scene.database.path().display());
@@ -92,7 +93,7 @@ async fn what_is_acknowledged_is_in_the_file_and_synced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_in_memory_works_and_is_nobody_elses() {
+async fn an_inbox_in_memory_works_and_is_not_shared() {
     let inbox = async |runs: &Runs| {
         let store = Store::<Sqlite>::in_memory().await.unwrap();
         store.migrate().await.unwrap();
@@ -111,7 +112,7 @@ async fn an_inbox_in_memory_works_and_is_nobody_elses() {
     assert_eq!((first.drain().await.unwrap(), second.drain().await.unwrap()), (0, 1));
 }
 
-// Also what a test of a user's does: no threads but the test's own.
+// This is how users' tests run: without threads other than the test's own.
 #[tokio::test]
 async fn an_inbox_works_on_a_runtime_of_one_thread() {
     let store = Store::<Sqlite>::in_memory().await.unwrap();
@@ -122,9 +123,9 @@ async fn an_inbox_works_on_a_runtime_of_one_thread() {
     assert_eq!(inbox.drain().await.unwrap(), 100);
 }
 
-// Only the database's clock counts, and moving it moves it for every process.
+// Only the database's clock counts, and moving it affects every process.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_clock_of_the_file_is_the_clock_of_all() {
+async fn the_clock_of_the_file_applies_to_every_process() {
     let scene = Scene::new().await;
     let runs = Runs::new();
     let later = runs.answering("stock", |message| match message.attempt() {
@@ -142,7 +143,7 @@ async fn the_clock_of_the_file_is_the_clock_of_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_view_of_headers_fails_on_no_bytes() {
+async fn the_view_of_headers_works_with_any_bytes() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
     inbox.accept(record("a")).await.unwrap();
@@ -157,9 +158,9 @@ async fn the_view_of_headers_fails_on_no_bytes() {
     }
 }
 
-// A service beside another, and an operator's shell beside both.
+// Two services and an operator's shell use the file at the same time.
 #[tokio::test(flavor = "multi_thread")]
-async fn several_that_write_at_once_lose_nothing() {
+async fn several_concurrent_writers_lose_nothing() {
     let scene = Arc::new(Scene::new().await);
     let runs = Runs::new();
     let mut running = Vec::new();

@@ -1,9 +1,9 @@
-//! Of the ingest, what a store has a part in: the rest is about groups, brokers and servers.
+//! The Kafka tests that depend on the store; the others concern groups, brokers and servers.
 
 #[path = "../../kafka/flow.rs"]
 mod flow;
 #[path = "../../kafka/position.rs"]
 mod position;
-#[allow(dead_code, reason = "some of it is for what only PostgreSQL can do")]
+#[allow(dead_code, reason = "parts of it are for PostgreSQL only")]
 #[path = "../../kafka/stage.rs"]
 mod stage;

@@ -1,4 +1,5 @@
-//! One writer at a time: what that means for those who wait, and that nobody waits for ever, is stopped or runs twice for it.
+//! One writer at a time: operations that wait for the writer do not wait forever, are not stopped and do not run twice
+//! because of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::transactional::{once_more, outcome_of, scene};
 use support::events::Events;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_sql_error_that_the_handler_swallows_is_undone_alone() {
+async fn an_sql_error_that_the_handler_ignores_undoes_only_its_statement() {
     async fn careless(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         effect::write(conn, message.id()).await?;
         assert!(effect::execute(conn, "INSERT INTO effect SELECT no_such_function()").await.is_err());
@@ -29,9 +30,9 @@ async fn an_sql_error_that_the_handler_swallows_is_undone_alone() {
     assert_eq!(effects(&scene).await, ["a"]);
 }
 
-// What SQLite does by itself when the disk is full: what comes after would commit alone.
+// SQLite does this when the disk is full: later statements would commit separately.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_ended_under_the_handler_is_a_failure() {
+async fn a_transaction_that_ended_during_the_handler_is_a_failure() {
     async fn ending(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         effect::write(conn, message.id()).await?;
         effect::execute(conn, "ROLLBACK").await?;
@@ -44,19 +45,19 @@ async fn a_transaction_that_ended_under_the_handler_is_a_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_is_stopped_in_a_statement_leaves_the_writer_to_the_next() {
+async fn a_handler_that_is_stopped_in_a_statement_releases_the_writer() {
     async fn counting(message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
         effect::write(conn, message.id()).await?;
         if message.attempt() == 1 {
             use diesel_async::AsyncConnection;
             let slow = "WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 3000000) SELECT max(i) FROM n";
-            // In a nested transaction, which stays open then.
+            // In a nested transaction, which then stays open.
             conn.transaction(async |conn| diesel::sql_query(slow).execute(conn).await).await?;
         }
         Ok(())
     }
     let scene = scene().await;
-    // A slow machine may stop the later runs as well.
+    // On a slow machine later runs may be stopped as well.
     let again = RetryPolicy::exponential().max_retries(1_000).delay_by(|_, _| Some(Duration::ZERO));
     let stopped = tx_handler(key("stock"), counting).timeout(Duration::from_millis(50)).retry(again);
     let outcome = outcome_of(&scene, stopped).await;
@@ -64,7 +65,7 @@ async fn a_handler_that_is_stopped_in_a_statement_leaves_the_writer_to_the_next(
     assert_eq!(effects(&scene).await, ["a"]);
 }
 
-/// A transactional handler that says when it has the writer and keeps it until it is allowed to end.
+/// A transactional handler that signals when it has the writer and keeps it until it may end.
 struct Holding {
     has_it: watch::Sender<bool>,
     may_end: Arc<Semaphore>,
@@ -93,7 +94,7 @@ impl TxHandler<Raw, Connection> for Holding {
     }
 }
 
-// Nobody can take a claim away meanwhile, so no handler has to be stopped.
+// No process can take a claim meanwhile, so no handler has to be stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_claims() {
     let scene = scene().await;
@@ -117,7 +118,7 @@ async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_
     let there = there.start();
     tokio::time::sleep(limits.lease * 3).await;
     holding.may_end.add_permits(1);
-    // Another process looks for locks that ran out, as soon as it can.
+    // Another process looks for expired locks as soon as it can.
     let there = there.await.unwrap();
     tokio::time::sleep(limits.lease / 2).await;
     gate.send_replace(true);
@@ -129,9 +130,9 @@ async fn while_a_transactional_handler_takes_three_leases_the_others_keep_their_
     }
 }
 
-// The same when the transaction is rolled back in the end.
+// The same if the transaction is rolled back in the end.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
+async fn a_long_transaction_that_fails_leaves_the_claims_of_others_valid() {
     let scene = scene().await;
     let limits = quick().lease(Duration::from_secs(3));
     let (runs, gate) = (Runs::new(), watch::Sender::new(false));
@@ -163,8 +164,9 @@ async fn a_long_transaction_that_fails_costs_the_others_nothing_either() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// The claim is no longer current when the outcome is to be written. What the handler wrote must not be committed. No process can take
-// a claim away while this one has the writer, so the handler does it itself; its own write is rolled back with the rest.
+// The claim is no longer current when the outcome is written, so the handler's writes must not be committed. No process
+// can take a claim while this one has the writer, so the handler invalidates it itself; this write is rolled back with
+// the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_lost_before_the_commit_rolls_the_writes_back() {
     let scene = scene().await;
@@ -204,7 +206,7 @@ async fn impatient_store(scene: &Scene, busy_timeout: Duration) -> Store<Sqlite>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn accepting_from_within_a_transactional_handler_fails_in_time_and_hangs_nobody() {
+async fn accepting_within_a_transactional_handler_fails_in_time_and_blocks_no_other() {
     struct Accepting(Arc<std::sync::OnceLock<Inbox<Sqlite>>>);
     impl TxHandler<Raw, Connection> for Accepting {
         async fn handle(&self, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
@@ -231,7 +233,7 @@ async fn accepting_from_within_a_transactional_handler_fails_in_time_and_hangs_n
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() {
+async fn an_accept_that_waits_for_the_writer_is_reported_and_succeeds_later() {
     let scene = scene().await;
     let (events, holding, runs) = (Events::capture(), Holding::new(), Runs::new());
     let builder = Inbox::builder(impatient_store(&scene, Duration::from_millis(200)).await)
@@ -250,7 +252,7 @@ async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() 
         async move { inbox.accept(record("a")).await }
     });
     events
-        .wait_for(|event| event.message == "store trouble" && event.field("error").is_some_and(|e| e.contains("busy")))
+        .wait_for(|event| event.message == "store error" && event.field("error").is_some_and(|e| e.contains("busy")))
         .await;
     holding.may_end.add_permits(1);
 
@@ -260,9 +262,9 @@ async fn who_waits_for_a_transactional_handler_is_told_and_goes_on_afterwards() 
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
-// As with a transaction that an operator has left open, or another process that was stopped within one.
+// This happens with a transaction that an operator has left open, or with another process that was stopped during one.
 #[tokio::test(flavor = "multi_thread")]
-async fn another_process_that_does_not_let_go_of_the_writer_costs_no_record() {
+async fn another_process_that_holds_the_writer_costs_no_record() {
     let scene = Scene::new().await;
     let (events, runs) = (Events::capture(), Runs::new());
     let builder = Inbox::builder(impatient_store(&scene, Duration::from_millis(200)).await)
@@ -304,6 +306,6 @@ async fn a_call_that_is_dropped_midway_leaves_no_transaction_open() {
         other.batch_execute("ROLLBACK").unwrap();
         within(inbox.drain()).await.unwrap();
     }
-    // Whoever had left one open would still have the lock.
+    // An open transaction would still hold the lock.
     other.batch_execute("PRAGMA busy_timeout = 5000; BEGIN IMMEDIATE; ROLLBACK").unwrap();
 }

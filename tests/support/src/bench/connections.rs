@@ -1,4 +1,4 @@
-//! The baseline's way of working: its share of the messages on each of a few connections, all at once.
+//! How the baseline works: it divides the messages among a few connections, which work concurrently.
 
 use tokio_postgres::Client;
 
@@ -6,8 +6,8 @@ use super::CONNECTIONS;
 use super::meter::{Measured, Meter};
 use crate::postgres::connect;
 
-/// Shares the numbers below `messages` out to the connections, runs `work` on each at once, and returns what it took. `meter` is asked
-/// for when everybody is connected.
+/// Divides the numbers below `messages` among the connections, runs `work` on all of them concurrently, and returns the
+/// measurement. `meter` is called when all are connected.
 pub async fn on_each_connection<'a, F>(
     meter: impl FnOnce() -> Meter<'a>,
     url: &str,

@@ -1,9 +1,9 @@
-//! What every bench needs: its arguments, a server on a disk, and where its figures go.
+//! Shared by all benches: arguments, a server on a disk, and the output of figures.
 
 use crate::postgres::Cluster;
 
-/// Starts the program again unless it was told where the servers' folders are: they are in memory when there is room, which is right
-/// for tests, but durable writes are measured on a disk.
+/// Restarts the program unless `TMPDIR` is set: by default the servers' folders are in memory if there is enough, which
+/// suits tests, but durable writes are measured on a disk.
 pub fn on_a_disk() {
     if std::env::var_os("TMPDIR").is_none() {
         let again = std::env::current_exe().unwrap();
@@ -18,12 +18,12 @@ pub fn is_asked_for(flag: &str) -> bool {
     std::env::args().any(|argument| argument == flag)
 }
 
-/// The number of an argument like `--repeats=3`, by its beginning.
+/// The number in an argument like `--repeats=3`, by its prefix.
 pub fn argument(name: &str) -> Option<usize> {
     std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
 }
 
-/// As durable as in production, with room enough that no checkpoint falls into a measurement by its size.
+/// As durable as in production, with enough WAL space that its size triggers no checkpoint during a measurement.
 pub async fn start_postgres() -> Cluster {
     Cluster::start_with(&[
         ("synchronous_commit", "on"),
@@ -36,7 +36,7 @@ pub async fn start_postgres() -> Cluster {
     .await
 }
 
-/// Writes figures where scripts find them.
+/// Writes figures as JSON for scripts.
 pub fn write_json(name: &str, figures: &serde_json::Value) {
     let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
     let folder = std::path::Path::new(&target).join("bench");

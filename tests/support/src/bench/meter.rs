@@ -1,7 +1,7 @@
-//! What a measurement takes: time, and the work of all processors.
+//! The cost of a measurement: elapsed time, and processor time.
 //!
-//! Time depends on who else uses the machine and its disk; the processor time of the servers' processes and of this one does
-//! hardly, so it is what two commits are compared by.
+//! Elapsed time depends on the other load of the machine and its disk. The processor time of the servers and of this
+//! process hardly does, so it is used to compare two commits.
 
 use std::fmt;
 use std::fs;
@@ -12,14 +12,14 @@ use super::median;
 use crate::kafka::Kafka;
 use crate::postgres::{Cluster, connect};
 
-/// What one measurement came to.
+/// The result of one measurement.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Measured {
     pub per_second: f64,
-    /// Processor time a message, of this process and of the database.
+    /// Processor time per message, of this process and of the database.
     pub client_us: f64,
     pub server_us: f64,
-    /// That of the broker, where there is one.
+    /// The processor time of the broker, if there is one.
     pub broker_us: Option<f64>,
 }
 
@@ -28,7 +28,7 @@ impl Measured {
         self.client_us + self.server_us + self.broker_us.unwrap_or_default()
     }
 
-    /// Each figure the median of its own.
+    /// The median of each figure on its own.
     pub fn median(all: impl Iterator<Item = Self> + Clone) -> Self {
         let broker_us: Option<Vec<f64>> = all.clone().map(|one| one.broker_us).collect();
         Self {
@@ -40,7 +40,7 @@ impl Measured {
     }
 }
 
-/// Who took how much of the processors' time.
+/// Shows the processor time per process.
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "client {:.1} + server {:.1}", self.client_us, self.server_us)?;
@@ -48,7 +48,7 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Runs from when it is made.
+/// Measures from its creation.
 pub struct Meter<'a> {
     cluster: &'a Cluster,
     broker: Option<&'a Kafka>,
@@ -101,24 +101,24 @@ impl Cpu {
         let children: f64 = children.split_whitespace().map(|pid| seconds(pid, 2)).sum();
         Self {
             client: seconds("self", 2),
-            // The postmaster's own four include those of the children that have ended.
+            // The postmaster's own four values include those of its ended children.
             server: seconds(&postmaster.to_string(), 4) + children,
             broker: broker.map_or(0.0, |broker| seconds(&broker.pid().to_string(), 2)),
         }
     }
 }
 
-/// The first of utime, stime, cutime and cstime of a process, summed up.
+/// The sum of the first `fields` of utime, stime, cutime and cstime of a process.
 fn seconds(pid: &str, fields: usize) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in brackets may hold spaces; utime is the twelfth field behind it.
+    // The name in brackets may contain spaces; utime is the twelfth field after it.
     let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: f64 =
         behind_name.split_whitespace().skip(11).take(fields).filter_map(|field| field.parse::<f64>().ok()).sum();
     ticks / 100.0
 }
 
-/// With `--statements`: what the server was asked in this database, the dearest first.
+/// With `--statements`: prints the statements of this database, the slowest first.
 pub(crate) async fn print_statements(url: &str, what: &str) {
     if !super::is_asked_for("--statements") {
         return;

@@ -1,6 +1,7 @@
-//! What the benches share: servers on a disk, a meter, pairs of baseline and Wharf measured in turns, figures as JSON.
+//! Shared by the benches: servers on a disk, a meter, pairs of baseline and Wharf measured alternately, figures as
+//! JSON.
 //!
-//! Nothing here does what is measured.
+//! The measured work itself is not here.
 #![allow(clippy::print_stdout, reason = "a bench reports on its standard output")]
 
 mod connections;
@@ -19,7 +20,7 @@ use crate::postgres::{Cluster, connect};
 
 /// Rows in one statement, on both sides.
 pub const BATCH_ROWS: usize = 500;
-/// Connections the baseline works with; ours uses as many at a time.
+/// Connections of the baseline; Wharf uses as many at a time.
 pub const CONNECTIONS: usize = 2;
 pub const PAYLOAD_BYTES: usize = 512;
 
@@ -33,14 +34,15 @@ pub async fn empty_database(cluster: &Cluster) -> String {
     url
 }
 
-/// Ends a measurement. Its database goes: what vacuum and the writing of its pages would take later would be taken from the next one.
+/// Ends a measurement and drops its database: otherwise its vacuum and the writing of its pages would slow the next
+/// one.
 pub async fn done_with(cluster: &Cluster, url: &str, what: &str) {
     meter::print_statements(url, what).await;
     let name = url.rsplit('/').next().unwrap();
     cluster.execute(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
 }
 
-/// A figure of this process's memory in MiB, by its name in `/proc`: `VmRSS` is what it holds, `VmHWM` the most it ever held.
+/// A memory figure of this process in MiB, by its name in `/proc`: `VmRSS` is the current size, `VmHWM` the peak.
 pub fn memory_mib(figure: &str) -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status.lines().find_map(|line| line.strip_prefix(figure)?.strip_prefix(':')?.split_whitespace().next());

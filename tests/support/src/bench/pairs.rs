@@ -1,4 +1,4 @@
-//! The baseline and ours, measured in turns, so that a busy moment of the machine hits both.
+//! The baseline and Wharf, measured alternately, so that other load of the machine affects both.
 
 use super::median;
 use super::meter::Measured;
@@ -15,7 +15,7 @@ impl Pair {
         self.ours.per_second / self.bare_sql.per_second
     }
 
-    /// What the ratio would be if nothing but processor time counted.
+    /// What the ratio would be if only processor time counted.
     fn cpu_ratio(&self) -> f64 {
         self.bare_sql.cpu_us() / self.ours.cpu_us()
     }
@@ -48,7 +48,7 @@ impl Pairs {
         median(self.0.iter().map(Pair::cpu_ratio))
     }
 
-    /// The baseline, each figure the median of its own.
+    /// The baseline, with the median of each figure.
     pub fn bare_sql(&self) -> Measured {
         Measured::median(self.0.iter().map(|pair| pair.bare_sql))
     }

@@ -1,0 +1,83 @@
+//! An action changes what its preview showed: not another message, and nothing that came to match in between.
+
+use wharf::{Failure, Record};
+
+use super::forms::{ended, form, links, send};
+use super::served::Served;
+use crate::conformance::sqlite::scene::Scene;
+use crate::scene::{Runs, record};
+
+/// Accepts records and lets their handler fail for good.
+async fn poison(scene: &Scene, ids: &[&str]) {
+    let broken = Runs::new().answering("stock", |_| Err(Failure::poison("no shelf")));
+    let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
+    inbox.accept_all(ids.iter().map(|id| record(id))).await.unwrap();
+    inbox.drain().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_act_on_a_message_whose_id_is_a_blank_changes_no_other() {
+    let scene = Scene::new().await;
+    poison(&scene, &[" ", "m1", "m2"]).await;
+    let served = Served::on(&scene).await;
+    let links = links(&served.address, "/poisoned").await;
+    let query = links.iter().find(|link| link.starts_with("verb=discard") && link.contains("message=%20&"));
+    let query = query.expect("a link of the blank message");
+    let sent = send(&served.address, &form(&served.address, query).await).await;
+    assert!(sent.header("location").unwrap().ends_with("&result=discard-1"), "{sent:?}");
+    assert_eq!(scene.count("inbox_status WHERE state = 'discarded' AND message_id = ' '").await, 1);
+    assert_eq!(scene.count("inbox_poisoned").await, 2);
+    // Its story is its own too.
+    assert_eq!(served.get("/message?message=%20", &[]).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_came_after_the_preview_is_neither_discarded_nor_replayed_nor_deleted() {
+    let scene = Scene::new().await;
+    poison(&scene, &["m1", "m2"]).await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("mail")).build().unwrap();
+    inbox.accept_or_quarantine([Record::new("orders").with_payload("one")]).await.unwrap();
+    let served = Served::on(&scene).await;
+    let discard = form(&served.address, "verb=discard&handler=stock").await;
+    let delete = form(&served.address, "verb=delete").await;
+
+    poison(&scene, &["m3"]).await;
+    inbox.accept_or_quarantine([Record::new("orders").with_payload("two")]).await.unwrap();
+
+    let page = ended(&served.address, &send(&served.address, &discard).await).await;
+    assert_eq!(page, "finished: 2 discarded");
+    assert_eq!(scene.count("inbox_poisoned WHERE message_id = 'm3'").await, 1);
+    let page = ended(&served.address, &send(&served.address, &delete).await).await;
+    assert_eq!(page, "finished: 1 deleted");
+    assert_eq!(scene.count("inbox_quarantine").await, 1);
+
+    // The same for a replay: nobody runs the handler, and everything that was previewed is done when the new one is left.
+    let replay = form(&served.address, "verb=replay&handler=stock").await;
+    poison(&scene, &["m4"]).await;
+    let mended = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    let running = mended.start().await.unwrap();
+    let page = ended(&served.address, &send(&served.address, &replay).await).await;
+    assert_eq!(page, "finished: 1 replayed, none failed again");
+    assert_eq!(scene.count("inbox_poisoned WHERE message_id = 'm4'").await, 1);
+    running.shutdown(std::time::Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_act_on_a_message_that_has_changed_shows_its_preview_again() {
+    let scene = Scene::new().await;
+    poison(&scene, &["m1"]).await;
+    let served = Served::on(&scene).await;
+    let discard = form(&served.address, "verb=discard&message=m1&handler=stock").await;
+    // Somebody replays it, and it fails once more.
+    let of = wharf::operate::DeliveryFilter::default().message_id("m1");
+    assert_eq!(scene.store.operate().acting_as("bob").replay(&of, 1).await.unwrap(), 1);
+    poison(&scene, &[]).await;
+
+    let sent = send(&served.address, &discard).await;
+    let preview = sent.header("location").unwrap();
+    assert!(preview.starts_with("/act?verb=discard&") && preview.contains("message=m1"), "{preview}");
+    assert!(served.get(preview, &[]).await.body.contains("no longer what the preview showed"));
+    assert_eq!(scene.count("inbox_poisoned").await, 1);
+    let again = form(&served.address, preview.trim_start_matches("/act?")).await;
+    assert!(send(&served.address, &again).await.header("location").unwrap().ends_with("&result=discard-1"));
+}
