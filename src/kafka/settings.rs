@@ -102,6 +102,8 @@ const REFUSED_OF_PRODUCER: &[(&str, &str)] = &[
     ("retries", "records are sent for as long as it takes"),
     ("message.send.max.retries", "records are sent for as long as it takes"),
     ("transactional.id", "a relay sends no transactions"),
+    ("queue.buffering.max.messages", "the batch size of the relay bounds the queue"),
+    ("queue.buffering.max.kbytes", "the batch size of the relay bounds the queue"),
 ];
 
 /// Defaults of the producer that the user may change. See `Relay::set`, which lists them.
@@ -114,7 +116,7 @@ const DEFAULTS_OF_PRODUCER: &[(&str, &str)] = &[
     ("client.id", "wharf"),
 ];
 
-/// The guarantees of the relay depend on these. They replace what the user has set.
+/// The guarantees of the relay depend on these.
 const FIXED_OF_PRODUCER: &[(&str, &str)] = &[
     ("enable.idempotence", "true"),
     ("enable.gapless.guarantee", "true"),
@@ -254,6 +256,14 @@ mod tests {
         assert_eq!(config.get("enable.auto.offset.store"), Some("false"));
         assert_eq!(config.get("auto.offset.reset"), Some("earliest"));
         assert_eq!(config.get("fetch.max.bytes"), Some("1000"));
+    }
+
+    #[test]
+    fn every_setting_that_the_relay_fixes_is_refused_by_name() {
+        for (name, _) in FIXED_OF_PRODUCER {
+            let error = producer_config(&Relay::new("b").set(*name, "1")).unwrap_err();
+            assert!(error.is_configuration() && error.to_string().contains(name), "{name}: {error}");
+        }
     }
 
     #[test]

@@ -24,8 +24,8 @@ pub(super) struct HeldTopics {
 struct HeldTopic {
     /// Since when it does not exist; `None` if it exists but cannot be written to.
     unknown_since: Option<Instant>,
-    /// Its records are read and sent again at this time.
-    try_at: Instant,
+    /// Its records are read and sent again at this time. `None` when it was given up: no record waits for it.
+    try_at: Option<Instant>,
 }
 
 /// What happens to a record of an unknown topic.
@@ -42,14 +42,15 @@ impl HeldTopics {
         Self { held: HashMap::new(), grace }
     }
 
-    /// Whether no topic is held, so that a read leaves out no records.
+    /// Whether no topic is held, so that a read leaves out no records. A topic that was given up is not held.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.held.values().all(|topic| topic.try_at.is_none())
     }
 
     /// Topics that are not tried now. Reads leave out their records.
     pub(super) fn held(&self, now: Instant) -> Vec<String> {
-        self.held.iter().filter(|(_, topic)| topic.try_at > now).map(|(name, _)| name.to_string()).collect()
+        let is_held = |topic: &HeldTopic| topic.try_at.is_some_and(|try_at| try_at > now);
+        self.held.iter().filter(|(_, topic)| is_held(topic)).map(|(name, _)| name.to_string()).collect()
     }
 
     /// Called when a record of the topic was acknowledged. Returns whether the topic was held.
@@ -59,22 +60,22 @@ impl HeldTopics {
 
     /// Called when the topic does not exist. Returns what happens to its records.
     pub(super) fn is_unknown(&mut self, topic: &Arc<str>, now: Instant) -> Unknown {
-        let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: now });
+        let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: None });
         let since = *held.unknown_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= self.grace {
             // Not held back any longer: further records of the topic are poisoned as soon as they are sent.
-            held.try_at = now;
+            held.try_at = None;
             return Unknown::GivenUp;
         }
-        held.try_at = now + TRY_EVERY.min(self.grace);
+        held.try_at = Some(now + TRY_EVERY.min(self.grace));
         Unknown::Waits
     }
 
     /// Called when the relay may not write to the topic.
     pub(super) fn is_denied(&mut self, topic: &Arc<str>, now: Instant) {
-        let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: now });
+        let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: None });
         held.unknown_since = None;
-        held.try_at = now + TRY_EVERY;
+        held.try_at = Some(now + TRY_EVERY);
     }
 }
 
@@ -92,8 +93,11 @@ mod tests {
         assert_eq!(topics.held(after(1)), ["t"]);
         assert!(topics.held(after(2)).is_empty());
         assert_eq!(topics.is_unknown(&topic, after(59)), Unknown::Waits);
+        assert!(!topics.is_empty());
         assert_eq!(topics.is_unknown(&topic, after(60)), Unknown::GivenUp);
         assert!(topics.held(after(60)).is_empty());
+        assert!(topics.is_empty(), "no record waits for a topic that was given up");
+        assert_eq!(topics.is_unknown(&topic, after(61)), Unknown::GivenUp);
         assert!(topics.works("t") && topics.is_empty() && !topics.works("t"));
     }
 

@@ -153,15 +153,17 @@ fn compact(mode: EventMode, payload: &Bytes) -> Result<CompactEvent, &'static st
 
 /// The attributes of an event in binary mode. `content-type` is the media type of the data.
 fn binary_attributes(headers: &Headers) -> BTreeMap<String, String> {
-    let mut attributes = BTreeMap::new();
+    let mut first = BTreeMap::new();
     for (name, value) in headers.iter() {
-        let name = name.strip_prefix(b"ce_").and_then(|name| std::str::from_utf8(name).ok());
-        if let (Some(name), Some(value)) = (name, value) {
-            // Of several headers of a name, the first one whose value is text counts.
-            let Ok(text) = std::str::from_utf8(value) else { continue };
-            attributes.entry(name.to_owned()).or_insert_with(|| text.to_owned());
+        if let Some(Ok(name)) = name.strip_prefix(b"ce_").map(std::str::from_utf8) {
+            // Of several headers of a name, the first one counts, also if it is null or not text: the identity of the
+            // record is read from the same header.
+            first.entry(name.to_owned()).or_insert(value);
         }
     }
+    let text = |value: Option<&[u8]>| value.and_then(|bytes| std::str::from_utf8(bytes).ok()).map(str::to_owned);
+    let mut attributes: BTreeMap<String, String> =
+        first.into_iter().filter_map(|(name, value)| Some((name, text(value)?))).collect();
     if let Some(Ok(content_type)) = headers.get("content-type").map(std::str::from_utf8) {
         attributes.insert("datacontenttype".to_owned(), content_type.to_owned());
     }

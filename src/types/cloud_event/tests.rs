@@ -72,6 +72,17 @@ fn a_record_that_is_not_an_event_is_refused_with_the_missing_attribute() {
     assert!(read::<Raw>(structured(&json!([]))).is_err());
 }
 
+// `accept` reads the identity from the first header of a name. A later header must not give the event another id.
+#[test]
+fn the_first_header_of_a_name_counts_even_if_it_has_no_text() {
+    let later = |record: Record| record.with_header("ce_source", "/shop").with_header("ce_type", "placed");
+    let missing = "not a CloudEvent: there is no attribute `id`";
+    for first in [Record::new("t").with_null_header("ce_id"), Record::new("t").with_header("ce_id", b"\xff".as_slice())]
+    {
+        assert_eq!(read::<Raw>(later(first.with_header("ce_id", "too late"))).unwrap_err(), missing);
+    }
+}
+
 #[test]
 fn a_message_of_an_event_without_an_explicit_id_has_the_id_of_the_event() {
     let message: Message<CloudEvent<Raw>> = Message::from_record(binary()).unwrap();
