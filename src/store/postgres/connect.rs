@@ -42,6 +42,10 @@ const STARTUP_SETTINGS: &str = "-c wharf.session=own -c jit=off -c default_trans
 /// read the whole table, until the first ANALYZE.
 const PLAN_SETTINGS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off";
 
+/// For the sessions of handlers, whose transactions begin as READ WRITE. A statement that runs after a handler has ended
+/// its transaction would commit on its own, so it must not write.
+const WRITE_GUARD: &str = "-c default_transaction_read_only=on";
+
 rows! {
     SessionRow { isolation: String, standard_strings: String, is_own: bool }
 }
@@ -147,6 +151,8 @@ pub(super) struct Connector {
     settings: String,
     /// More of them, only for the engine's own connections.
     plan_settings: &'static str,
+    /// More of them, only for connections of handlers. The URL cannot override these.
+    write_guard: &'static str,
     /// For opening one connection, including the password and all hosts.
     open_timeout: Duration,
 }
@@ -176,13 +182,13 @@ impl Connector {
         let trust = Some(parameters.trust).filter(|trust| trust.client.is_some());
         let password = options.password.clone().or(parameters.passfile.map(Password::Passfile));
         let settings = format!("{STARTUP_SETTINGS} -c statement_timeout={}", options.statement_timeout.as_millis());
-        let (plan_settings, open_timeout) = (PLAN_SETTINGS, options.connect_timeout);
-        Ok(Self { config, tls, trust, password, settings, plan_settings, open_timeout })
+        let (plan_settings, write_guard, open_timeout) = (PLAN_SETTINGS, "", options.connect_timeout);
+        Ok(Self { config, tls, trust, password, settings, plan_settings, write_guard, open_timeout })
     }
 
     /// Opens connections for handlers: their statements are planned as the server is configured.
     pub(super) fn for_handlers(&self) -> Self {
-        Self { plan_settings: "", ..self.clone() }
+        Self { plan_settings: "", write_guard: WRITE_GUARD, ..self.clone() }
     }
 
     /// Adds a start-up setting.
@@ -246,7 +252,8 @@ impl Connector {
     ) -> ConnectionResult<AsyncPgConnection> {
         let mut config = plain.clone();
         // The user's options come last, so that they override ours; search_path is one of them.
-        let options = [self.settings.as_str(), self.plan_settings, self.config.get_options().unwrap_or("")].join(" ");
+        let users = self.config.get_options().unwrap_or("");
+        let options = [&self.settings, self.plan_settings, users, self.write_guard].join(" ");
         config.options(options.trim());
         let connected = match config.connect(tls.clone()).await {
             Err(error) if is_refused_setting(&error) => plain.connect(tls.clone()).await,

@@ -7,18 +7,23 @@
 //! without a reply is in doubt; then `read_back` reads the row. A connection that was stopped while a handler ran is
 //! closed, never reused.
 //!
-//! The handler starts only after the reply to BEGIN: a statement sent together with a BEGIN that fails would commit on
-//! its own.
+//! The handler starts only after the reply to BEGIN. A savepoint takes no round trip: the handler starts when it is
+//! sent. If it fails, an open transaction is aborted, and outside of a transaction the session is read-only, so no
+//! statement of the handler can write. The next step names the savepoint, and fails without it.
 //!
 //! A handler that ends its own transaction is detected: BEGIN sets a local setting that lives exactly as long as the
 //! transaction, and the settlement checks it; a savepoint is released before the next step. Settings that a handler
 //! changed are reset with the COMMIT, the ROLLBACK and the next savepoint. None of these takes a round trip.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use diesel::result::Error as DieselError;
 use diesel_async::pooled_connection::deadpool::Object;
-use diesel_async::{AnsiTransactionManager, AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
+use diesel_async::{
+    AnsiTransactionManager, AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager,
+};
+use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -30,8 +35,9 @@ use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction, Undo};
 use crate::types::{Error, Kind, Result};
 
-/// Sets the isolation level, whatever the role's default is.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+/// Sets the isolation level, whatever the role's default is. Sessions of handlers are read-only by default
+/// (`connect.rs`).
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 /// Whether sessions belong to this process alone, or are shared through a pooler. It decides how a handler's session is
 /// brought back to what the next handler must find.
@@ -65,6 +71,15 @@ impl Session {
             Self::Pooled => "; SET LOCAL plan_cache_mode = auto; SET LOCAL enable_seqscan = on",
         }
     }
+
+    /// Whether statements outside of a transaction cannot write.
+    fn is_guarded(self) -> bool {
+        match self {
+            Self::Own => true,
+            // The start-up settings do not reach the server.
+            Self::Pooled => false,
+        }
+    }
 }
 
 /// Lives as long as the transaction.
@@ -92,6 +107,13 @@ statements! {
                     WHERE free.status = d.status AND free.attempts = d.attempts) END
         FROM inbox_delivery d WHERE d.message_seq = :message_seq AND d.handler_id = :handler_id")
     -> RowInDoubt { attempt: i32, message_seq: i64, handler_id: i16 }
+
+    /// Whether this attempt has completed the delivery. Locks nothing: a handler's session is read-only after its
+    /// transaction.
+    IsCommitted("
+        SELECT attempts = :attempt AND status = 2 FROM inbox_delivery
+        WHERE message_seq = :message_seq AND handler_id = :handler_id")
+    -> bool { attempt: i32, message_seq: i64, handler_id: i16 }
 }
 
 /// Public in a private module: the type of a public trait, but it cannot be named outside the crate.
@@ -148,9 +170,10 @@ impl PostgresTransaction {
         // An open transaction is aborted now and rejects this query: the settlement has failed. If the transaction has
         // ended, the row shows whether it was committed, because the error may have come after the commit. If the
         // session has ended as well, the commit is in doubt.
-        match timeout(self.patience, rows_in_doubt(open, *claim)).await {
+        let ClaimId { message_seq, handler_id, attempt } = *claim;
+        match timeout(self.patience, IsCommitted { message_seq, handler_id, attempt }.load::<bool>(open)).await {
             Ok(Ok(rows)) => match rows.as_slice() {
-                [RowInDoubt { is_current: true, is_done: true, .. }, ..] => Transacted::Committed,
+                [true] => Transacted::Committed,
                 _ => Transacted::Refused(format!("{:#}", database("cannot commit")(error))),
             },
             Ok(Err(again)) if kind(&again) != Kind::Connection => {
@@ -180,7 +203,11 @@ impl Transaction for PostgresTransaction {
             // Fails if the handler has ended the transaction; then nothing after it is executed.
             before => format!("RELEASE wharf_{before}; {reset}{plans}; SAVEPOINT wharf_{}", self.savepoints),
         };
-        self.open(&savepoint, "cannot set a savepoint in a handler's transaction").await
+        let cannot = "cannot set a savepoint in a handler's transaction";
+        match self.session.is_guarded() && is_at_top(self.conn()?) {
+            true => send(self.conn()?, &savepoint).map_err(database(cannot)),
+            false => self.open(&savepoint, cannot).await,
+        }
     }
 
     async fn roll_back_to_savepoint(&mut self, undo: Undo) -> Result<()> {
@@ -256,6 +283,18 @@ async fn begin_with(open: &mut AsyncPgConnection, sql: &str) -> diesel::QueryRes
     AnsiTransactionManager::begin_transaction_sql(open, sql).await
 }
 
+/// Whether diesel knows of the transaction and of no savepoint in it: then it need not be told again.
+fn is_at_top(open: &mut AsyncPgConnection) -> bool {
+    let status = AnsiTransactionManager::transaction_manager_status_mut(open);
+    matches!(status.transaction_depth(), Ok(Some(NonZeroU32::MIN)))
+}
+
+/// Sends statements without waiting for the reply, which is dropped when it comes. The driver sends a message when its
+/// future is polled first; later statements on the connection are executed after it.
+fn send(open: &mut AsyncPgConnection, sql: &str) -> diesel::QueryResult<()> {
+    open.batch_execute(sql).now_or_never().unwrap_or(Ok(()))
+}
+
 /// Resets also what the handler before has set: its RESET was part of this transaction and is undone with it.
 async fn roll_back(open: &mut AsyncPgConnection, session: Session) -> diesel::QueryResult<()> {
     open.batch_execute(&format!("ROLLBACK; {}", session.reset())).await?;
@@ -287,18 +326,14 @@ fn no_answer(context: &'static str) -> Error {
 }
 
 pub(super) async fn read_back(conn: &mut AsyncPgConnection, claim: ClaimId) -> Result<ReadBack> {
-    let rows = rows_in_doubt(conn, claim).await;
+    let ClaimId { message_seq, handler_id, attempt } = claim;
+    let rows = ReadBackRow { message_seq, handler_id, attempt }.load::<RowInDoubt>(conn).await;
     Ok(match rows.map_err(database("cannot read back a delivery"))?.pop() {
         Some(RowInDoubt { is_current: false, .. }) | None => ReadBack::ClaimLost,
         Some(RowInDoubt { is_done: true, .. }) => ReadBack::Committed,
         Some(RowInDoubt { is_free: Some(true), .. }) => ReadBack::NotCommitted,
         Some(RowInDoubt { is_free: None | Some(false), .. }) => ReadBack::Undecided,
     })
-}
-
-async fn rows_in_doubt(conn: &mut AsyncPgConnection, claim: ClaimId) -> diesel::QueryResult<Vec<RowInDoubt>> {
-    let ClaimId { message_seq, handler_id, attempt } = claim;
-    ReadBackRow { message_seq, handler_id, attempt }.load::<RowInDoubt>(conn).await
 }
 
 /// The constraint name with which the settlement reports its reason.
