@@ -1,13 +1,13 @@
 //! Accepts a batch: new messages in one statement, quarantined records and known identities in a short transaction.
 //!
 //! The fast path is one autocommitted statement. The ledger moves in the transaction that stores the last part of the
-//! batch. Identities that already exist take the slow path, which locks their message rows first, so that two processes
-//! that know one handler under two ids cannot both add a delivery. No step joins two arrays: whatever length the
-//! planner assumes, the cost stays that of the batch.
+//! batch. Identities that already exist take the slow path (`accept/known.rs`). No step joins two arrays: whatever
+//! length the planner assumes, the cost stays that of the batch.
 
 mod known;
+mod one;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Instant;
 
 use diesel::QueryResult;
@@ -24,7 +24,7 @@ use super::time::to_postgres;
 use crate::store::identity_hash::IdentityHash;
 use crate::store::seam::{AcceptBatch, Accepted, Answers, NewDelivery, NewMessage, Quarantined};
 use crate::types::{Error, Kind, Result};
-use known::{Stored, place, split_conflicts, stored};
+use known::add_to_known;
 
 /// How often the two paths are repeated when identities are purged between them. After that the batch fails.
 const ROUNDS_MAX: usize = 5;
@@ -33,9 +33,6 @@ rows! {
     /// The reserved seqs, one per message in the order of the batch (none if an earlier batch is not stored yet); the
     /// seqs that were used; and the partitions whose ledger has moved.
     InsertedRow { seqs: Vec<i64>, used: Vec<i64>, moved_topics: Vec<String>, moved_partitions: Vec<i32> }
-
-    /// A message that was stored before. `ord` is its 1-based index in the query.
-    KnownRow { ord: i64, seq: i64, payload_hash: Vec<u8> }
 }
 
 statements! {
@@ -51,20 +48,21 @@ statements! {
     /// could be locked: a statement that finishes that member waits for this one, and then finds the held delivery.
     /// Otherwise it is due, and the claim decides.
     Insert<'a>("
-        WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)
-                                      WHERE current_setting('synchronous_commit') = 'off'),
-        held AS MATERIALIZED (
+        WITH held AS MATERIALIZED (
             SELECT e.*, l.next_offset >= e.from_offset AND l.stopped_at IS NULL AS is_there
-            FROM unnest(:ledger_groups, :ledger_clusters, :ledger_topics, :ledger_partitions, :ledger_from_offsets, :ledger_next_offsets,
-                        :ledger_epochs)
-                AS e (consumer_group, cluster_id, topic, kafka_partition, from_offset, next_offset, leader_epoch)
+            FROM (SELECT unnest(:ledger_groups) AS consumer_group, unnest(:ledger_clusters) AS cluster_id, unnest(:ledger_topics) AS topic,
+                         unnest(:ledger_partitions) AS kafka_partition, unnest(:ledger_from_offsets) AS from_offset,
+                         unnest(:ledger_next_offsets) AS next_offset, unnest(:ledger_epochs) AS leader_epoch) e
             JOIN inbox_ledger l USING (consumer_group, cluster_id, topic, kafka_partition)
             ORDER BY consumer_group, cluster_id, topic, kafka_partition FOR NO KEY UPDATE OF l),
         turn AS MATERIALIZED (
-            SELECT count(*) FILTER (WHERE is_there) = cardinality(:ledger_topics) OR NOT :is_following AS has_come FROM held),
-        remembered AS MATERIALIZED (SELECT inbox_remembered(:identity_hashes) AS ranks),
+            SELECT count(*) FILTER (WHERE is_there) = cardinality(:ledger_topics) OR NOT :is_following AS has_come,
+                   CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END
+            FROM held),
+        remembered AS MATERIALIZED (
+            SELECT CASE WHEN pg_relation_size('inbox_identity') > 0 THEN inbox_remembered(:identity_hashes) END AS ranks),
         seqs AS MATERIALIZED (
-            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank, (SELECT count(*) FROM durable)
+            SELECT array_agg(nextval('inbox_message_seq')) AS by_rank
             FROM (SELECT generate_series(1, :count)) s WHERE (SELECT has_come FROM turn)),
         message AS (
             INSERT INTO inbox_message (seq, message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at,
@@ -128,49 +126,6 @@ statements! {
         ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
         ledger_epochs: Vec<Option<i32>>, is_following: bool,
     }
-
-    /// Locks known messages in the order of seq: this cannot deadlock, and no other session adds deliveries meanwhile.
-    LockKnown<'a>("
-        SELECT f.ord, f.seq, f.payload_hash
-        FROM (SELECT u.ord, m.seq FROM unnest(:message_ids, :sources) WITH ORDINALITY AS u (message_id, source, ord)
-              CROSS JOIN LATERAL (SELECT seq FROM inbox_message
-                                  WHERE message_id = u.message_id AND source = u.source LIMIT 1) m
-              WHERE (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL
-                AND (SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
-                                 THEN set_config('synchronous_commit', 'on', true) END) IS DISTINCT FROM ''
-              ORDER BY m.seq) known
-        CROSS JOIN LATERAL (SELECT known.ord, m.seq, m.payload_hash FROM inbox_message m WHERE m.seq = known.seq
-                            FOR NO KEY UPDATE) f") -> KnownRow { message_ids: Vec<&'a str>, sources: Vec<&'a str> }
-
-    /// Which of these, counted from 1, belong to purged messages.
-    Remembered("SELECT coalesce(inbox_remembered(:identity_hashes), '{}')")
-    -> Vec<i32> { identity_hashes: Vec<IdentityHash> }
-
-    /// Adds a handler's delivery unless it has one under any of its ids: the arrays have one row per id, and `group_no`
-    /// tells which rows belong together. Ids that became one handler count as one, also for a process that knows only
-    /// the older one. Deliveries of an ordered handler are all due: the claim decides which one runs first.
-    #[derive(Default)]
-    AddMissing("
-        WITH wanted AS MATERIALIZED (
-            SELECT * FROM unnest(:message_seqs, :handler_ids, :group_nos, :are_current, :delays_ms, :due_ats, :orders, :tenants)
-                AS w (message_seq, handler_id, group_no, is_current, delay_ms, due_at, order_hash, fair_hash)),
-        taken AS MATERIALIZED (
-            SELECT DISTINCT w.group_no FROM wanted w
-            WHERE (SELECT true FROM inbox_handler own
-                   JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
-                   CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d
-                                       WHERE d.message_seq = w.message_seq AND d.handler_id = same.id LIMIT 1) d
-                   WHERE own.id = w.handler_id LIMIT 1))
-        INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, fair_hash, due_at)
-        SELECT message_seq, handler_id, order_hash, fair_hash, greatest(now() + coalesce(delay_ms, 0) * interval '1 millisecond', due_at) FROM wanted
-        WHERE is_current AND (group_no IN (SELECT group_no FROM taken)) IS NOT TRUE
-        ORDER BY message_seq, handler_id
-        ON CONFLICT (message_seq, handler_id) DO NOTHING
-        RETURNING message_seq")
-    -> i64 {
-        message_seqs: Vec<i64>, handler_ids: Vec<i16>, group_nos: Vec<i32>, are_current: Vec<bool>,
-        delays_ms: Vec<Option<i64>>, due_ats: Vec<Option<PgTimestamp>>, orders: Vec<Option<i64>>, tenants: Vec<Option<i64>>,
-    }
 }
 
 /// The results of a batch so far.
@@ -226,7 +181,7 @@ async fn insert_new(
 ) -> Result<LedgerTurn> {
     let cannot = || database(format!("cannot accept {} messages", open.len()));
     let inserted: Option<InsertedRow> = if quarantined.is_empty() {
-        insert(batch, open).load(conn).await.and_then(only_row).map(Some).map_err(cannot())?
+        Some(insert_at_once(conn, batch, open).await.map_err(cannot())?)
     } else {
         let mut transaction = conn.build_transaction().read_committed();
         let written = transaction.run(async |conn| {
@@ -234,8 +189,7 @@ async fn insert_new(
                 return Ok(None);
             }
             let ids = quarantine::write(conn, quarantined).await?;
-            let inserted = insert(batch, open).load(conn).await.and_then(only_row)?;
-            QueryResult::Ok(Some((ids, inserted)))
+            QueryResult::Ok(Some((ids, insert_at_once(conn, batch, open).await?)))
         });
         written.await.map_err(cannot())?.map(|(ids, inserted)| {
             progress.quarantined = ids;
@@ -254,65 +208,11 @@ async fn insert_new(
     Ok(LedgerTurn::Come)
 }
 
-/// The slow path, for identities that were stored before.
-async fn add_to_known(
-    conn: &mut AsyncPgConnection,
-    batch: &AcceptBatch,
-    known: &[usize],
-    progress: &mut Progress,
-) -> Result<()> {
-    let messages: Vec<&NewMessage> = known.iter().map(|&index| &batch.messages[index]).collect();
-    let found = conn
-        .build_transaction()
-        .read_committed()
-        .run(async |conn| {
-            let found = stored(&messages, lock_known(&messages).load(conn).await?)?;
-            let remembered = remembered(conn, &messages, &found).await?;
-            let (same, conflicting) = split_conflicts(&messages, &found);
-            let added = if same.is_empty() { Vec::new() } else { add_missing(&same).load::<i64>(conn).await? };
-            let conflicts = quarantine::write(conn, &conflicting).await?;
-            // The next round inserts messages that were purged between the two paths, and moves the ledger.
-            let is_last = found.len() + remembered.len() == known.len();
-            let moved = if is_last { ledger::advance(conn, &batch.ledger).await? } else { Moved::default() };
-            QueryResult::Ok((found, conflicts, remembered, added, moved))
-        })
-        .await;
-    let (found, conflicts, remembered, added, moved) =
-        found.map_err(database(format!("cannot accept {} messages again", known.len())))?;
-    progress.moved.extend(moved);
-    for at in remembered {
-        progress.answers[known[at]] = Some(Accepted::Remembered);
+async fn insert_at_once(conn: &mut AsyncPgConnection, batch: &AcceptBatch, open: &[usize]) -> QueryResult<InsertedRow> {
+    match one::insert(batch, open) {
+        Some(one) => one.load(conn).await.and_then(only_row),
+        None => insert(batch, open).load(conn).await.and_then(only_row),
     }
-    // If a batch has several copies of a record, only the receipt of the first reports added deliveries.
-    let mut added: HashMap<i64, usize> = added.into_iter().fold(HashMap::new(), |mut counts, seq| {
-        *counts.entry(seq).or_default() += 1;
-        counts
-    });
-    let mut conflicts = conflicts.into_iter();
-    for Stored { at, seq, is_same } in found {
-        progress.answers[known[at]] = Some(if is_same {
-            Accepted::Duplicate { seq, added: added.remove(&seq).unwrap_or_default() }
-        } else {
-            Accepted::Conflict { quarantine_id: conflicts.next().flatten() }
-        });
-    }
-    Ok(())
-}
-
-/// The places of messages that were not found and whose identities are kept: they were purged.
-async fn remembered(
-    conn: &mut AsyncPgConnection,
-    messages: &[&NewMessage],
-    found: &[Stored],
-) -> QueryResult<Vec<usize>> {
-    let found: HashSet<usize> = found.iter().map(|stored| stored.at).collect();
-    let missing: Vec<usize> = (0..messages.len()).filter(|at| !found.contains(at)).collect();
-    if missing.is_empty() {
-        return Ok(Vec::new());
-    }
-    let identity_hashes = missing.iter().map(|&at| identity_hash(messages[at])).collect();
-    let ords: Vec<i32> = Remembered { identity_hashes }.load(conn).await.and_then(only_row)?;
-    ords.into_iter().map(|ord| Ok(missing[place(ord.into(), missing.len())?])).collect()
 }
 
 fn identity_hash(message: &NewMessage) -> IdentityHash {
@@ -368,33 +268,4 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         ledger_epochs: batch.ledger.iter().map(|entry| entry.leader_epoch).collect(),
         is_following: batch.is_following,
     }
-}
-
-fn lock_known<'a>(messages: &[&'a NewMessage]) -> LockKnown<'a> {
-    LockKnown {
-        message_ids: messages.iter().map(|m| &*m.message.id).collect(),
-        sources: messages.iter().map(|m| &*m.message.source).collect(),
-    }
-}
-
-fn add_missing(same: &[(i64, &NewMessage)]) -> AddMissing {
-    let mut add = AddMissing::default();
-    let mut group_no = 0;
-    for (seq, message) in same {
-        for delivery in &message.deliveries {
-            group_no += 1;
-            let (delay, due_at) = delivery.due();
-            for &handler_id in delivery.ids.all.iter() {
-                add.message_seqs.push(*seq);
-                add.handler_ids.push(handler_id);
-                add.group_nos.push(group_no);
-                add.are_current.push(handler_id == delivery.ids.current);
-                add.delays_ms.push(delay.map(millis));
-                add.due_ats.push(due_at.map(to_postgres));
-                add.orders.push(delivery.order_hash);
-                add.tenants.push(delivery.fair_hash);
-            }
-        }
-    }
-    add
 }
