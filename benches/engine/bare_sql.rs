@@ -1,4 +1,4 @@
-//! The baseline: hand-written SQL on the same tables, prepared, batched, on two connections, without an engine.
+//! The baseline: hand-written SQL on the same tables, with prepared statements, in batches and on two connections.
 
 use tokio_postgres::Client;
 
@@ -69,7 +69,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale) -> Measured {
     measured
 }
 
-/// Inserts all messages; with `attempts` 1 as claimed, and completes them.
+/// Inserts all messages; see [`insert`].
 pub async fn insert_all(cluster: &Cluster, url: &str, scale: Scale, attempts: i32) -> Measured {
     let meter = || Meter::start(cluster, None);
     on_each_connection(meter, url, scale.messages, |client, numbers| insert(client, numbers, attempts)).await

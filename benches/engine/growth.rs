@@ -20,8 +20,7 @@ pub struct Memory {
     pub large_mib: f64,
 }
 
-/// Claims without other rows, and with many deliveries that are done, not yet due or of other handlers, in alternating
-/// short turns; which one begins alternates too.
+/// Compares claims without other rows and beside many deliveries that are done, not yet due or of other handlers.
 pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
     let beside = fresh_database(cluster).await;
@@ -29,8 +28,8 @@ pub async fn claim_growth(cluster: &Cluster, scale: Scale) -> Growth {
     compared(cluster, scale, work, &beside, "beside much", Order::None).await
 }
 
-/// Claims of an ordered handler without other rows, and with many deliveries held behind one key and many other keys,
-/// each with a head that is due later.
+/// Compares claims of an ordered handler without other rows, and with many deliveries held behind one key and many
+/// other keys, each with a head that is due later.
 pub async fn claim_growth_ordered(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(20_000), ..scale };
     let beside = fresh_database(cluster).await;
@@ -47,8 +46,8 @@ pub async fn claim_growth_ordered(cluster: &Cluster, scale: Scale) -> Growth {
     compared(cluster, scale, work, &beside, "beside held ones", Order::ByKey).await
 }
 
-/// Claims without other rows, and with many done deliveries that vacuum cannot remove, because a backup or a forgotten
-/// session holds an older snapshot.
+/// Compares claims without other rows, and with many done deliveries whose old row versions vacuum cannot remove,
+/// because a session (such as a backup) holds an older snapshot.
 pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Growth {
     let work = Scale { messages: scale.messages.min(100_000), ..scale };
     let held = fresh_database(cluster).await;
@@ -75,16 +74,17 @@ pub async fn claim_growth_held_snapshot(cluster: &Cluster, scale: Scale) -> Grow
     growth
 }
 
-/// Claims in an empty database and in this one, alternating; returns the median of the ratios.
+/// Claims in an empty database and in `beside`, in short turns; which one begins alternates. Returns the turn with the
+/// median ratio.
 async fn compared(cluster: &Cluster, scale: Scale, work: Scale, beside: &str, what: &str, order: Order) -> Growth {
     let empty = fresh_database(cluster).await;
     let empty = empty.as_str();
     for url in [empty, beside] {
-        // A vacuum of millions of rows would run during some turns only, so each turn begins with one.
+        // Autovacuum would run during some turns only, so each turn vacuums before it measures.
         let off = "ALTER TABLE inbox_delivery SET (autovacuum_enabled = off); ALTER TABLE inbox_message SET (autovacuum_enabled = off)";
         connect(url).await.batch_execute(off).await.unwrap();
     }
-    // In the first turns after a table was filled, the cache is cold.
+    // These turns are not measured: after a table was filled, the cache is cold.
     for url in [empty, beside] {
         claim_ms(cluster, url, work, order).await;
     }
@@ -122,7 +122,7 @@ async fn fill(url: &str, ballast: usize) {
     tidy_up(url).await;
 }
 
-/// The server's time per claimed delivery, from `pg_stat_statements`: the time of the engine does not count.
+/// The server's time per claimed delivery, from `pg_stat_statements`, which excludes the time of the engine.
 async fn claim_ms(cluster: &Cluster, url: &str, work: Scale, order: Order) -> f64 {
     let inbox = ours::inbox_in(url, order).await;
     let client = connect(url).await;

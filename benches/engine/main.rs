@@ -3,9 +3,9 @@
 //! `cargo bench --bench engine` prints a table and writes `target/bench/engine.json`. Every ratio is the median of
 //! interleaved repeats, so that other load on the machine affects both sides. The CPU time of both is printed too; it
 //! hardly depends on other load. `-- --smoke` only shows that everything still runs; `--messages=`, `--repeats=` and
-//! `--ballast=` set the scale (`--ballast=0`: the ratios only; `--held-snapshot`: only claims under one; `--defaults`:
-//! only the default concurrency compared with a tuned one; `--transactions`: only transactional handlers);
-//! `--statements` shows the statements that the server executed.
+//! `--ballast=` set the scale (`--ballast=0`: only the ratios; `--held-snapshot`: only claims while a snapshot is held;
+//! `--defaults`: only the default concurrency compared with a tuned one; `--transactions`: only transactional
+//! handlers); `--statements` shows the statements that the server executed.
 
 #![allow(
     clippy::unwrap_used,
@@ -87,7 +87,7 @@ async fn run(scale: Scale) {
         report.ordered_accept_to_done.add(Pair { bare_sql: unordered, ours: ordered });
         defaults(&cluster, scale, &mut report).await;
     }
-    // Only the ratios, for a quick check; no JSON is written.
+    // A partial run writes no JSON.
     if is_transactions_only {
         return report.print_transactions();
     }

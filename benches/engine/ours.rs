@@ -44,7 +44,7 @@ pub async fn drain(cluster: &Cluster, scale: Scale, concurrency: Option<usize>, 
     measured
 }
 
-/// The default concurrency, with calls for as many messages as one claim returns.
+/// A batch handler with the default concurrency; each call gets up to `BATCH_ROWS` messages.
 pub async fn drain_in_batches(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     let store = Store::<Postgres>::connect(&url).await.unwrap();
@@ -77,7 +77,7 @@ pub async fn accept_to_done(cluster: &Cluster, scale: Scale, concurrency: Option
     measured
 }
 
-/// Starts the inbox, waits until the database has nothing open, and returns how long that took.
+/// Starts the inbox, waits until nothing that is due is unfinished, and returns the measurement.
 pub async fn drain_in_background(cluster: &Cluster, inbox: &Inbox<Postgres>, url: &str, messages: usize) -> Measured {
     HANDLED.store(0, Ordering::Relaxed);
     let meter = Meter::start(cluster, None);
@@ -105,7 +105,7 @@ pub async fn inbox_in(url: &str, order: Order) -> Inbox<Postgres> {
     inbox_with(url, MANY, order).await
 }
 
-/// An inbox with a no-op handler; `None`: with the default concurrency.
+/// An inbox with a no-op handler; a concurrency of `None` is the default.
 async fn inbox_with(url: &str, concurrency: Option<usize>, order: Order) -> Inbox<Postgres> {
     let store = Store::<Postgres>::connect(url).await.unwrap();
     let limits = Limits::default().accept_batch_rows(BATCH_ROWS);
@@ -147,7 +147,7 @@ fn record(number: usize) -> Record {
     Record::new("bench").with_id(format!("message-{number}")).with_payload(vec![b'x'; PAYLOAD_BYTES])
 }
 
-/// Waits until the handler has seen all messages and the database has nothing due that is not finished.
+/// Waits until the handler was called for all messages and nothing that is due is unfinished.
 async fn all_done(url: &str, messages: usize) {
     while HANDLED.load(Ordering::Relaxed) < messages {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -155,7 +155,7 @@ async fn all_done(url: &str, messages: usize) {
     nothing_open(url).await;
 }
 
-/// Waits until the database has nothing due that is not finished.
+/// Waits until no due delivery is unfinished.
 pub async fn nothing_open(url: &str) {
     let client = connect(url).await;
     let open =

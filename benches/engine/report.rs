@@ -24,7 +24,7 @@ impl Defaults {
     }
 }
 
-/// All results of a run. A [`Pairs`] has our result beside that of the baseline.
+/// All results of a run. A [`Pairs`] has our results and those of the baseline.
 #[derive(Debug)]
 pub struct Report {
     scale: Scale,
@@ -33,13 +33,13 @@ pub struct Report {
     pub accept_to_done: Pairs,
     pub drain_default: Defaults,
     pub accept_to_done_default: Defaults,
-    /// Transactional handlers, with one and with several deliveries per transaction.
+    /// Transactional handlers: with one delivery per transaction, with several, and with batches.
     pub tx: Pairs,
     pub tx_shared: Pairs,
     pub tx_batch: Pairs,
     /// A batch handler, compared with one that takes one message at a time.
     pub batch_drain: Pairs,
-    /// Compared with the same engine without order.
+    /// Ordered handlers, compared with the same engine without order.
     pub ordered_drain: Pairs,
     pub ordered_accept_to_done: Pairs,
     pub growth: Growth,

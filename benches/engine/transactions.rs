@@ -1,6 +1,5 @@
-//! Transactional handlers: a backlog is processed with one delivery per transaction, with several deliveries per
-//! transaction, and by a batch handler with one statement per call, compared with a bare loop of prepared statements on
-//! as many connections.
+//! Compares transactional handlers with a bare loop of prepared statements on as many connections. A backlog is
+//! processed with one delivery per transaction, with several, and by a batch handler with one statement per call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -33,7 +32,7 @@ diesel::table! { effect (message_id) { message_id -> Text } }
 /// Counts runs of the handler without a query.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-/// One repeat of all variants, with half of the messages each, because each message is a commit.
+/// Runs one repeat of all variants, with half of the messages, because each message needs a commit.
 pub async fn measure(cluster: &Cluster, scale: Scale, report: &mut Report) {
     let scale = Scale { messages: (scale.messages / 2).max(CONNECTIONS), ..scale };
     let bare_sql = bare_loop(cluster, scale).await;
@@ -45,7 +44,8 @@ pub async fn measure(cluster: &Cluster, scale: Scale, report: &mut Report) {
     report.tx_batch.add(Pair { bare_sql, ours: drain(cluster, scale, "batches", batches).await });
 }
 
-/// BEGIN, insert, fenced update, COMMIT, one round trip each. Deliveries are claimed before the measurement.
+/// The baseline: BEGIN, insert, fenced update and COMMIT, with one round trip each. Deliveries are claimed before the
+/// measurement.
 async fn bare_loop(cluster: &Cluster, scale: Scale) -> Measured {
     let url = fresh_database(cluster).await;
     bare_sql::insert_all(cluster, &url, scale, 0).await;
@@ -108,7 +108,7 @@ async fn drain(
     running.shutdown(Duration::from_secs(10)).await.unwrap();
     let effects: i64 = client.query_one("SELECT count(DISTINCT message_id) FROM effect", &[]).await.unwrap().get(0);
     let written: i64 = client.query_one("SELECT count(*) FROM effect", &[]).await.unwrap().get(0);
-    assert_eq!((effects, written), (scale.messages as i64, scale.messages as i64), "one effect each");
+    assert_eq!((effects, written), (scale.messages as i64, scale.messages as i64), "each message has one effect");
     done_with(cluster, &url, &format!("transactions, {name}")).await;
     measured
 }

@@ -1,5 +1,5 @@
-//! The baseline: hand-written SQL on the same tables, prepared, batched, on two connections, without an engine, with
-//! records already in memory.
+//! The baseline: hand-written SQL on the same tables, with prepared statements, in batches and on two connections. The
+//! records are already in memory.
 
 use tokio_postgres::Client;
 
@@ -14,7 +14,7 @@ const INSERT: &str = "
     INSERT INTO inbox_delivery (message_seq, handler_id, due_at)
     SELECT seq, handler_id, now() FROM message, unnest($4::smallint[]) AS h (handler_id)";
 
-/// Records that become a message and a delivery for each handler.
+/// Inserts a message for each record, and a delivery of it for each handler.
 pub async fn accept(servers: &Servers, scale: Scale, handlers: i16) -> Measured {
     let url = fresh_database(&servers.postgres).await;
     let meter = || Meter::start(&servers.postgres, Some(&servers.kafka));

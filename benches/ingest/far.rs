@@ -1,4 +1,4 @@
-//! One hot partition of eight, with the database some milliseconds away and nearby, alternately through the same proxy.
+//! Throughput of one hot partition of eight with a distant and with a near database, alternately, both through a proxy.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use support::bench::{Measured, median};
 
 /// The delay to the database in each direction.
 pub const EACH_WAY: Duration = Duration::from_millis(2);
-/// Records of the hot partition for each record of the other partitions.
+/// One record of this many is spread over all partitions. The others are in the hot one.
 const HOT_SHARE: usize = 20;
 
 const TOPIC: &str = "hot";
 
-/// Repeats with the database far and near.
+/// The measurements of each repeat, with the database far and near.
 #[derive(Debug, Default)]
 pub struct Far(Vec<(Measured, Measured)>);
 
 impl Far {
-    /// A topic with the records of the scale, nearly all in one partition.
+    /// Fills a topic with nearly all records in one partition.
     pub async fn fill(servers: &Servers, scale: Scale) {
         servers.kafka.create_topic(TOPIC, PARTITIONS, &[]).await;
         let trickle = scale.messages / HOT_SHARE;

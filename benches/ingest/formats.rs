@@ -1,4 +1,4 @@
-//! Kafka to handlers: the same Avro records, alternately decoded into a type and passed as raw bytes.
+//! Throughput from Kafka to handlers: the same Avro records, alternately decoded into a type and passed as raw bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ struct Line {
     price: f64,
 }
 
-/// Repeats, decoded and raw, in records per second.
+/// Records per second of each repeat, decoded and raw.
 #[derive(Debug, Default)]
 pub struct Formats(Vec<(f64, f64)>);
 
@@ -93,7 +93,7 @@ impl Formats {
     }
 }
 
-/// How many records a handler got.
+/// Counts the records that a handler got.
 #[derive(Default)]
 struct Counted {
     count: AtomicUsize,
@@ -119,7 +119,7 @@ impl Counted {
     }
 }
 
-/// Records per second, from the first record that a handler gets to the last.
+/// Runs a handler. Returns the records per second between the first record that it gets and the last.
 async fn handled(servers: &Servers, scale: Scale, handler: Registration<Postgres>, counted: &Counted) -> f64 {
     let url = fresh_database(&servers.postgres).await;
     let inbox = builder(&url).await.subscribe(TOPIC, handler).identity(TOPIC, Identity::header("id")).build().unwrap();
@@ -147,7 +147,7 @@ fn schema() -> String {
     json!({ "type": "record", "name": "Order", "fields": fields }).to_string()
 }
 
-/// In the Confluent wire format, as large as the records of the other measurements.
+/// A record in the Confluent wire format, as large as the records of the other measurements.
 fn record(number: usize) -> TestRecord {
     let mut bytes = vec![0, 0, 0, 0, 1];
     long(&mut bytes, i64::try_from(number).unwrap());

@@ -23,20 +23,21 @@ use support::kafka_admin::unique_name;
 use support::postgres::connect;
 
 const PER_SECOND: usize = 1_000;
-/// The time until the consumer has joined and caches are warm.
+/// Records that are produced first and not counted, so that caches are warm: those of two seconds.
 const WARM_UP: usize = 2 * PER_SECOND;
 
 #[derive(Debug, Default)]
 pub struct Latency {
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// The bare insert.
+    /// The time of the bare insert.
     pub commit_p50_ms: f64,
-    /// From producing a record to a bare consumer.
+    /// The time from producing a record to a bare consumer.
     pub consume_p50_ms: f64,
 }
 
-/// The bare insert is measured half before and half after, so that growing load on the machine affects both.
+/// Half of the bare inserts run before the other measurements and half after, so that growing load on the machine
+/// affects all of them.
 pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
     let mut bare = bare_insert(servers, scale).await;
     let mut late = record_to_handler(servers, scale).await;
@@ -50,7 +51,7 @@ pub async fn measure(servers: &Servers, scale: Scale) -> Latency {
     }
 }
 
-/// The value at this share of the sorted measurements.
+/// The quantile of the measurements at `share`.
 fn at(measured: &mut [f64], share: f64) -> f64 {
     measured.sort_by(f64::total_cmp);
     measured[((measured.len() - 1) as f64 * share) as usize]
@@ -147,7 +148,7 @@ async fn record_to_consumer(servers: &Servers, scale: Scale) -> Vec<f64> {
     reading.await.unwrap().split_off(WARM_UP)
 }
 
-/// One record each millisecond, which contains its time.
+/// Produces one record per millisecond. Its payload is the time of sending.
 fn pace(producer: &BaseProducer, topic: &str, count: usize) {
     let started_at = std::time::Instant::now();
     for number in 0..count {

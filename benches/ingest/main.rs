@@ -1,11 +1,11 @@
-//! Compares how fast records become durable rows with bare SQL in the same run, and measures how soon a handler gets
-//! them and how much memory that takes.
+//! Compares the throughput from Kafka to durable rows with bare SQL in the same run, and measures the latency to a
+//! handler and the memory use.
 //!
 //! `cargo bench --bench ingest` prints a table and writes `target/bench/ingest.json`. Topics are filled before anything
 //! is timed; the broker that serves them runs on the same machine. `-- --smoke` only shows that everything still runs;
-//! `--messages=` and `--repeats=` set the scale, `--batches=` how many are written at a time, `--only-throughput`,
-//! `--only-latency`, `--only-far` and `--only-formats` leave out the rest and write no JSON, `--statements` shows the
-//! statements that the server executed.
+//! `--messages=` and `--repeats=` set the scale, `--batches=` how many batches are written at a time,
+//! `--only-throughput`, `--only-latency`, `--only-far` and `--only-formats` leave out the rest and write no JSON,
+//! `--statements` shows the statements that the server executed.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! The memory of a process while large records arrive and the database is unavailable: a child consumes, the parent
-//! stops PostgreSQL.
+//! The peak memory of a process while large records arrive and the database is unavailable: a child process consumes,
+//! and the parent stops PostgreSQL.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -37,14 +37,14 @@ impl Role {
         })
     }
 
-    /// Consumes; prints `ready` when it has started, and its peak memory on request.
+    /// Consumes. Prints `ready` when all partitions are read, and its peak memory when it gets a line.
     pub async fn play(self) {
         let store = Store::<Postgres>::connect(&self.url).await.unwrap();
         let no_op = handler(HandlerKey::new("bench"), |_: Message<Raw>| async { Ok::<(), Failure>(()) });
         let builder = Inbox::builder(store).subscribe(&*self.topic, no_op);
         let inbox = builder.identity(&*self.topic, Identity::position()).build().unwrap();
         let _running = inbox.start_from(Source::new(&self.brokers, unique_name("memory"))).await.unwrap();
-        // Partitions are not read before their position is found.
+        // A partition is read as soon as its position is in the ledger.
         let client = connect(&self.url).await;
         while client.query("SELECT FROM inbox_ledger", &[]).await.unwrap().len() < self.partitions {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -57,7 +57,7 @@ impl Role {
     }
 }
 
-/// The peak memory in MiB.
+/// The peak memory of the child in MiB.
 pub async fn measure(servers: &Servers, scale: Scale) -> f64 {
     let (partitions, count) = scale.large;
     let topic = servers.kafka.create_unique_topic(partitions).await;

@@ -1,4 +1,5 @@
-//! Kafka to durable rows: a prefilled topic, paused handlers, and the ledger to measure progress.
+//! Throughput from Kafka to durable rows: the topic is filled before, handlers are paused, and the ledger shows the
+//! progress.
 
 use std::time::Duration;
 
@@ -18,24 +19,24 @@ const KEYS: [HandlerKey; 3] = [HandlerKey::new("bench.a"), HandlerKey::new("benc
 /// Filled once; each measurement reads it with a new consumer group.
 const TOPIC: &str = "bench";
 
-/// A topic with all records, each with an id in a header.
+/// Fills the topic with all records, each with an id in a header.
 pub async fn fill(servers: &Servers, scale: Scale) -> &'static str {
     servers.kafka.create_topic(TOPIC, PARTITIONS, &[]).await;
     servers.kafka.produce_many(TOPIC, PARTITIONS, scale.messages, record).await;
     TOPIC
 }
 
-/// As large as the records of the baseline.
+/// A record as large as those of the baseline.
 pub fn record(number: usize) -> TestRecord {
     TestRecord::new(vec![b'x'; PAYLOAD_BYTES]).with_header("id", format!("message-{number}"))
 }
 
-/// Measured from the first stored records to the last.
+/// Consumes the topic, measured from the first stored records to the last.
 pub async fn ingest(servers: &Servers, scale: Scale, topic: &str, handlers: i16) -> Measured {
     ingest_by_way_of(None, servers, scale, topic, handlers).await
 }
 
-/// The same with the database behind a proxy with this delay.
+/// Like [`ingest`], with the database behind a proxy with this delay.
 pub async fn ingest_by_way_of(
     delay: Option<Duration>,
     servers: &Servers,
@@ -53,7 +54,7 @@ pub async fn ingest_by_way_of(
         builder = builder.subscribe(topic, handler(key, |_: Message<Raw>| async { Ok::<(), Failure>(()) }));
     }
     let inbox = builder.identity(topic, Identity::header("id")).build().unwrap();
-    // Accepting is measured, not handling.
+    // Handlers are registered and then paused, because only accepting is measured.
     inbox.accept_all([]).await.unwrap();
     let client = connect(&url).await;
     client.batch_execute("UPDATE inbox_handler SET paused_at = now()").await.unwrap();

@@ -39,7 +39,7 @@ async fn handle(
     Ok(())
 }
 
-/// A tenth of the messages: each one is a commit.
+/// Processes a tenth of the messages, because each one needs a commit.
 pub async fn drain(servers: &Servers, scale: Scale, publishes: Publishes) -> Measured {
     let messages = (scale.messages / 10).max(100);
     let url = fresh_database(&servers.postgres).await;

@@ -1,5 +1,5 @@
-//! From rows of the outbox to acknowledged records: by the relay, and by a loop that reads a batch, produces it, waits
-//! for all acknowledgements and marks it.
+//! Throughput from rows of the outbox to acknowledged records: of the relay, and of a bare loop that reads a batch,
+//! produces it, waits for all acknowledgements and marks the rows as sent.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use support::bench::{Measured, Meter, PAYLOAD_BYTES, done_with};
 use support::postgres::connect;
 
 const PARTITIONS: i32 = 8;
-/// Records in flight at a time, for both.
+/// The number of records in flight, which is also the default of the relay.
 const BATCH: i64 = 1_000;
 
 const READ: &str =
     "SELECT id, topic, record_key, payload, message_id FROM inbox_outbox WHERE status = 0 ORDER BY id LIMIT $1";
 const MARK: &str = "UPDATE inbox_outbox SET status = 2, finished_at = now() WHERE id = ANY ($1)";
 
-/// A database with waiting records of a thousand keys.
+/// Fills a database with waiting records of a thousand keys. Returns its URL and the topic.
 async fn filled(servers: &Servers, scale: Scale) -> (String, String) {
     let url = fresh_database(&servers.postgres).await;
     let topic = servers.kafka.create_unique_topic(PARTITIONS).await;
@@ -36,7 +36,7 @@ async fn filled(servers: &Servers, scale: Scale) -> (String, String) {
     (url, topic)
 }
 
-/// The bare loop: no lease, no order between processes, no handling of errors.
+/// The bare loop: it has no lease, keeps no order between processes and handles no errors.
 pub async fn bare(servers: &Servers, scale: Scale) -> Measured {
     let (url, _) = filled(servers, scale).await;
     let client = connect(&url).await;
@@ -83,7 +83,7 @@ pub async fn relay(servers: &Servers, scale: Scale) -> Measured {
     let measured = meter.stop(scale.messages);
     relay.shutdown(Duration::from_secs(10)).await;
     let sent: i64 = client.query_one("SELECT count(*) FROM inbox_outbox WHERE status = 2", &[]).await.unwrap().get(0);
-    assert_eq!(sent, scale.messages as i64, "all are sent");
+    assert_eq!(sent, scale.messages as i64, "all records are sent");
     done_with(&servers.postgres, &url, "relay").await;
     measured
 }

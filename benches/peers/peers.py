@@ -1,4 +1,4 @@
-"""The queues that are measured: how each is started, and how the database tells that its jobs are completed."""
+"""The queues that are measured: the command of each, and the SQL that counts its jobs that are not completed."""
 
 import json
 import re
@@ -17,16 +17,16 @@ class Peer:
     title: str
     version: str
     command: list[str]
-    # The number of jobs that are not completed durably; `{jobs}` is how many there are.
+    # SQL for the number of jobs that are not durably completed; `{jobs}` is replaced by the number of all jobs.
     open: str
     # What happens to the row of a completed job.
     completed: str
-    # What the settings are when nothing is set.
+    # A description of the default settings.
     defaults: str
     environment: dict[str, str] = field(default_factory=dict)
 
 
-# As its own exact count: it appends facts of completion in batches, and sums them up later.
+# The same sum as awa's own exact count: awa records completions in batches, and adds them up later.
 AWA_OPEN = """SELECT {jobs}
     - coalesce((SELECT sum(live_terminal_count) FROM awa.queue_terminal_live_counts), 0)
     - coalesce((SELECT sum(terminal_delta) FROM awa.queue_terminal_count_deltas), 0)

@@ -1,4 +1,4 @@
-"""A PostgreSQL on a free port of 127.0.0.1, with durable writes on a disk, and what a measurement reads from it and from the machine."""
+"""A PostgreSQL with durable writes on a disk, on a free port of 127.0.0.1, and the measured processor times."""
 
 import os
 import pwd
@@ -25,7 +25,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Server:
-    """Started by `with`, stopped and removed at its end."""
+    """A server that `with` starts, and that is stopped and removed at the end of the block."""
 
     def __enter__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="wharf-peers-"))
@@ -67,23 +67,23 @@ class Server:
         return subprocess.run(ready, check=False).returncode == 0
 
     def url(self, database: str) -> str:
-        # Nobody is asked for a password, but some clients do not parse a URL without one.
+        # The server asks for no password, but some clients do not parse a URL without one.
         return f"postgres://{SUPERUSER}:any@127.0.0.1:{self.port}/{database}"
 
     def execute(self, database: str, *statements: str) -> str:
-        # One option each: VACUUM cannot be part of a transaction.
+        # Each statement is a separate `-c`, because VACUUM cannot run in a transaction.
         commands = [part for statement in statements for part in ("-c", statement)]
         psql = [str(self.programs / "psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url(database)]
         return output(*psql, *commands)
 
     def cpu_seconds(self) -> float:
-        """Processor time of the server, with its backends that have ended."""
+        """Processor time of the server, including backends that have ended."""
         children = Path(f"/proc/{self.postmaster}/task/{self.postmaster}/children").read_text().split()
         return cpu_seconds(self.postmaster, 4) + sum(cpu_seconds(int(pid), 2) for pid in children)
 
 
 class Session:
-    """A connection that stays open, so that a question costs no new one."""
+    """A connection that stays open, so that a query needs no new one."""
 
     def __init__(self, server: Server, database: str):
         psql = [str(server.programs / "psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", server.url(database)]
@@ -103,7 +103,7 @@ class Session:
 
 
 def programs() -> Path:
-    """The folder of the newest PostgreSQL of Debian, or the one that the tests use."""
+    """The folder that `WHARF_TEST_PG_BIN` names, otherwise that of the newest PostgreSQL of Debian."""
     if folder := os.environ.get("WHARF_TEST_PG_BIN"):
         return Path(folder)
     folders = [folder for folder in Path("/usr/lib/postgresql").glob("*/bin") if (folder / "postgres").exists()]
@@ -140,7 +140,7 @@ def cpu_seconds(pid: int, fields: int = 2) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """Processor time that anybody has used on this machine: everything but idle and waiting for the disk."""
+    """Processor time of all processes on this machine: everything but idle time and waiting for the disk."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, _idle, _wait, irq, softirq, steal = fields
     return (user + nice + system + irq + softirq + steal) / TICKS

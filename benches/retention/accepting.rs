@@ -66,7 +66,7 @@ impl Latencies {
         self.0.len()
     }
 
-    /// In seconds.
+    /// The latency at this quantile, in seconds.
     pub fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

@@ -3,7 +3,7 @@
 use crate::Scale;
 use support::postgres::{Cluster, connect};
 
-/// One delivery for each, in the state after its handler is done.
+/// Messages with one delivery each, which is done.
 const FILL: &str = r"
     INSERT INTO inbox_handler (key) VALUES ('bench');
     INSERT INTO inbox_handler_key (key, handler_id) SELECT key, id FROM inbox_handler;
@@ -18,8 +18,8 @@ pub async fn database(cluster: &Cluster, scale: Scale) -> String {
     let url = cluster.url("bench");
     wharf::Store::<wharf::Postgres>::connect(&url).await.unwrap().migrate().await.unwrap();
     let client = connect(&url).await;
-    // The state of a production table: vacuumed, analysed, written to disk. Separate statements, because VACUUM cannot
-    // run in a transaction.
+    // As in production, the table is vacuumed, analysed and written to disk. The statements are separate, because
+    // VACUUM cannot run in a transaction.
     for sql in [FILL.replace("$rows", &scale.rows.to_string()).as_str(), "VACUUM ANALYZE", "CHECKPOINT"] {
         client.batch_execute(sql).await.unwrap();
     }

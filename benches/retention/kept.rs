@@ -1,7 +1,7 @@
-//! How long a purge takes with and without messages that stay.
+//! Measures how long a purge takes with and without messages that stay.
 //!
-//! An earlier purge has scanned the messages that stay, as in any service that has run for a while: a handler with a
-//! period of 90 days finished each of them two days ago.
+//! A handler with a retention of 90 days finished each message that stays two days ago. An earlier purge has scanned
+//! them, as in any service that has run for a while.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ async fn purge_takes(cluster: &Cluster, name: &str, stay: usize, go: usize) -> D
     assert_eq!(looked.messages, 0, "{looked}");
     fill("goes", go).await;
 
-    // A new store, as in another process: only what the first purge wrote to the database can help.
+    // A new store, as in another process: the purge can use only the progress that the first one wrote to the database.
     let store = Store::<Postgres>::connect(&url).await.unwrap();
     let begun_at = Instant::now();
     let purged = store.purge(&retention, |_| {}).await.unwrap();

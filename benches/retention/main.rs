@@ -2,9 +2,9 @@
 //!
 //! `cargo bench --bench retention` fills a table, accepts at a fixed rate before, during and after its purge, prints a
 //! table and writes `target/bench/retention.json`. `-- --smoke` only shows that everything still runs; `--rows=`,
-//! `--rate=` and `--quiet-secs=` set the scale; with `--identities` the identities of purged messages are kept. Then a
-//! purge of `--go=` messages is measured with `--stay=` messages that stay, and without them; `--kept-only` measures
-//! nothing else.
+//! `--rate=` and `--quiet-secs=` set the scale; with `--identities` the identities of purged messages are kept. Before
+//! that, a purge of `--go=` messages is measured with `--stay=` messages that stay, and without them; `--kept-only`
+//! measures nothing else.
 
 #![allow(
     clippy::unwrap_used,

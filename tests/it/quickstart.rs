@@ -67,7 +67,10 @@ fn the_quickstart_ends_and_its_next_commands_work() {
     // The command asks for confirmation; without a terminal it cannot.
     wharf(folder, printed(&output, "replay it"), &["--yes"]);
     let resumed = run(folder, &example("quickstart"), &["resume"]);
-    assert!(resumed.contains("done        order-3   fraud.check") && resumed.contains("1 run."), "{resumed}");
+    assert!(
+        resumed.contains("done        order-3   fraud.check") && resumed.contains("Deliveries that ran: 1."),
+        "{resumed}"
+    );
     assert_eq!(sqlite(folder, RESERVATIONS), "5|5\n");
 
     // A second run creates the file again.

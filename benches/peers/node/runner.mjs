@@ -1,4 +1,4 @@
-// The code that both runners in JavaScript share. benches/peers/rust/runner/src/lib.rs describes the protocol.
+// The shared code of both JavaScript runners. benches/peers/rust/runner/src/lib.rs describes the protocol.
 import { createInterface } from "node:readline";
 
 const FILL_ROWS = 500;
@@ -29,11 +29,11 @@ export async function fill(insert) {
 export async function filled(settings) {
   console.log(JSON.stringify({ settings }));
   await lines.next();
-  // The driver has measured when it closes the input.
+  // The driver kills this process when it has measured. If the driver crashes, the input ends.
   lines.next().then(() => process.exit(0));
 }
 
-/** What the handler does: nothing but count. */
+/** Called by the handlers, which do nothing else. */
 export function handled(count) {
   handledJobs += count;
   if (handledJobs >= jobs && handledJobs - count < jobs) {

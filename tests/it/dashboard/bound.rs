@@ -1,4 +1,4 @@
-//! An action changes what its preview showed: not another message, and nothing that came to match in between.
+//! An action changes only what its preview showed: no other message, and none that matched only after the preview.
 
 use wharf::{Failure, Record};
 
@@ -7,7 +7,7 @@ use super::served::Served;
 use crate::conformance::sqlite::scene::Scene;
 use crate::scene::{Runs, record};
 
-/// Accepts records and lets their handler fail for good.
+/// Accepts records and runs all due deliveries; each one is poisoned.
 async fn poison(scene: &Scene, ids: &[&str]) {
     let broken = Runs::new().answering("stock", |_| Err(Failure::poison("no shelf")));
     let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
@@ -16,23 +16,23 @@ async fn poison(scene: &Scene, ids: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_act_on_a_message_whose_id_is_a_blank_changes_no_other() {
+async fn an_action_on_a_message_whose_id_is_a_space_changes_no_other_message() {
     let scene = Scene::new().await;
     poison(&scene, &[" ", "m1", "m2"]).await;
     let served = Served::on(&scene).await;
     let links = links(&served.address, "/poisoned").await;
     let query = links.iter().find(|link| link.starts_with("verb=discard") && link.contains("message=%20&"));
-    let query = query.expect("a link of the blank message");
+    let query = query.expect("a link of the message whose id is a space");
     let sent = send(&served.address, &form(&served.address, query).await).await;
     assert!(sent.header("location").unwrap().ends_with("&result=discard-1"), "{sent:?}");
     assert_eq!(scene.count("inbox_status WHERE state = 'discarded' AND message_id = ' '").await, 1);
     assert_eq!(scene.count("inbox_poisoned").await, 2);
-    // Its story is its own too.
+    // Its page can be opened too.
     assert_eq!(served.get("/message?message=%20", &[]).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_came_after_the_preview_is_neither_discarded_nor_replayed_nor_deleted() {
+async fn what_matches_only_after_the_preview_is_not_discarded_replayed_or_deleted() {
     let scene = Scene::new().await;
     poison(&scene, &["m1", "m2"]).await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("mail")).build().unwrap();
@@ -51,7 +51,7 @@ async fn what_came_after_the_preview_is_neither_discarded_nor_replayed_nor_delet
     assert_eq!(page, "finished: 1 deleted");
     assert_eq!(scene.count("inbox_quarantine").await, 1);
 
-    // The same for a replay: nobody runs the handler, and everything that was previewed is done when the new one is left.
+    // The same holds for a replay: it ends after the previewed delivery, although `m4` matches by then.
     let replay = form(&served.address, "verb=replay&handler=stock").await;
     poison(&scene, &["m4"]).await;
     let mended = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
@@ -63,12 +63,12 @@ async fn what_came_after_the_preview_is_neither_discarded_nor_replayed_nor_delet
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_act_on_a_message_that_has_changed_shows_its_preview_again() {
+async fn an_action_on_a_message_that_has_changed_shows_its_preview_again() {
     let scene = Scene::new().await;
     poison(&scene, &["m1"]).await;
     let served = Served::on(&scene).await;
     let discard = form(&served.address, "verb=discard&message=m1&handler=stock").await;
-    // Somebody replays it, and it fails once more.
+    // Another person replays the message, and it fails again.
     let of = wharf::operate::DeliveryFilter::default().message_id("m1");
     assert_eq!(scene.store.operate().acting_as("bob").replay(&of, 1).await.unwrap(), 1);
     poison(&scene, &[]).await;

@@ -1,4 +1,4 @@
-//! What a person does with it: without scripts, with the keyboard, with a stop button.
+//! A person uses the dashboard: without scripts, with the keyboard, with a stop button.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::served::Served;
 use crate::scene::{Db, Runs, Scene, records, within};
 use support::browser::{Browser, Look, Scripts};
 
-/// A handler that fails for good, as a bad deploy leaves it.
+/// Stores this many poisoned deliveries, as a bad deploy of a handler would leave them.
 async fn poisoned(scene: &Scene, count: usize) {
     let broken: Registration<Db> = Runs::new().answering("stock", |_| Err(Failure::poison("no shelf for article 17")));
     let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
@@ -18,7 +18,7 @@ async fn poisoned(scene: &Scene, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_clicks_replay_what_fails_also_without_scripts() {
+async fn two_clicks_replay_failed_deliveries_even_without_scripts() {
     let scene = Scene::new().await;
     poisoned(&scene, 3).await;
     let mended = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
@@ -27,20 +27,20 @@ async fn two_clicks_replay_what_fails_also_without_scripts() {
 
     browser.go(&served.url("/")).await;
     let shown = browser.until("no shelf for article 17").await;
-    assert!(shown.contains("not live"), "scripts run:\n{shown}");
+    assert!(shown.contains("not live"), "scripts are not disabled:\n{shown}");
     browser.click("Replay…").await;
     browser.click("Replay 3").await;
-    // The page loads itself anew now and then.
+    // Without scripts, the page reloads itself.
     browser.until("finished: 3 replayed, none failed again").await;
     browser.click("Start").await;
     browser.until("No problems.").await;
     assert_eq!(
         scene.count("inbox_audit WHERE action = 'replay' AND actor = 'alice'").await,
         2,
-        "a canary of one, then the rest"
+        "a canary of one delivery, then the rest"
     );
 
-    // Payload, key and values of headers are shown when they are asked for.
+    // Payload, key and header values are shown only on request.
     browser.go(&served.url("/deliveries")).await;
     browser.click("m000002").await;
     let story = browser.until("attempt 2: done").await;
@@ -52,7 +52,7 @@ async fn two_clicks_replay_what_fails_also_without_scripts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_canary_that_goes_on_is_stopped_by_its_button() {
+async fn a_running_canary_is_stopped_by_its_button() {
     let scene = Scene::new().await;
     poisoned(&scene, 3).await;
     let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
@@ -64,12 +64,12 @@ async fn a_canary_that_goes_on_is_stopped_by_its_button() {
     browser.show(Look::Light).await;
     browser.click("Replay all that match…").await;
     browser.click("Replay 3").await;
-    // Nobody runs the handler: the first step waits.
+    // No process runs the handler, so the first step waits.
     browser.until("Not run yet").await;
     browser.click("Stop").await;
     browser.until("stopped: by a visitor").await;
     assert_eq!(scene.count("inbox_poisoned").await, 2);
-    // The page shows what is left, and is live like any other page from now on.
+    // The page shows how many are left, and updates itself again.
     let badge = browser.ask("return document.querySelector('#menu a[href$=\"/poisoned\"] .badge').textContent").await;
     assert_eq!(badge, "2");
     let is_live = "return document.querySelector('[data-live-state]').classList.contains('on')";
@@ -77,7 +77,7 @@ async fn a_canary_that_goes_on_is_stopped_by_its_button() {
     browser.go(&served.url("/jobs")).await;
     browser.until("stopped: by a visitor").await;
 
-    // The one that was replayed is pending, and is discarded with all that are.
+    // The delivery that was replayed is pending, and is discarded with all pending ones.
     for (look, name) in [(Look::Phone, "deliveries-phone"), (Look::Light, "deliveries")] {
         browser.show(look).await;
         browser.go(&served.url("/deliveries")).await;
@@ -91,14 +91,14 @@ async fn a_canary_that_goes_on_is_stopped_by_its_button() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_is_kept_up_to_date_and_reached_by_the_keyboard() {
+async fn a_page_updates_itself_and_is_accessible() {
     let scene = Scene::new().await;
     poisoned(&scene, 1).await;
     let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
     browser.go(&served.url("/")).await;
     browser.until("1 poisoned delivery of stock").await;
 
-    // Nobody touches the page: it changes by itself when somebody else acts.
+    // The page changes without a click when another person acts.
     scene.store.operate().acting_as("bob").pause("stock").await.unwrap();
     browser.until("stock is paused").await;
     scene.store.operate().acting_as("bob").resume("stock").await.unwrap();
@@ -110,7 +110,7 @@ async fn a_page_is_kept_up_to_date_and_reached_by_the_keyboard() {
 
     browser.go(&served.url("/")).await;
     browser.until("1 poisoned delivery of stock").await;
-    // The first stop of the keyboard leads past the menu; a plot says in words what it shows; each table has headers.
+    // The first tab stop skips the menu, every plot and input has a label, and every table has headers.
     browser.press('\u{e004}').await;
     let focused = browser.ask("return document.activeElement.textContent").await;
     assert_eq!(focused, "Skip to the content");

@@ -1,4 +1,6 @@
-//! What it costs the database: one look for everybody, however many tabs are open. Counted in statements, not in time.
+//! The cost of the dashboard for the database, counted in statements and not in time.
+//!
+//! A *look* is one run of the sampler's queries. All open tabs share it.
 
 use std::time::Duration;
 
@@ -9,33 +11,33 @@ use crate::scene::{Runs, quick, record, records};
 use support::http::{EventStream, request};
 use support::postgres::{Cluster, connect};
 
-/// Looks of the sampler that a measurement takes.
+/// How many looks a measurement takes.
 const LOOKS: usize = 8;
 
-/// Pages that one look may read: some 50,000 rows of the deliveries' indexes and tables.
+/// The most database pages that one look may read: about 50,000 rows of the deliveries' indexes and tables.
 const PAGES_MAX: f64 = 60_000.0;
 
-/// Pages that the page of one message may read: a few rows, each by an index.
+/// The most database pages that the web page of one message may read: a few rows, each found by an index.
 const STORY_PAGES_MAX: i64 = 1_000;
 
-/// What a look costs the database.
+/// The cost of one look.
 struct Cost {
     statements: f64,
-    /// Pages of tables and indexes.
+    /// Database pages of tables and indexes.
     pages: f64,
 }
 
-/// The pages that tabs show. Lists are not loaded again by themselves, so they only listen.
+/// The web pages that the tabs show. Those with lists do not reload themselves.
 const PAGES: [&str; 6] = ["/", "/kafka", "/processes", "/message?message=open", "/poisoned", "/deliveries"];
 
-/// The cost of each look while `tabs` tabs are open. Each tab of a live page loads it again after every look.
+/// The cost per look while `tabs` tabs are open. Tabs of live pages reload after every look.
 async fn cost_per_look(address: &str, database: &tokio_postgres::Client, tabs: usize) -> Cost {
     let mut streams = Vec::new();
     for tab in 0..tabs {
         let path = PAGES[tab % PAGES.len()];
         let page = request(address, "GET", path, &[], "").await.body;
         let path = Some(path).filter(|_| page.contains(" data-live-load"));
-        // The first event is the last look, from before the counters are reset.
+        // The first event is about a look from before the counters are reset.
         let (stream, _) = EventStream::open(address, "/live").await.next().await;
         streams.push((path, stream));
     }
@@ -82,7 +84,7 @@ impl Scene {
         let inbox = Inbox::builder(store.clone()).limits(quick()).subscribe("orders", broken).build().unwrap();
         inbox.accept_all(records(50)).await.unwrap();
         inbox.drain().await.unwrap();
-        // Nobody runs this one, so its story is live.
+        // It is never run, so its page stays live.
         inbox.accept(record("open")).await.unwrap();
         drop(inbox);
 
@@ -97,7 +99,7 @@ impl Scene {
         cost_per_look(&self.address, &self.database, tabs).await
     }
 
-    /// The pages of tables and indexes that a page reads, besides those of the looks.
+    /// The database pages that a web page reads, without those of the looks.
     async fn pages_of(&self, path: &str) -> i64 {
         self.cost(1).await;
         let of_looks: Vec<Option<i64>> =
@@ -118,10 +120,10 @@ impl Drop for Scene {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_open_tabs_cost_the_database_what_one_costs() {
+async fn twenty_open_tabs_cost_the_database_no_more_than_one_tab_of_each_page() {
     let scene = Scene::new(Duration::from_millis(250)).await;
     let one = scene.cost(1).await.statements;
-    // The pages of Kafka and of a message read their own rows, so the baseline has one tab of each page.
+    // The pages for Kafka and for one message run their own queries, so the baseline has one tab of each page.
     let each = scene.cost(PAGES.len()).await.statements;
     let twenty = scene.cost(20).await.statements;
     let told = format!(
@@ -146,11 +148,10 @@ const FIVE_MILLION: &str = r"
     FROM inbox_message m, inbox_handler h WHERE h.key = 'stock' AND m.message_id LIKE 'old-%';
     VACUUM ANALYZE inbox_message; VACUUM ANALYZE inbox_delivery;";
 
-// For scripts/nightly: filling the tables takes minutes.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "five million rows: scripts/nightly"]
-async fn twenty_open_tabs_cost_what_one_costs_beside_five_million_messages() {
-    // Slow enough for every tab to load its page again before the next look, also on a busy machine.
+async fn twenty_open_tabs_cost_no_more_than_one_of_each_page_with_five_million_messages() {
+    // Slow enough for every tab to reload its page before the next look, even on a busy machine.
     let scene = Scene::new(Duration::from_secs(2)).await;
     let empty = scene.cost(PAGES.len()).await;
     for statement in FIVE_MILLION.split(';').filter(|statement| !statement.trim().is_empty()) {
@@ -166,12 +167,12 @@ async fn twenty_open_tabs_cost_what_one_costs_beside_five_million_messages() {
     );
     note("cost_of_five_million", &told);
     assert!(twenty.statements < each.statements + 1.0 && twenty.pages < each.pages * 1.5, "{told}");
-    // Counts stop at 10,000 for each handler and kind, so a look reads a bounded number of pages whatever the tables hold.
+    // Counts stop at 10,000 for each handler and state, so the number of pages that a look reads is bounded.
     assert!(each.pages < PAGES_MAX, "{told}");
     assert!((1..STORY_PAGES_MAX).contains(&story), "{told}");
 }
 
-/// Keeps what was measured beside the pictures.
+/// Saves the figures beside the screenshots.
 fn note(name: &str, told: &str) {
     let file = super::picture(name).with_extension("txt");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();

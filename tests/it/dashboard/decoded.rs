@@ -1,4 +1,4 @@
-//! Payloads and keys as a decoder shows them: with a schema registry, and with a decoder that misbehaves.
+//! The dashboard shows decoded payloads and keys: with a schema registry, and with a decoder that misbehaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::formats::{fixture, started};
 use crate::scene::Runs;
 use support::registry::Mood;
 
-/// The page has these texts, in this order.
+/// Asserts that the page contains these texts in this order.
 fn assert_in_order(page: &str, texts: &[&str]) {
     texts.iter().fold(page, |rest, text| {
         let (_, rest) = rest.split_once(text).unwrap_or_else(|| panic!("{text:?} is not at its place in\n{page}"));
@@ -24,7 +24,7 @@ fn assert_in_order(page: &str, texts: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wharf_dashboard_shows_the_decoded_form_first_and_says_when_the_registry_is_away() {
+async fn wharf_dashboard_shows_the_decoded_form_first_and_reports_an_unavailable_registry() {
     let (scene, registry) = (Scene::new().await, started());
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("mail")).build().unwrap();
     let with_key = fixture("avro").with_key(fixture("avro_key").payload().unwrap().to_vec());
@@ -37,7 +37,7 @@ async fn wharf_dashboard_shows_the_decoded_form_first_and_says_when_the_registry
     let arguments = ["--listen", "127.0.0.1:0", "--registry", &registry.url()];
     let served = Served::with(&scene, &arguments, &[("WHARF_REGISTRY_TOKEN", "hunter2")]).await;
 
-    // The registry is asked when a visitor requests the payload, and not when the script updates the page.
+    // The payload is decoded when a visitor requests it, and not when the script updates the page.
     assert!(!served.get("/message?message=avro", &[]).await.body.contains("Decoded"));
     let avro = "/message?message=avro&payload=show";
     assert!(!served.get(avro, &[("X-Wharf-Update", "1")]).await.body.contains("Decoded"));
@@ -61,13 +61,13 @@ async fn wharf_dashboard_shows_the_decoded_form_first_and_says_when_the_registry
     let sentence = "The payload cannot be decoded now: the schema registry at 127.0.0.1 cannot be reached";
     assert_in_order(&away.body, &["<h3>Decoded payload", sentence, "as stored", "Di</pre>"]);
     assert!(away.status == 200 && !away.body.contains("hunter2"), "{}", away.body);
-    // Its schemas are known.
+    // The schemas of this message are cached.
     assert_in_order(&served.get(avro, &[]).await.body, &texts);
 }
 
 const HOSTILE: &str = "</pre><script>window.hacked=1</script>\u{202e}txt";
 
-/// What it does is what the payload says.
+/// A decoder whose behaviour the payload selects.
 fn hostile(encoded: &Encoded<'_>) -> Result<Option<Readable>, Undecoded> {
     match encoded.bytes() {
         b"html" => Ok(Some(Readable::new(HOSTILE, json!({ HOSTILE: [HOSTILE] })))),
@@ -79,7 +79,7 @@ fn hostile(encoded: &Encoded<'_>) -> Result<Option<Readable>, Undecoded> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decoder_can_neither_break_the_page_nor_is_it_called_for_who_may_not_see_payloads() {
+async fn a_decoder_cannot_break_the_page_and_is_not_called_without_the_right_to_see_payloads() {
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("mail")).build().unwrap();
     let ids = ["html", "huge", "panic", "error", "other"];

@@ -1,4 +1,4 @@
-//! Previews and their forms, as a browser sends them, without a browser.
+//! Reads previews and sends their forms as a browser would, without a browser.
 
 use crate::scene::within;
 use support::http::{Answer, request};
@@ -11,13 +11,13 @@ pub async fn links(address: &str, page: &str) -> Vec<String> {
     links.map(|link| link.replace("&#38;", "&").replace("&amp;", "&")).collect()
 }
 
-/// The preview of an action, as its form would be sent.
+/// Loads the preview of an action. Returns the form as its page would send it.
 pub async fn form(address: &str, query: &str) -> String {
     let page = request(address, "GET", &format!("/act?{query}"), &[], "").await;
     assert_eq!(page.status, 200, "{}", page.body);
     let hidden = page.body.split("<input type=\"hidden\" ").skip(1).map(|rest| {
         let value = |name: &str| rest.split(&format!("{name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
-        // The target is a query; the page writes its `&` for HTML.
+        // The target is a query, whose `&` is escaped in HTML.
         let text = value("value").unwrap().replace("&#38;", "&");
         let encoded = text.replace('%', "%25").replace('&', "%26").replace('=', "%3D").replace('+', "%2B");
         format!("{}={encoded}", value("name").unwrap())
@@ -25,20 +25,20 @@ pub async fn form(address: &str, query: &str) -> String {
     hidden.collect::<Vec<_>>().join("&")
 }
 
-/// Posts a form from this origin.
+/// Posts a form with this `Origin`.
 pub async fn post(address: &str, path: &str, origin: &str, form: &str) -> Answer {
     let headers = [("Content-Type", "application/x-www-form-urlencoded"), ("Origin", origin)];
     request(address, "POST", path, &headers, form).await
 }
 
-/// Sends the form of an action from its own page.
+/// Sends the form of an action from the origin of the dashboard.
 pub async fn send(address: &str, form: &str) -> Answer {
     let sent = post(address, "/act", &format!("http://{address}"), form).await;
     assert_eq!(sent.status, 303, "{}", sent.body);
     sent
 }
 
-/// Waits for the end of the action that the answer leads to. Returns how it has ended.
+/// Waits for the end of the action that the answer redirects to. Returns its result.
 pub async fn ended(address: &str, sent: &Answer) -> String {
     let job = sent.header("location").unwrap();
     within(async {

@@ -1,4 +1,4 @@
-//! What came from records, errors and people is shown as text, whatever it is.
+//! Texts from records, errors and people are shown as text, whatever they contain.
 
 use wharf::{Failure, Record};
 
@@ -7,11 +7,11 @@ use crate::scene::{Runs, Scene};
 use support::browser::{Browser, Scripts};
 use support::postgres::connect;
 
-/// Would run a script, load a picture from elsewhere, leave its place in the page, and turn the text around.
+/// Unescaped, it would end its HTML element, run scripts, load a picture from another server, and reverse the text.
 const HOSTILE: &str =
     "\"'><script>window.hacked=1</script><img src=http://evil.example/x onerror=window.hacked=1>{{7*7}}\u{202e}txt";
 
-/// What comes from Kafka and from other processes, written as they would write it.
+/// Writes hostile texts into the fields that Kafka and other processes fill.
 async fn plant(scene: &Scene) {
     let sql = "UPDATE inbox_processor SET name = $1, version = $1;
                INSERT INTO inbox_processor (name, version, handler_ids, alive_until) VALUES ($1, $1, '{}', now() + interval '1 hour');
@@ -24,11 +24,11 @@ async fn plant(scene: &Scene) {
     }
 }
 
-/// The page shows the text as text, and nothing in it has run.
+/// Asserts that the page shows the hostile text as text, and that no script in it has run.
 async fn harmless(browser: &Browser, path: &str) {
     let shown = browser.until("<script>").await;
     assert!(!shown.contains('\u{202e}'), "{path}:\n{shown}");
-    // Errors lost it when they were stored; everything else shows what it is.
+    // Errors, which the start page shows, are stored without U+202E. All other texts show it escaped.
     assert!(path == "/" || shown.contains("\\u{202e}"), "{path}:\n{shown}");
     let is_harmless = "return window.hacked === undefined && document.images.length === 0";
     assert_eq!(browser.ask(is_harmless).await, true, "{path}");
@@ -56,7 +56,7 @@ async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() 
         browser.go(&served.url(path)).await;
         harmless(&browser, path).await;
     }
-    // An act finds exactly this message by its id, byte for byte.
+    // An action finds the message by its exact id.
     browser.go(&served.url("/poisoned")).await;
     browser.click_on(".list th a").await;
     browser.click("Show payload").await;
@@ -69,7 +69,7 @@ async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() 
         scene.count("inbox_status WHERE replays = 1 AND state = 'pending' AND message_id LIKE '%hacked%'").await;
     assert_eq!(replayed, 1);
 
-    // A replay of many, which nobody runs: the list of actions has its reason and its filter.
+    // The list of actions shows the reason and the filter of a replay of many, which no process runs.
     browser.go(&served.url("/act?verb=replay&error=%3Cscript%3E&handler=stock")).await;
     browser.write("[name=because]", HOSTILE).await;
     browser.click_on("button.primary").await;
@@ -79,14 +79,14 @@ async fn hostile_ids_errors_headers_payloads_and_reasons_are_shown_harmlessly() 
     browser.go(&served.url("/jobs")).await;
     harmless(&browser, "/jobs").await;
 
-    // What a visitor puts into the URL is shown as text too.
+    // Parameters of the URL are shown as text too.
     browser.go(&served.url("/poisoned?error=%22%3E%3Cscript%3Ewindow.hacked%3D1%3C%2Fscript%3E&handler=stock")).await;
     browser.until("No poisoned delivery matches").await;
     browser.go(&served.url("/message?message=%3Cscript%3Ewindow.hacked%3D1%3C%2Fscript%3E")).await;
     browser.until("no delivery of a message").await;
     assert_eq!(browser.ask("return window.hacked === undefined").await, true);
     let complaints: Vec<String> = browser.complaints().await;
-    // Only that the last page is a 404, which it is.
+    // The browser logs only that the last page is a 404, as expected.
     assert!(complaints.iter().all(|complaint| complaint.contains("404")), "{complaints:?}");
     assert!(browser.requested().await.iter().all(|url| !url.contains("evil.example/x")));
 }

@@ -1,4 +1,4 @@
-//! Whom it is for: the keyboard, a phone, the dark scheme, a screen reader.
+//! The dashboard works with the keyboard, on a phone, in the dark scheme and with a screen reader.
 
 use wharf::{Failure, Registration};
 
@@ -8,7 +8,7 @@ use support::browser::{Browser, Look, Scripts};
 
 const TAB: char = '\u{e004}';
 const ENTER: char = '\u{e007}';
-/// More stops than a page has.
+/// More tab stops than any page has.
 const STOPS_MAX: usize = 100;
 
 async fn poisoned(scene: &Scene, count: usize) {
@@ -23,7 +23,7 @@ async fn focused(browser: &Browser) -> String {
     text.as_str().unwrap_or_default().to_owned()
 }
 
-/// Goes from stop to stop until the text of the focused link or button begins with this, and presses it.
+/// Presses Tab until the text of the focused link or button begins with `name`, then Enter.
 async fn press(browser: &Browser, name: &str) {
     for _ in 0..STOPS_MAX {
         browser.press(TAB).await;
@@ -35,7 +35,7 @@ async fn press(browser: &Browser, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_is_started_watched_and_stopped_by_keys_alone() {
+async fn a_replay_is_started_watched_and_stopped_with_the_keyboard_alone() {
     let scene = Scene::new().await;
     poisoned(&scene, 20).await;
     let (served, browser) = (Served::on(&scene).await, Browser::start(Scripts::On).await);
@@ -52,7 +52,8 @@ async fn a_replay_is_started_watched_and_stopped_by_keys_alone() {
         browser.press(TAB).await;
     }
 
-    // The first step ends, so the figures are replaced. The keyboard stays on the button, and only the state is read aloud.
+    // The first step ends, so the figures are replaced. The focus stays on the button, and a screen reader reads only
+    // the state.
     let first = scene.database.query_texts("SELECT message_id FROM inbox_status WHERE state = 'pending'").await;
     let first = wharf::operate::DeliveryFilter::default().message_id(&first[0]);
     assert_eq!(scene.store.operate().acting_as("bob").discard(&first, 1).await.unwrap(), 1);
@@ -67,7 +68,7 @@ async fn a_replay_is_started_watched_and_stopped_by_keys_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_fit_a_phone_have_dark_colours_and_keep_their_tables() {
+async fn pages_fit_a_phone_have_dark_colours_and_keep_the_roles_of_their_tables() {
     let scene = Scene::new().await;
     poisoned(&scene, 2).await;
     let inbox = scene.inbox().subscribe("orders", Runs::new().handler("mail")).build().unwrap();
@@ -92,7 +93,7 @@ async fn pages_fit_a_phone_have_dark_colours_and_keep_their_tables() {
         browser.go(&served.url(path)).await;
         let fits = browser.ask("return document.documentElement.scrollWidth <= window.innerWidth").await;
         assert_eq!(fits, true, "{path} is wider than a phone");
-        // A row is shown as a card, which would hide from a screen reader that it is a row: its role says so.
+        // On a phone, rows are displayed as cards. Without explicit roles, a screen reader would not find the table.
         let bare = "return [...document.querySelectorAll('table, thead, tbody, tr, th, td')]
                         .filter(one => !one.hasAttribute('role')).map(one => one.outerHTML)";
         assert_eq!(browser.ask(bare).await, serde_json::json!([]), "{path}");

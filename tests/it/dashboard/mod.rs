@@ -1,4 +1,5 @@
-//! The dashboard in a real Chromium, and what it refuses. The incident that is resolved by clicks alone is in `incident/dashboard.rs`.
+//! Tests the dashboard in a real Chromium, and the requests that it refuses. `incident/dashboard.rs` resolves a whole
+//! incident by clicks alone.
 
 mod bound;
 mod clicks;
@@ -18,7 +19,7 @@ mod tabs;
 
 use std::path::PathBuf;
 
-/// Where a test saves its pictures, for a person to look at. Those of the documents are made by `pictures.rs`.
+/// The file of a screenshot that a person may look at. `pictures.rs` makes those of the documentation.
 pub fn picture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/dashboard").join(format!("{name}.png"))
 }

@@ -1,4 +1,4 @@
-//! The router in a service of one's own: nested at a path, with rights that the service decides.
+//! The router in a user's service: nested under a path, with rights that the service decides.
 
 use axum::Router;
 use tokio::net::TcpListener;
@@ -9,7 +9,7 @@ use crate::conformance::sqlite::scene::Scene;
 use crate::scene::{Runs, record};
 use support::http::{Answer, request};
 
-/// Believes the header `X-User`.
+/// The rights of the user that the header `X-User` names.
 pub fn access() -> Access {
     Access::by(|request| match request.headers.get("x-user").and_then(|name| name.to_str().ok()) {
         Some("guest") => Visitor::named("guest").may_look(),
@@ -46,7 +46,7 @@ async fn a_service_decides_who_looks_who_sees_payloads_and_who_acts() {
     assert_eq!(ask(&address, "GET", "", "", "").await.status, 401);
     let page = ask(&address, "GET", "", "guest", "").await;
     assert_eq!(page.status, 200, "{}", page.body);
-    // Every link leads below the path that it is mounted at; who may not act is offered no act.
+    // Every link stays below the mount path, and a visitor without the right to act sees no action.
     let links: Vec<&str> = page.body.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(links.iter().all(|link| link.starts_with("/admin/inbox/") || link.starts_with('#')), "{links:?}");
     assert!(!page.body.contains("Replay…") && page.body.contains("no shelf"), "{}", page.body);

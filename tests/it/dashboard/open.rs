@@ -1,4 +1,5 @@
-//! Actions on pending and running deliveries of many messages: by group, on all that match, and on nothing that has changed since the preview.
+//! Actions on pending and running deliveries of many messages, by group or by filter. They leave out deliveries that
+//! changed after the preview.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::served::Served;
 use crate::conformance::sqlite;
 use crate::scene::{self, Database, Runs, Stage, quick, record};
 
-/// Fails, and is not due again during the test, except that `bb` has a second attempt.
+/// A handler that always fails. Its deliveries are not due again during the test, except that `bb` is due once more.
 fn failing<D: Database>() -> Registration<D::Backend> {
     Runs::new().answering("stock", move |message| {
         let is_again = message.id() == "bb" && message.attempt() == 1;
@@ -20,7 +21,7 @@ fn failing<D: Database>() -> Registration<D::Backend> {
     })
 }
 
-/// Accepts records and runs what is due, once.
+/// Accepts records and runs all due deliveries once.
 async fn fail<D: Database>(inbox: &Inbox<D::Backend>, ids: &[&str]) {
     inbox.accept_all(ids.iter().map(|id| record(id))).await.unwrap();
     inbox.run_due().await.unwrap();
@@ -34,7 +35,7 @@ async fn groups_of_pending_deliveries<D: Database>() {
     let scene = Stage::<D>::new().await;
     let stock = scene.inbox().subscribe("orders", failing::<D>()).build().unwrap();
     fail::<D>(&stock, &["a", "bb", "ccc"]).await;
-    // Never run.
+    // These deliveries never run.
     let mails = scene.inbox().subscribe("mails", Runs::new().handler("mail")).build().unwrap();
     mails.accept_all([mail("d"), mail("e")]).await.unwrap();
     let served = Served::on(&scene).await;
@@ -51,7 +52,7 @@ async fn groups_of_pending_deliveries<D: Database>() {
     assert!(group("mail").ends_with("fingerprint=none"), "{shown:?}");
     let discard = form(address, group("stock")).await;
     assert!(discard.contains("expected=3"), "{discard}");
-    // One fails again, and another one comes to match.
+    // After the preview, `bb` fails again, and `dddd` matches too.
     fail::<D>(&stock, &["dddd"]).await;
     let foreign = post(address, "/act", "http://evil.example", &discard).await;
     assert_eq!(foreign.status, 403, "{}", foreign.body);
@@ -60,16 +61,17 @@ async fn groups_of_pending_deliveries<D: Database>() {
     assert_eq!(scene.states().await, [&states[..], &["dddd stock pending", "e mail pending"]].concat());
     let audited = "inbox_audit WHERE action = 'discard' AND actor = 'alice' AND because = 'sold' AND affected = 2";
     assert_eq!(scene.count(audited).await, 1);
-    assert_eq!(scene.count("inbox_history").await, 2, "what they were before is kept");
+    assert_eq!(scene.count("inbox_history").await, 2, "the former states are kept");
 
-    // All that match, and one more after the preview.
+    // `f` matches too, but arrives after the preview.
     let all = form(address, "verb=discard&state=pending&topic=mails").await;
     mails.accept(mail("f")).await.unwrap();
     assert_eq!(ended(address, &send(address, &all).await).await, "finished: 2 discarded");
     assert_eq!(scene.count("inbox_status WHERE state = 'pending' AND message_id = 'f'").await, 1);
-    // Those without a preview are bound to the moment of the request. Nothing else can be done to many pending deliveries, or to done ones.
+    // Without a preview, the action applies to what matches at the time of the request.
     let now = "verb=discard&target=state%3Dpending%26handler%3Dmail";
     assert_eq!(ended(address, &send(address, now).await).await, "finished: 1 discarded");
+    // Many pending deliveries can only be discarded, and done ones cannot be changed.
     for wrong in ["verb=replay&state=pending", "verb=release&state=pending", "verb=discard&state=done"] {
         assert_eq!(served.get(&format!("/act?{wrong}"), &[]).await.status, 400, "{wrong}");
     }
@@ -110,7 +112,7 @@ async fn the_claims_of_a_group_of_stuck_runs_are_released_and_those_of_later_run
     assert_eq!(scene.count("inbox_status WHERE message_id = 'c' AND state = 'running' AND attempts = 1").await, 1);
     // The released ones run again.
     runs.reached(5).await;
-    // A second form of the same preview finds other runs, and leaves them alone.
+    // Sent again, the form of the same preview finds other runs and leaves them alone.
     assert_eq!(ended(address, &send(address, &release).await).await, "finished: nothing matched any more");
     drop(running);
 }

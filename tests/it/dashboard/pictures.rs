@@ -1,6 +1,6 @@
-//! The pictures of the documents: a shop with an incident, as the dashboard shows it.
+//! Makes the screenshots of the documentation: the dashboard of a shop with an incident.
 //!
-//! A plot covers at least five minutes, and its values are measured, so the scene takes five minutes: it is a test of
+//! A plot covers at least five minutes and shows measured values, so the test takes five minutes and runs only in
 //! scripts/nightly. CONTRIBUTING.md has the command that replaces `docs/images`.
 
 use std::convert::Infallible;
@@ -20,21 +20,21 @@ use super::picture;
 use crate::scene::{Db, Scene, key, within};
 use support::browser::{Browser, Look, Scripts};
 
-/// Almost the shortest time that a plot covers, so that its line begins at its left end.
+/// Almost the shortest time that a plot covers, so that its line begins at the left edge.
 const OPEN_FOR: Duration = Duration::from_secs(290);
 /// The search cluster is down for maintenance in the last minute.
 const PAUSED_AFTER: Duration = Duration::from_secs(225);
 /// How often orders arrive.
 const TICK: Duration = Duration::from_millis(250);
-/// As often as the processes report their rates, with the lease of a test.
+/// The interval at which processes report their rates, with the lease of the tests.
 const SAMPLE_EVERY: Duration = Duration::from_secs(2);
-/// One order of so many is of a customer that the fraud service does not know.
+/// One of this many orders is from a customer that the fraud service does not know.
 const MALLORY_EVERY: u64 = 900;
-/// Orders whose customers have no mailbox any more.
+/// Orders whose customers no longer have a mailbox.
 const WITHOUT_MAILBOX: [u64; 3] = [1_111, 2_222, 3_333];
 
-/// Where the pictures are saved: `WHARF_PICTURES=docs/images` replaces those of the documents. A person looks at them before they are
-/// committed.
+/// The file of a screenshot: `WHARF_PICTURES=docs/images` replaces those of the documentation. A person checks them
+/// before they are committed.
 fn published(name: &str) -> PathBuf {
     match std::env::var_os("WHARF_PICTURES") {
         Some(folder) => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder).join(format!("{name}.png")),
@@ -84,7 +84,7 @@ impl Product {
     }
 }
 
-/// A call of another service.
+/// Stands for a call of another service.
 async fn takes(millis: u64) {
     tokio::time::sleep(Duration::from_millis(millis)).await;
 }
@@ -171,7 +171,8 @@ async fn open_shop(scene: &Scene, inbox: &Inbox<Db>) -> Infallible {
     }
 }
 
-/// The start page. The handlers are retrying something all the time; the picture is of a moment in which they also run.
+/// The start page. Often all open deliveries of a handler wait for a retry; the screenshot waits until none is in that
+/// state.
 async fn start_page(browser: &Browser) {
     let shown = browser.until("search.index is paused").await;
     for word in ["the fraud service does not know customer mallory", "550 5.1.1 no such mailbox", "at most 32/s"] {
@@ -184,7 +185,7 @@ async fn start_page(browser: &Browser) {
     }
 }
 
-/// The poisoned deliveries, and the story of the first one after the fraud service was repaired and it was replayed.
+/// The list of poisoned deliveries; and, after the fraud service is repaired and the first one is replayed, its page.
 async fn poisoned_pages(browser: &Browser, url: &str, knows_mallory: &AtomicBool) {
     browser.go(&format!("{url}/poisoned?handler=fraud.check")).await;
     browser.until("By error").await;
@@ -204,7 +205,7 @@ async fn poisoned_pages(browser: &Browser, url: &str, knows_mallory: &AtomicBool
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "five minutes: scripts/nightly"]
-async fn the_pictures_of_the_documents_are_made() {
+async fn the_screenshots_of_the_documentation_are_made() {
     let (scene, knows_mallory) = (Scene::new().await, Arc::default());
     let inbox = shop(&scene, &knows_mallory);
     inbox.accept_or_quarantine([Record::new("orders").with_key("order-0").with_payload("{\"number\":")]).await.unwrap();

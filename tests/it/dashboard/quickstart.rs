@@ -1,4 +1,5 @@
-//! The promise of the quickstart: its first page names the failing handler and its error, two clicks replay it, the story has every attempt.
+//! The quickstart with its dashboard: the first page names the failing handler and its error, two clicks replay the
+//! delivery, and the page of the message lists every attempt.
 
 use std::process::Stdio;
 

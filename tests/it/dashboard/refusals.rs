@@ -1,4 +1,4 @@
-//! Who is not let in, and what is not done: other origins, foreign names, visitors without a token.
+//! The dashboard refuses requests from other origins, for unknown host names and without a token.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -20,7 +20,7 @@ async fn scene() -> Scene {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_of_another_origin_is_refused_and_one_of_its_own_page_is_done() {
+async fn a_write_from_another_origin_is_refused_and_one_from_its_own_page_succeeds() {
     let scene = scene().await;
     let served = Served::on(&scene).await;
     let own = format!("http://{}", served.address);
@@ -35,7 +35,7 @@ async fn a_write_of_another_origin_is_refused_and_one_of_its_own_page_is_done() 
         assert_eq!(refused.status, 403, "{foreign:?}: {}", refused.body);
     }
     assert_eq!(scene.count("inbox_audit").await, 0);
-    // A GET changes nothing, whatever it asks for.
+    // A GET request changes nothing.
     assert_eq!(served.get("/act?verb=pause&handler=stock", &[]).await.status, 200);
     assert_eq!(scene.count("inbox_audit").await, 0);
     let done = served.post("/act", &[("Origin", &own), ("Sec-Fetch-Site", "same-origin")], PAUSE).await;
@@ -43,7 +43,7 @@ async fn a_write_of_another_origin_is_refused_and_one_of_its_own_page_is_done() 
     assert_eq!(scene.count("inbox_audit WHERE action = 'pause' AND actor = 'alice'").await, 1);
 }
 
-/// A page that sends a form to the dashboard as soon as it is shown. Served once.
+/// Serves a page that sends a form to the dashboard as soon as it is loaded. Returns its URL.
 fn evil_page(target: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -71,7 +71,7 @@ async fn a_page_of_another_origin_in_a_real_browser_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_foreign_name_is_refused_and_every_answer_forbids_what_is_not_its_own() {
+async fn an_unknown_host_name_is_refused_and_every_answer_has_a_strict_content_security_policy() {
     let scene = scene().await;
     let served = Served::with(&scene, &["--listen", "127.0.0.1:0", "--host", "inbox.example.com"], &[]).await;
     assert_eq!(served.get("/", &[("Host", "evil.example")]).await.status, 421);
@@ -89,7 +89,7 @@ async fn a_foreign_name_is_refused_and_every_answer_forbids_what_is_not_its_own(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_let_in_without_the_token_that_was_set() {
+async fn nobody_has_access_without_the_configured_token() {
     let scene = scene().await;
     let variables = [("WHARF_DASHBOARD_TOKEN", TOKEN)];
     let served = Served::with(&scene, &["--listen", "127.0.0.1:0"], &variables).await;
@@ -108,7 +108,7 @@ async fn nobody_is_let_in_without_the_token_that_was_set() {
     assert_eq!((nameless.status, nameless.header("set-cookie")), (400, None));
     assert!(nameless.body.contains("A name is missing"), "{}", nameless.body);
 
-    // A program has the token and no page. No other site can send its header, so it needs no origin.
+    // A program sends the token without an origin. This is safe, because no other site can send the header.
     let bearer = format!("Bearer {TOKEN}");
     assert_eq!(served.post("/act", &[("Authorization", "Bearer wrong horse battery")], PAUSE).await.status, 403);
     assert_eq!(served.post("/act", &[("Authorization", &bearer)], PAUSE).await.status, 303);
@@ -128,12 +128,12 @@ async fn nobody_is_let_in_without_the_token_that_was_set() {
     browser.click_on("button.primary").await;
     browser.until("Paused").await;
     assert_eq!(scene.count("inbox_audit WHERE actor = 'carol'").await, 1);
-    assert_eq!(browser.ask("return document.cookie").await, "", "no script reads the session");
+    assert_eq!(browser.ask("return document.cookie").await, "", "no script can read the session");
     served.assert_quiet(&browser).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_others_reach_needs_a_token_and_no_token_is_an_argument() {
+async fn a_public_address_requires_a_token_which_cannot_be_given_as_an_argument() {
     let scene = scene().await;
     let wharf = Program::on(&scene);
     let refused = wharf.run(&["dashboard", "--listen", "0.0.0.0:0"]).await;

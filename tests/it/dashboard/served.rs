@@ -1,4 +1,4 @@
-//! `wharf dashboard` as a process of its own, on a free port.
+//! Runs `wharf dashboard` as a child process, on a free port.
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
@@ -11,7 +11,7 @@ use support::http::{Answer, request};
 pub struct Served {
     /// `host:port`.
     pub address: String,
-    /// Ends when dropped.
+    /// Killed when dropped.
     process: Child,
 }
 
@@ -25,13 +25,13 @@ impl Served {
         command.arg("dashboard").args(arguments).envs(variables.iter().copied());
         let mut process = command.spawn().expect("the binary starts");
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
-        let line = within(lines.next_line()).await.expect("it prints").expect("where it is");
+        let line = within(lines.next_line()).await.expect("it prints").expect("a line with its URL");
         let url = line.split(' ').find(|word| word.starts_with("http://")).expect("its URL");
         let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
         Served { address, process }
     }
 
-    /// Ends the process, and waits until its port is free.
+    /// Kills the process and waits for its end, after which its port is free.
     pub async fn ends(mut self) {
         self.process.kill().await.expect("it runs");
     }
@@ -50,7 +50,7 @@ impl Served {
         request(&self.address, "POST", path, &[&[kind], headers].concat(), form).await
     }
 
-    /// No page has logged a warning or an error, and none has asked anybody else for anything.
+    /// Asserts that no page has logged a warning or an error, or sent a request to another server.
     pub async fn assert_quiet(&self, browser: &Browser) {
         assert_eq!(browser.complaints().await, [""; 0]);
         let own = self.url("/");

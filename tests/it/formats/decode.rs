@@ -1,4 +1,4 @@
-//! The output of another encoder is decoded correctly, with every form of the frame.
+//! The output of Confluent's encoders is decoded correctly, with the schema id in the payload and in a header.
 
 use base64::Engine;
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use wharf::{Message, Record};
 
 use super::{client, fixture, started};
 
-/// Waits for the decoder, then decodes.
+/// Waits until the decoder is ready, then decodes.
 pub async fn decode<P>(decoder: &impl Decoder<P>, record: &Record) -> Result<P, Undecoded> {
     let encoded = Encoded::of(record);
     if let Some(ready) = decoder.ready(&encoded) {
@@ -32,7 +32,7 @@ struct Order {
     digest: [u8; 4],
     ratio: f32,
     gift: bool,
-    /// Not written.
+    /// Not in the schema of the writer.
     #[serde(default)]
     channel: Option<String>,
 }
@@ -108,12 +108,12 @@ async fn old_and_new_records_are_read_through_the_readers_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_decoded_with_a_decoder_of_their_own() {
+async fn keys_are_decoded_with_a_separate_decoder() {
     let registry = client(&started());
     let key = fixture("avro_key").payload().unwrap().to_vec();
     let decoder = keyed(Avro::<i64>::new(&registry), Avro::<Order>::new(&registry));
     let (prefix, data) = key.split_at(5);
-    // The id of the key's schema is in the key, or in a header of its own.
+    // The id of the key's schema is in the key or in a separate header.
     let in_header = fixture("avro_header").with_key(data.to_vec()).with_header("__key_schema_id", prefix.to_vec());
     for record in [fixture("avro").with_key(key.clone()), in_header] {
         assert_eq!(decode(&decoder, &record).await, Ok(Keyed { key: 17, value: order() }));
@@ -121,7 +121,7 @@ async fn keys_are_decoded_with_a_decoder_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn protobuf_is_read_into_types_of_prost_and_by_its_descriptor() {
+async fn protobuf_is_read_into_prost_types_and_by_its_descriptor_into_json() {
     #[derive(Clone, PartialEq, prost::Message)]
     struct Order {
         #[prost(int64, tag = "1")]
@@ -149,7 +149,7 @@ async fn json_is_read_without_its_frame() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_are_cut_off_anywhere_are_undecodable_and_panic_nothing() {
+async fn truncated_records_cause_no_panic_and_never_count_as_unavailable() {
     let registry = client(&started());
     let (avro, protobuf) = (Avro::<Value>::new(&registry), ProtobufJson::<Value>::new(&registry));
     let whole = fixture("avro").payload().unwrap().to_vec();
@@ -169,7 +169,7 @@ async fn records_that_are_cut_off_anywhere_are_undecodable_and_panic_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_of_another_language_is_undecodable() {
+async fn a_schema_of_another_format_is_undecodable() {
     let registry = client(&started());
     let undecoded = decode(&Avro::<Value>::new(&registry), &fixture("protobuf")).await.unwrap_err();
     assert_eq!(

@@ -1,6 +1,6 @@
-"""Writes tests/it/formats/fixtures.json: records that Confluent's own Python client has encoded, for the tests of the formats.
+"""Writes tests/it/formats/fixtures.json: records encoded by Confluent's Python client, for the tests of the formats.
 
-Needs `pip install 'confluent-kafka[avro,protobuf,json,schemaregistry]'`. Run it from the root of the tree:
+Needs `pip install 'confluent-kafka[avro,protobuf,json,schemaregistry]'`. Run it from the root of the repository:
 `python3 tests/it/formats/fixtures.py > tests/it/formats/fixtures.json`.
 """
 
@@ -58,7 +58,7 @@ ORDER = {
     ],
     "labels": {"a": "1", "b": "2"}, "digest": b"\x00\x01\xfe\xff", "ratio": 0.5, "gift": True,
 }
-# A field is new with a default, one is gone, one has another name, and a number is wider.
+# Compared with V1: `channel` is new with a default, `customer` is renamed, `number` is wider, most others are removed.
 ORDER_V2 = {
     "type": "record", "name": "Order", "namespace": "shop",
     "fields": [
@@ -92,7 +92,7 @@ keep("avro_reference", AvroSerializer(registry, referring)({"who": {"name": "Cy"
 keep("json", JSONSerializer(json.dumps({
     "title": "Order", "type": "object", "properties": {"number": {"type": "integer"}}}), registry)({"number": 17}, context("json")))
 
-# Protobuf without a compiler: the descriptors are made here.
+# The descriptors are built here, so that no Protobuf compiler is needed.
 file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
 kinds = descriptor_pb2.FieldDescriptorProto
 order = file.message_type.add(name="Order")
@@ -126,7 +126,7 @@ for subject in registry.get_subjects():
         found = registry.get_version(subject, version)
         references = [{"name": r.name, "subject": r.subject, "version": r.version} for r in found.schema.references or []]
         kind, text = found.schema.schema_type, found.schema.schema_str
-        # The registry keeps a descriptor; a real one answers with the text of the file.
+        # The mock registry returns a descriptor; a real one returns the text of the file.
         if kind == "PROTOBUF":
             text = ('syntax = "proto3"; package shop; message Order { int64 number = 1; string customer = 2; } '
                     'message Other { message Inner { string text = 1; } }')

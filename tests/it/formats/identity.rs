@@ -1,4 +1,5 @@
-//! Identities from decoded payloads: undecodable records are quarantined, and records that cannot be decoded now wait.
+//! Identities from decoded payloads: undecodable records are quarantined, and records wait while the registry is
+//! unavailable.
 
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ async fn a_field_of_avro_protobuf_or_json_is_the_identity() {
     }
     assert_eq!(ids(&scene).await, ["-17", "17"]);
     let other = inbox.accept(nameless("json")).await.unwrap_err();
-    assert!(other.is_refused(), "17 belongs to another payload: {other:#}");
+    assert!(other.is_refused(), "identity 17 belongs to another payload: {other:#}");
     let missing = inbox.accept(nameless("avro_reference")).await.unwrap_err();
     assert!(
         missing.to_string().contains("missing identity (looked for \"/number\" of the decoded payload)"),
@@ -49,7 +50,7 @@ async fn a_field_of_avro_protobuf_or_json_is_the_identity() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_decoded_key_is_the_identity_also_of_a_tombstone() {
+async fn the_decoded_key_is_the_identity_even_of_a_tombstone() {
     let (scene, registry) = (Scene::new().await, started());
     let identity = Identity::decoded_key(ByRegistry::new(&client(&registry)), "");
     let builder = scene.inbox().subscribe("orders", Runs::new().handler("stock"));
@@ -65,7 +66,7 @@ async fn the_decoded_key_is_the_identity_also_of_a_tombstone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_decoded_is_quarantined_and_decoded_anew_by_a_replay() {
+async fn an_undecodable_record_is_quarantined_and_a_replay_decodes_it_again() {
     let (scene, registry) = (Scene::new().await, TestRegistry::start(Vec::new()));
     let accepted = inbox(&scene, &registry, quick()).accept_or_quarantine([nameless("avro")]).await.unwrap();
     assert_eq!(accepted, [Receipt::Quarantined { reason: "payload cannot be decoded" }]);
@@ -74,7 +75,7 @@ async fn what_cannot_be_decoded_is_quarantined_and_decoded_anew_by_a_replay() {
 
     FIXTURES["schemas"].as_array().unwrap().iter().for_each(|schema| registry.add(schema.clone()));
     scene.store.operate().replay_quarantined(&QuarantineFilter::all(), 10).await.unwrap();
-    // Another process: this one has cached that the schema is unknown.
+    // A new inbox, because the first has cached that the schema is unknown.
     let running = inbox(&scene, &registry, quick()).start().await.unwrap();
     scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_quarantine").await;
     running.shutdown(Duration::from_secs(5)).await.unwrap();
@@ -82,7 +83,7 @@ async fn what_cannot_be_decoded_is_quarantined_and_decoded_anew_by_a_replay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_is_told_that_the_registry_is_away_and_nothing_is_quarantined() {
+async fn accepting_fails_while_the_registry_is_unavailable_and_quarantines_nothing() {
     let (scene, registry) = (Scene::new().await, started());
     registry.set(Mood::Fails(503));
     let inbox = inbox(&scene, &registry, quick().accept_patience(Duration::from_secs(1)));
@@ -91,7 +92,7 @@ async fn a_caller_is_told_that_the_registry_is_away_and_nothing_is_quarantined()
     assert_eq!((scene.count("inbox_quarantine").await, scene.count("inbox_message").await), (0, 0));
 }
 
-/// A record of the fixtures, framed.
+/// A Kafka record with the payload of a fixture, whose frame has the schema id.
 fn avro(name: &str) -> TestRecord {
     TestRecord::new(fixture(name).payload().unwrap().to_vec())
 }
@@ -100,7 +101,7 @@ async fn panics() -> Result<(), Undecoded> {
     panic!("while it is waited for")
 }
 
-/// A decoder of the user that must be waited for and fails or panics there, depending on the payload.
+/// A user's decoder that is never ready at once. Depending on the payload, it fails or panics in `ready`.
 struct Moody;
 
 impl Decoder<Value> for Moody {
@@ -113,7 +114,6 @@ impl Decoder<Value> for Moody {
             b"panics at once" => panic!("at once"),
             b"fails" => Some(Box::pin(async { Err(Undecoded::undecodable("no such version")) })),
             b"panics" => Some(Box::pin(panics())),
-            // Never ready without a wait.
             _ => Some(Box::pin(async { Ok(()) })),
         }
     }
@@ -137,7 +137,7 @@ async fn a_record_that_can_never_be_decoded_is_quarantined_and_those_behind_it_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decoder_that_fails_or_panics_while_it_is_waited_for_quarantines_the_record_only() {
+async fn a_decoder_that_fails_or_panics_in_ready_quarantines_only_that_record() {
     let (stage, runs) = (Stage::new(1).await, Runs::new());
     let records = ["fails", "a", "panics", "b", "panics at once", "c"].map(TestRecord::new);
     stage.kafka.produce(&stage.topic, 0, &records).await;
@@ -151,12 +151,12 @@ async fn a_decoder_that_fails_or_panics_while_it_is_waited_for_quarantines_the_r
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_waits_for_the_registry_and_others_go_on() {
+async fn a_partition_waits_for_the_registry_and_others_continue() {
     let events = Events::capture();
     let (stage, registry, runs) = (Stage::new(2).await, started(), Runs::new());
     registry.set(Mood::Down);
     stage.kafka.produce(&stage.topic, 0, &[avro("avro"), avro("avro_v2")]).await;
-    // The header is enough: the payload is not decoded.
+    // These have their identity in a header, so their payload is not decoded.
     stage.kafka.produce(&stage.topic, 1, &["a", "b"].map(|id| avro("avro").with_header("id", id))).await;
     let by_number = Identity::decoded(Avro::new(&client(&registry)), "/number");
     let identity = Identity::first_of([Identity::header("id"), by_number]);
@@ -165,7 +165,7 @@ async fn a_partition_waits_for_the_registry_and_others_go_on() {
     registry.reached(2).await;
     assert_eq!((stage.ledger(0).await.unwrap_or(0), stage.ledger(1).await), (0, Some(2)));
     assert_eq!(stage.scene.count("inbox_quarantine").await, 0);
-    // The ingest says why, in its health and in the database.
+    // The reason is in the health of the inbox and in the database.
     let health = running.health();
     let Some(HealthReason::PartitionWaits { topic, partition, why, .. }) = health.reasons.first() else {
         panic!("{health:?}")
@@ -185,13 +185,17 @@ async fn a_partition_waits_for_the_registry_and_others_go_on() {
     assert!(!running.health().reasons.iter().any(is_waiting), "{}", running.health());
     within(running.shutdown(Duration::from_secs(5))).await.unwrap();
     let about = |start: &str| events.matching(|e: &Event| e.has("topic", &stage.topic) && e.message.starts_with(start));
-    assert_eq!((about("partition waits").len(), about("decoder is back").len()), (1, 1), "once for the outage");
+    assert_eq!(
+        (about("partition waits").len(), about("decoder is back").len()),
+        (1, 1),
+        "one event of each kind per outage"
+    );
     assert_eq!(stage.ledger(0).await, Some(2));
     assert_eq!(ids(&stage.scene).await, ["-17", "1099511627776", "a", "b"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_cannot_be_decoded_now_does_not_hold_up_the_replay_of_others() {
+async fn a_topic_whose_registry_is_unavailable_does_not_block_the_replay_of_others() {
     let (scene, registry) = (Scene::new().await, started());
     registry.set(Mood::Down);
     let inbox = |orders: Identity, plain: Identity| {

@@ -22,7 +22,7 @@ fn reading(name: &'static str, count: &Arc<AtomicUsize>) -> Registration<Db> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_that_is_down_and_comes_back_costs_no_record_a_retry() {
+async fn an_outage_of_the_registry_consumes_no_retries() {
     let (scene, registry, count) = (Scene::new().await, started(), Arc::default());
     registry.set(Mood::Down);
     let avro = Avro::<Value>::new(&client(&registry));
@@ -40,7 +40,7 @@ async fn a_registry_that_is_down_and_comes_back_costs_no_record_a_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_of_another_registry_and_one_that_is_cut_off_are_poisoned_for_their_handler_only() {
+async fn an_undecodable_record_is_poisoned_only_for_the_handlers_that_cannot_decode_it() {
     let (scene, registry, count) = (Scene::new().await, started(), Arc::default());
     let known = client(&registry);
     let inbox = scene

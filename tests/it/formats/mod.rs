@@ -1,4 +1,5 @@
-//! Formats with a schema registry: records that Confluent's Python client encoded (`fixtures.py`), and a registry that misbehaves.
+//! Formats with a schema registry: the records are encoded by Confluent's Python client (`fixtures.py`), and the
+//! registry misbehaves on request.
 
 mod decode;
 mod identity;
@@ -15,7 +16,7 @@ use support::registry::TestRegistry;
 use wharf::Record;
 use wharf::formats::Registry;
 
-/// What `fixtures.py` wrote.
+/// The output of `fixtures.py`.
 static FIXTURES: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(include_str!("fixtures.json")).unwrap());
 
 /// A registry with the schemas of the fixtures.

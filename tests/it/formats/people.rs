@@ -1,4 +1,4 @@
-//! How the command line shows payloads that a registry can decode.
+//! The command line shows payloads in their decoded form.
 
 use std::path::Path;
 
@@ -66,7 +66,7 @@ async fn show_decodes_a_cloud_event_without_a_registry() {
         |format: &str| Record::new("orders").with_header("content-type", format!("application/cloudevents+{format}"));
     let json = json!({ "id": "1", "source": "/shop", "type": "placed", "data": { "number": 17 } });
     let avro = b"\x06\x04id\x06\x022\x0csource\x06\x0a/shop\x08type\x06\x0cplaced\x00\x00\x1c{\"number\": 17}";
-    // Its data has a frame, and no registry says how to read it.
+    // Its data has a frame with a schema id, which cannot be decoded without a registry.
     let protobuf = b"\x0a\x013\x12\x05/shop\x22\x06placed\x32\x06\0\0\0\0\x07x";
     let records =
         [of("json").json(&json), of("avro").with_payload(&avro[..]), of("protobuf").with_payload(&protobuf[..])];

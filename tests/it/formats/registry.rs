@@ -1,4 +1,4 @@
-//! A misbehaving registry: only an unknown schema counts against a payload.
+//! A misbehaving registry: only an unknown schema makes a payload undecodable.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn ready(registry: &Registry, name: &str) -> Result<(), Undecoded> {
     }
 }
 
-/// Waits for a registry that is back: it is not asked again at once.
+/// Waits until the client uses the recovered registry: after a failure it waits before the next request.
 async fn ready_again(registry: &Registry, name: &str) {
     within(async {
         while let Err(undecoded) = ready(registry, name).await {
@@ -32,14 +32,18 @@ async fn ready_again(registry: &Registry, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_is_fetched_once_by_however_many_ask_for_it() {
+async fn concurrent_requests_fetch_a_schema_once() {
     let registry = started();
     let known = client(&registry);
     let asked = join_all((0..50).map(|_| ready(&known, "avro"))).await;
     assert!(asked.iter().all(Result::is_ok), "{asked:?}");
     ready(&known, "avro").await.unwrap();
     ready(&known, "avro_reference").await.unwrap();
-    assert_eq!((registry.count("/schemas/ids/1"), registry.total()), (1, 3), "one of them refers to another");
+    assert_eq!(
+        (registry.count("/schemas/ids/1"), registry.total()),
+        (1, 3),
+        "one of the two schemas refers to a third"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,11 +54,11 @@ async fn a_schema_that_the_registry_does_not_know_is_undecodable() {
         let undecoded = ready(&known, name).await.unwrap_err();
         assert!(!undecoded.is_unavailable() && undecoded.to_string().contains("does not know schema"), "{undecoded}");
     }
-    assert_eq!(empty.total(), 2, "it is not asked again at once");
+    assert_eq!(empty.total(), 2, "an unknown schema is not requested again at once");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_else_goes_wrong_is_the_registry_being_away() {
+async fn every_other_failure_of_the_registry_counts_as_unavailable() {
     let registry = started();
     for (mood, says) in [
         (Mood::Down, "cannot be reached"),
@@ -78,7 +82,7 @@ async fn whatever_else_goes_wrong_is_the_registry_being_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_that_a_registry_does_not_understand_is_undecodable() {
+async fn a_schema_id_that_the_registry_does_not_support_is_undecodable() {
     let registry = TestRegistry::start(Vec::new());
     let known = client(&registry);
     let ready = async |payload: &[u8]| {
@@ -87,24 +91,24 @@ async fn an_id_that_a_registry_does_not_understand_is_undecodable() {
     };
     let undecoded = ready(b"\0\xff\xff\xff\xffdata").await;
     assert!(!undecoded.is_unavailable() && undecoded.to_string().contains("schema 4294967295"), "{undecoded}");
-    assert_eq!(registry.total(), 0, "a registry has no such id");
+    assert_eq!(registry.total(), 0, "no registry assigns such an id, so none is asked");
     registry.set(Mood::Old);
     let undecoded = ready(b"\x01this is no Avro at all").await;
     assert!(!undecoded.is_unavailable() && undecoded.to_string().contains("does not know schema"), "{undecoded}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_address_is_asked_when_one_is_away() {
+async fn the_next_address_is_used_when_one_is_unavailable() {
     let (away, well) = (started(), started());
     away.set(Mood::Down);
     let known = Registry::at(format!("{}, {}/", away.url(), well.url())).build().unwrap();
     ready(&known, "avro").await.unwrap();
     ready(&known, "avro_v2").await.unwrap();
-    assert_eq!((away.total(), well.total()), (1, 2), "the one that answered is asked first");
+    assert_eq!((away.total(), well.total()), (1, 2), "the address that answered last is tried first");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credentials_are_sent_and_shown_to_nobody() {
+async fn credentials_are_sent_and_never_shown() {
     let registry = started();
     let refused = || async {
         let undecoded = ready(&client(&registry), "avro").await.unwrap_err();
@@ -142,7 +146,7 @@ async fn only_a_valid_certificate_of_a_trusted_authority_is_accepted() {
 }
 
 #[test]
-fn an_address_that_cannot_be_used_is_refused_without_its_text() {
+fn an_unusable_address_is_refused_without_showing_its_secrets() {
     for address in
         ["", ",", "host:8081", "ftp://host", "https://", "https://shop:hunter2@host", "https://host?a=hunter2"]
     {

@@ -1,4 +1,4 @@
-//! The example with two clusters, as a user runs it: Avro from a cluster that asks for tokens, JSON from another one.
+//! Runs the example with two clusters as a user does: Avro from a cluster that requires tokens, JSON from another one.
 
 use std::time::Duration;
 
@@ -52,5 +52,5 @@ async fn the_example_reads_avro_from_one_cluster_with_tokens_and_json_from_anoth
     expected.sort();
     assert_eq!(scene.database.query_texts(ledger).await, expected);
     assert_eq!(scene.count("(SELECT DISTINCT cluster_id FROM inbox_ledger) c").await, 2);
-    assert_eq!(scene.count("inbox_message").await, 2, "the payment that came twice is one message");
+    assert_eq!(scene.count("inbox_message").await, 2, "the payment that was produced twice is one message");
 }

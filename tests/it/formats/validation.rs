@@ -1,4 +1,4 @@
-//! JSON payloads that are validated with the schema they were written with.
+//! JSON payloads are validated with the schema that they were written with.
 
 use serde_json::{Value, json};
 use support::registry::{Mood, TestRegistry};
@@ -21,7 +21,7 @@ fn schema(id: u32, subject: &str, text: &Value, references: &Value) -> Value {
     json!({ "id": id, "subject": subject, "version": 1, "schemaType": "JSON", "schema": text.to_string(), "references": references })
 }
 
-/// Decodes what must be undecodable, and returns why.
+/// Decodes a record that must be undecodable, and returns the reason.
 async fn refused(decoder: &JsonSchema<Value>, record: &Record) -> String {
     let undecoded = decode(decoder, record).await.unwrap_err();
     assert!(!undecoded.is_unavailable(), "{undecoded}");
@@ -29,14 +29,14 @@ async fn refused(decoder: &JsonSchema<Value>, record: &Record) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_that_is_not_valid_is_undecodable_and_the_error_quotes_nothing_of_it() {
+async fn an_invalid_payload_is_undecodable_and_the_error_quotes_nothing_of_it() {
     let registry = started();
     let decoder = JsonSchema::new().validated_by(&client(&registry));
     assert_eq!(decode(&decoder, &fixture("json")).await.unwrap(), json!({ "number": 17 }));
     let told = refused(&decoder, &framed(ORDER, &json!({ "number": "hunter2" }))).await;
     assert_eq!(told, r#"the payload violates schema 7 at "/properties/number/type""#);
     assert_eq!(registry.count("/schemas/ids/7"), 1, "the schema is fetched once");
-    // Without validation it is a value like any other.
+    // Without validation, the same payload is decoded.
     assert!(decode(&JsonSchema::<Value>::new(), &framed(ORDER, &json!({ "number": "hunter2" }))).await.is_ok());
 
     let told = refused(&decoder, &Record::new("orders").with_payload("{}")).await;
@@ -47,7 +47,7 @@ async fn a_payload_that_is_not_valid_is_undecodable_and_the_error_quotes_nothing
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn schemas_refer_to_others_of_the_registry_and_to_nothing_else() {
+async fn schemas_may_refer_to_schemas_of_the_registry_and_to_nothing_else() {
     let refers = |name: &str| json!([{ "name": name, "subject": "customer", "version": 1 }]);
     let order = |reference: &str| json!({ "properties": { "customer": { "$ref": reference } } });
     let mut with_id = order("customer.json");
@@ -73,14 +73,14 @@ async fn schemas_refer_to_others_of_the_registry_and_to_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_that_cannot_be_used_is_an_error_and_one_without_an_end_ends() {
+async fn an_unusable_schema_is_an_error_and_a_cyclic_one_does_not_hang() {
     let endless = json!({ "$ref": "#/definitions/a", "definitions": { "a": { "$ref": "#/definitions/b" }, "b": { "$ref": "#/definitions/a" } } });
     let registry = TestRegistry::start(vec![
         schema(1, "no-schema", &json!({ "type": "no such type" }), &json!([])),
         schema(2, "endless", &endless, &json!([])),
         json!({ "id": 3, "subject": "avro", "version": 1, "schema": "\"long\"" }),
         json!({ "id": 4, "subject": "no-json", "version": 1, "schemaType": "JSON", "schema": "{" }),
-        // Draft 7, where `items` may be a list.
+        // `items` may be a list in draft 7, the default draft.
         schema(5, "draft", &json!({ "items": [{ "type": "integer" }] }), &json!([])),
     ]);
     let decoder = JsonSchema::new().validated_by(&client(&registry));
@@ -93,7 +93,7 @@ async fn a_schema_that_cannot_be_used_is_an_error_and_one_without_an_end_ends() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_poisons_what_is_not_valid_and_waits_while_the_registry_is_away() {
+async fn an_inbox_poisons_invalid_payloads_and_waits_while_the_registry_is_unavailable() {
     let (scene, registry) = (Scene::new().await, started());
     registry.set(Mood::Down);
     let reading = handler(key("mail"), async |_: Message<Value>| Ok::<(), Failure>(()));

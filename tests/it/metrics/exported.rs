@@ -1,4 +1,4 @@
-//! Every metric of the table is exported by a running service, with its type and its labels, and nothing else is.
+//! A running service exports every metric of the table, with its type and its labels, and no other metric.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::scene::{Runs, within};
 use support::http;
 use support::kafka_records::TestRecord;
 
-/// What Prometheus would read.
+/// The text that Prometheus scrapes.
 struct Exported(String);
 
 /// A sample: its name, its labels, its value.
@@ -29,7 +29,7 @@ impl Exported {
         Self(answer.body)
     }
 
-    /// Names with their types.
+    /// The type of each metric, by name.
     fn types(&self) -> BTreeMap<&str, &str> {
         self.0.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect()
     }
@@ -38,7 +38,7 @@ impl Exported {
         self.0.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(sample)
     }
 
-    /// The value of a metric with these label values, in the order of its labels.
+    /// The first value of a metric whose labels have all these values.
     fn value(&self, name: &str, values: &[&str]) -> Option<f64> {
         let is_it = |sample: &Sample<'_>| {
             sample.name == name && values.iter().all(|value| sample.labels.values().any(|found| found == value))
@@ -47,7 +47,7 @@ impl Exported {
     }
 }
 
-/// No value of the tests holds a quote, a comma or a space at its edge.
+/// Parses a line. The label values of the tests contain no quotes.
 fn sample(line: &str) -> Sample<'_> {
     let (named, value) = line.rsplit_once(' ').expect("a value");
     let (name, labels) = named.split_once('{').unwrap_or((named, ""));
@@ -57,7 +57,7 @@ fn sample(line: &str) -> Sample<'_> {
     Sample { name, labels, value: value.parse().expect("a number") }
 }
 
-/// The metric of a sample: samples of a histogram have a suffix.
+/// The metric of a sample, by name. Samples of a histogram have a suffix.
 fn metric_of(name: &str) -> Option<&'static Metric> {
     let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
     metrics().iter().copied().find(|metric| {
@@ -65,7 +65,7 @@ fn metric_of(name: &str) -> Option<&'static Metric> {
     })
 }
 
-/// Waits until the service exports what is wanted.
+/// Polls until the exported metrics satisfy the condition.
 async fn until(address: &str, is_wanted: impl Fn(&Exported) -> bool) -> Exported {
     within(async {
         loop {
@@ -82,7 +82,7 @@ async fn until(address: &str, is_wanted: impl Fn(&Exported) -> bool) -> Exported
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_service_exports_every_metric_of_the_table_and_no_other() {
     let stage = Stage::new(1).await;
-    // The service finds it with its first sample of the database.
+    // The service counts this poisoned delivery when it first samples the database.
     let poisoned = Runs::new().answering("metered", |_| Err(Failure::poison("before")));
     let inbox = stage.scene.inbox().subscribe("before", poisoned).build().unwrap();
     inbox.accept(Record::new("before").with_id("one")).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_running_service_exports_every_metric_of_the_table_and_no_other() {
     }
     assert!(exported.value("wharf_deliveries", &["metered", "poisoned"]) >= Some(1.0));
 
-    // The gauges of the other inbox end with it, and those of this one stay.
+    // After the other inbox has shut down, the gauges count only this one.
     let connections = |exported: &Exported| exported.value("wharf_pool_connections", &["max"]);
     assert!(connections(&exported) > Some(service::CONNECTIONS as f64), "{:?}", connections(&exported));
     assert_eq!(http::request(address, "POST", "/end-other", &[], "").await.status, 200);

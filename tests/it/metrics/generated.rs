@@ -1,5 +1,5 @@
-//! What `wharf observe` generates from the table: documentation that is always current, a dashboard for Grafana and
-//! alert rules for Prometheus.
+//! `wharf observe` generates from the table of metrics: documentation that is always current, a dashboard for Grafana
+//! and alert rules for Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +15,7 @@ use super::promql::{self, Labels};
 const BEGIN: &str = "<!-- begin: wharf observe metrics --markdown -->\n";
 const END: &str = "\n<!-- end -->";
 
-/// What the binary prints, without a database.
+/// The output of `wharf observe`, which needs no database.
 fn observe(arguments: &[&str]) -> String {
     let ran = Command::new(env!("CARGO_BIN_EXE_wharf"))
         .arg("observe")
@@ -27,7 +27,8 @@ fn observe(arguments: &[&str]) -> String {
     String::from_utf8(ran.stdout).unwrap()
 }
 
-/// The alert rules: each field of a rule with its value. Reads the part of YAML that they are written in, and refuses everything else.
+/// The alert rules: each field of a rule with its value. Parses only the subset of YAML that they use, and panics on
+/// anything else.
 fn alerts() -> Vec<BTreeMap<String, String>> {
     let text = observe(&["alerts"]);
     let mut lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -43,14 +44,14 @@ fn alerts() -> Vec<BTreeMap<String, String>> {
             (8, None, "") => section = format!("{field}."),
             (8 | 10, None, value) => {
                 let section = if depth == 10 { section.as_str() } else { "" };
-                // A YAML string in double quotes is read as a JSON string; one without quotes must not need them.
+                // A YAML string in double quotes is parsed as a JSON string; one without quotes must be alphanumeric.
                 let value = match serde_json::from_str(value) {
                     Ok(Value::String(text)) => text,
                     _ if value.chars().all(|letter| letter.is_ascii_alphanumeric()) => value.to_owned(),
                     _ => panic!("{line}"),
                 };
                 let is_new = rules.last_mut().unwrap().insert(format!("{section}{field}"), value).is_none();
-                assert!(is_new, "{line} stands twice");
+                assert!(is_new, "{line} occurs twice");
             }
             _ => panic!("{line}"),
         }
@@ -63,14 +64,14 @@ fn panels() -> Vec<Value> {
     dashboard["panels"].as_array().unwrap().clone()
 }
 
-/// The queries of the dashboard, with Grafana's variable replaced by a time, and the legends of their lines.
+/// The queries of the dashboard, with Grafana's variable replaced by a duration, and the legends of their lines.
 fn queries() -> Vec<(String, String)> {
     let targets = panels().into_iter().filter_map(|panel| panel["targets"].as_array().cloned()).flatten();
     let query = |target: &Value| target["expr"].as_str().unwrap().replace("$__rate_interval", "5m");
     targets.map(|target| (query(&target), target["legendFormat"].as_str().unwrap().to_owned())).collect()
 }
 
-/// The labels that Prometheus has for a metric of the table: those of the table, and those of the scraped process.
+/// The labels that a metric of the table has in Prometheus: its own, and those that Prometheus adds when it scrapes.
 fn known(name: &str) -> Option<Labels> {
     let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| Some((name.strip_suffix(end)?, *end)));
     let (base, end) = of_histogram.unwrap_or((name, ""));
@@ -88,32 +89,32 @@ fn known(name: &str) -> Option<Labels> {
     Some(labels)
 }
 
-/// The names between two marks, as in `{{ $labels.handler }}` or `{{handler}}`.
+/// The names that follow `begin`, as in `{{ $labels.handler }}` or `{{handler}}`.
 fn between<'a>(text: &'a str, begin: &'a str) -> impl Iterator<Item = &'a str> {
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     text.split(begin).skip(1).map(move |rest| rest.split(|letter: char| !is_letter(letter)).next().unwrap_or_default())
 }
 
 #[test]
-fn the_documents_have_the_table_as_it_is() {
+fn the_documentation_has_the_current_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/observability.md");
     let page = fs::read_to_string(&path).unwrap();
-    let (before, rest) = page.split_once(BEGIN).expect("where the table begins");
-    let (table, after) = rest.split_once(END).expect("where the table ends");
+    let (before, rest) = page.split_once(BEGIN).expect("the mark where the table begins");
+    let (table, after) = rest.split_once(END).expect("the mark where the table ends");
     let generated = observe(&["metrics", "--markdown"]);
     if std::env::var_os("WHARF_BLESS").is_some() {
         fs::write(&path, format!("{before}{BEGIN}{}{END}{after}", generated.trim_end())).unwrap();
         return;
     }
-    assert_eq!(table, generated.trim_end(), "`WHARF_BLESS=1 cargo test --test it metrics::generated` writes it anew");
+    assert_eq!(table, generated.trim_end(), "`WHARF_BLESS=1 cargo test --test it metrics::generated` updates it");
 }
 
 #[test]
-fn names_of_metrics_are_unique_and_say_kind_and_unit() {
+fn names_of_metrics_are_unique_and_show_kind_and_unit() {
     let mut seen = BTreeSet::new();
     for metric in metrics() {
         let name = metric.name;
-        assert!(seen.insert(name), "{name} stands twice");
+        assert!(seen.insert(name), "{name} occurs twice");
         assert_eq!(name.ends_with("_total"), metric.kind == MetricKind::Counter, "{name}");
         assert_eq!(name.contains("_seconds"), metric.unit.as_str() == "seconds", "{name}");
         assert_eq!(metric.buckets.is_empty(), metric.kind != MetricKind::Histogram, "{name}");
@@ -139,7 +140,7 @@ fn every_alert_is_a_rule_that_prometheus_understands_and_says_what_to_do() {
             assert!(text.len() > 20 && text.ends_with('.'), "{name}: {text}");
             let unknown: Vec<&str> = between(text, "$labels.").filter(|label| !labels.contains(label)).collect();
             assert!(unknown.is_empty(), "{name}: the alert has no label {unknown:?}, only {labels:?}");
-            // A metric that the text sends a person to.
+            // Metrics that the text names must exist.
             let named = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
             for metric in named.filter(|word| word.starts_with("wharf_")) {
                 assert!(metrics().iter().any(|known| known.name == metric), "{name}: there is no {metric}");
@@ -166,7 +167,7 @@ fn the_dashboard_has_a_panel_for_each_metric_and_queries_that_prometheus_underst
     assert_eq!(ids.len(), panels.len());
     let places: BTreeSet<String> =
         panels.iter().map(|panel| format!("{} {}", panel["gridPos"]["x"], panel["gridPos"]["y"])).collect();
-    assert_eq!(places.len(), panels.len(), "panels stand on each other");
+    assert_eq!(places.len(), panels.len(), "two panels have the same position");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Metrics: what a running service exports is what the table lists, and documents, dashboard and alert rules use nothing else.
+//! Metrics: a running service exports exactly the metrics of the table, and the documentation, the dashboard and the
+//! alert rules use no others.
 
 mod exported;
 mod generated;

@@ -1,10 +1,10 @@
-//! Reads Prometheus queries: the part of the language that the dashboard and the alert rules use. Anything else is an
-//! error, and so is a metric, a label or the value of a label that does not exist: Prometheus would find nothing, and an
-//! alert would never fire.
+//! Checks Prometheus queries: it parses the part of the language that the dashboard and the alert rules use. Anything
+//! else is an error, and so is a metric, label or label value that does not exist: Prometheus would find nothing, and
+//! an alert would never fire.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A part of a query.
+/// A token of a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token<'a> {
     Word(&'a str),
@@ -20,14 +20,14 @@ const SIGNS: [&str; 18] =
 const AGGREGATIONS: [&str; 4] = ["sum", "max", "min", "avg"];
 const FUNCTIONS: [&str; 5] = ["rate", "increase", "histogram_quantile", "min_over_time", "time"];
 
-/// The labels of a metric, each with its possible values, or none if they are not a fixed set.
+/// The labels of a metric, each with its possible values; an empty list allows any value.
 pub type Labels = BTreeMap<&'static str, Vec<&'static str>>;
 
-/// The labels of a vector; `None` for a number.
+/// The labels of a vector; `None` for a scalar.
 type Shape<'a> = Option<BTreeSet<&'a str>>;
 
-/// The labels that the result of a query has. The error says why the query is wrong. `known` has the labels of each
-/// metric.
+/// Returns the labels of a query's result, or why the query is wrong. `known` returns the labels of a metric, and
+/// `None` if there is no such metric.
 pub fn check<'a>(query: &'a str, known: &dyn Fn(&str) -> Option<Labels>) -> Result<BTreeSet<&'a str>, String> {
     let tokens = tokens(query)?;
     let mut reader = Reader { tokens: &tokens, known };
@@ -90,7 +90,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(first.clone())
     }
 
-    /// Takes the next part if it is this one.
+    /// Takes the next token if it is this one.
     fn takes(&mut self, token: &Token<'_>) -> bool {
         let is_it = self.tokens.first() == Some(token);
         self.tokens = &self.tokens[usize::from(is_it)..];
@@ -101,7 +101,7 @@ impl<'a> Reader<'_, 'a> {
         if self.takes(&Token::Sign(sign)) { Ok(()) } else { Err(format!("{sign} and not {:?}", self.tokens.first())) }
     }
 
-    /// The precedence of operators does not matter for labels.
+    /// Parses from left to right: the precedence of operators does not matter for labels.
     fn expression(&mut self) -> Result<Shape<'a>, String> {
         let mut shape = self.operand()?;
         loop {
@@ -147,7 +147,7 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
-    /// What follows the name of a metric.
+    /// Parses the matchers and the range that follow the name of a metric.
     fn selector(&mut self, metric: &str) -> Result<Shape<'a>, String> {
         let labels = (self.known)(metric).ok_or_else(|| format!("there is no metric {metric}"))?;
         if self.takes(&Token::Sign("{")) {
@@ -174,7 +174,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(Some(labels.into_keys().collect()))
     }
 
-    /// The labels of the last argument.
+    /// Parses arguments. Returns the labels of the last one.
     fn arguments(&mut self) -> Result<Shape<'a>, String> {
         self.expect("(")?;
         if self.takes(&Token::Sign(")")) {
@@ -204,7 +204,7 @@ impl<'a> Reader<'_, 'a> {
     }
 }
 
-/// Two vectors match when the labels that are compared are the same on both sides.
+/// The labels of a binary operation: two vectors match only if both sides have the compared labels.
 fn joined<'a>(left: Shape<'a>, right: Shape<'a>, on: Option<BTreeSet<&'a str>>) -> Result<Shape<'a>, String> {
     match (left, right, on) {
         (left, None, None) => Ok(left),
@@ -215,7 +215,7 @@ fn joined<'a>(left: Shape<'a>, right: Shape<'a>, on: Option<BTreeSet<&'a str>>) 
     }
 }
 
-/// Metrics `a` and `b` with the labels x and y; y is c or d. `a_bucket` has le.
+/// The metrics `a` and `b` have the labels `x` and `y`, where `y` is `c` or `d`. `a_bucket` also has `le`.
 fn of_test(metric: &str) -> Option<Labels> {
     let labels = Labels::from([("x", vec![]), ("y", vec!["c", "d"])]);
     match metric {
@@ -226,7 +226,7 @@ fn of_test(metric: &str) -> Option<Labels> {
 }
 
 #[test]
-fn queries_with_mistakes_are_told_from_those_without() {
+fn correct_queries_are_accepted_and_queries_with_mistakes_are_rejected() {
     for (query, labels) in [
         ("time() - max(a) > 3", &[] as &[&str]),
         ("sum by (x, y) (rate(a{x=~\"b|c\", y!=\"d\"}[5m])) / 2 > 14.4 * 0.001 and on (x) b == 0", &["x", "y"]),
@@ -245,7 +245,7 @@ fn queries_with_mistakes_are_told_from_those_without() {
         "a b",
         "\"a",
         "a ; b",
-        // Names that do not exist.
+        // Metrics, labels or values that do not exist, and vectors that never match.
         "c",
         "sum by (z) (a)",
         "sum by (y) (sum by (x) (a))",

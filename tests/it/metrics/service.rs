@@ -1,5 +1,7 @@
-//! The child process whose metrics are read: an inbox on PostgreSQL that reads a topic and sends the outbox, and beside it an idle inbox in memory, whose
-//! handler has the same key, until a request ends it. A recorder belongs to a whole process, so it cannot be this one.
+//! The child process whose metrics are read: a metrics recorder is global, so it cannot run in the test process.
+//!
+//! It has an inbox on PostgreSQL, which consumes a topic and sends the outbox, and an idle inbox in memory, whose
+//! handler has the same key. A request ends the second inbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +25,9 @@ const BROKERS: &str = "METERED_BROKERS";
 const GROUP: &str = "METERED_GROUP";
 const TOPIC: &str = "METERED_TOPIC";
 
-/// The concurrency of the handler, and of the one in the other inbox.
+/// The concurrency of the handler.
 pub const SLOTS: usize = 4;
+/// The concurrency of the handler in the other inbox.
 pub const OTHER_SLOTS: usize = 3;
 /// The default of `PostgresOptions::pool_size`.
 pub const CONNECTIONS: usize = 10;
@@ -34,7 +37,7 @@ pub fn spawn(stage: &Stage) -> Child {
     Child::spawn(ROLE.0, &[(URL, &url), (BROKERS, brokers), (GROUP, &stage.group), (TOPIC, &stage.topic)])
 }
 
-/// Poisons messages that ask for it.
+/// Poisons messages whose payload is `bad`.
 async fn answer(message: Message<Raw>) -> Result<(), Failure> {
     match message.payload.0.as_deref() {
         Some(b"bad") => Err(Failure::poison("as it says")),

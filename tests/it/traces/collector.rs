@@ -1,4 +1,4 @@
-//! A collector: an HTTP server that speaks OTLP, in this process. The example sends its traces to it.
+//! An OTLP collector: an HTTP server in this process, to which the example sends its traces.
 
 use std::process::Stdio;
 
@@ -33,7 +33,7 @@ impl Collector {
         Self { endpoint, spans, serving }
     }
 
-    /// Waits until the spans that have arrived are those that are wanted.
+    /// Waits until the received spans satisfy the condition, and returns them.
     pub async fn until(&mut self, is_wanted: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         within(self.spans.wait_for(|spans| is_wanted(spans))).await.unwrap().clone()
     }
@@ -45,7 +45,7 @@ impl Drop for Collector {
     }
 }
 
-/// An empty answer means that everything was accepted.
+/// Stores the spans. An empty answer means that all were accepted.
 async fn take(State(spans): State<watch::Sender<Vec<Span>>>, body: Bytes) -> Bytes {
     let request = ExportTraceServiceRequest::decode(body).unwrap();
     let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
@@ -66,7 +66,7 @@ pub fn attribute(span: &Span, name: &str) -> Option<String> {
     }
 }
 
-/// The `traceparent` that a record of this span has.
+/// The `traceparent` of a record that is published within this span.
 pub fn traceparent(span: &Span) -> String {
     let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
     format!("00-{}-{}-01", hex(&span.trace_id), hex(&span.span_id))
@@ -87,7 +87,7 @@ async fn collected() -> (Vec<Span>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_has_the_way_of_a_record_from_its_producer_over_each_attempt_to_what_is_published() {
+async fn a_collector_receives_the_spans_of_a_record_from_its_producer_to_the_attempt_that_publishes() {
     let (spans, output) = collected().await;
     let named = |name: &str| named(&spans, name);
     let [produced] = named("publish orders")[..] else { panic!("{spans:#?}") };
@@ -107,7 +107,7 @@ async fn a_collector_has_the_way_of_a_record_from_its_producer_over_each_attempt
     assert_eq!(attribute(first, "error.type").as_deref(), Some("failed"));
     assert_eq!(first.status.as_ref().unwrap().message, "the warehouse does not answer");
 
-    // The second begins a trace, and is linked to the producer's span.
+    // The second attempt begins a trace, which is linked to the producer's span.
     assert!(second.parent_span_id.is_empty() && second.trace_id != produced.trace_id, "{second:#?}");
     let [link] = &second.links[..] else { panic!("{second:#?}") };
     assert_eq!((&link.trace_id, &link.span_id), (&produced.trace_id, &produced.span_id));

@@ -1,4 +1,4 @@
-//! Traces: the spans of each run, accepted batch and batch of outcomes, and how they are connected.
+//! Traces: the spans of runs, of accepted batches and of batches of outcomes, and their parents and links.
 
 mod collector;
 mod recorder;

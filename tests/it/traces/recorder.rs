@@ -1,4 +1,4 @@
-//! A bridge that records all calls. There is one for the whole test process; a test finds its own spans by their topic.
+//! A bridge that records spans. The whole test process has only one; a test finds its own spans by their topic.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, Once};
@@ -11,7 +11,7 @@ use wharf::traces::{Attribute, Bridge, SpanEnd, SpanKind, SpanParent, SpanStart,
 use crate::scene::within;
 use support::events::Events;
 
-/// Only spans about topics that begin with it are kept.
+/// Only spans of topics with this prefix are recorded.
 pub const TOPICS: &str = "traces.";
 /// The bridge panics for this topic.
 pub const PANICS: &str = "traces.panics";
@@ -22,7 +22,7 @@ pub struct Told {
     pub name: String,
     pub kind: SpanKind,
     pub attributes: BTreeMap<&'static str, String>,
-    /// The `traceparent` of the parent; `none` or `current`.
+    /// The `traceparent` of the parent, or `none`, or `current`.
     pub parent: String,
     pub links: Vec<String>,
     pub baggage: Option<String>,
@@ -44,7 +44,7 @@ struct Recorder;
 
 impl Bridge for Recorder {
     fn begin(&self, span: &Span, start: &SpanStart<'_>) {
-        assert!(!start.name.contains(PANICS), "as it was told");
+        assert!(!start.name.contains(PANICS), "the bridge panics for this topic");
         if !start.name.contains(TOPICS) {
             return;
         }
@@ -74,7 +74,7 @@ impl Bridge for Recorder {
         if let Some(ended) = ended {
             ended.attributes.extend(texts(end.attributes));
             ended.end = Some(end.error.map(|error| (error.kind, error.text.to_owned())));
-            // The subscriber gives the id to another span.
+            // The subscriber may reuse the id for another span.
             ended.id = None;
         }
         drop(told);
@@ -86,7 +86,7 @@ impl Bridge for Recorder {
     }
 
     fn parent_age_max(&self) -> Duration {
-        // A busy machine is slow.
+        // Long enough for a busy machine.
         Duration::from_secs(600)
     }
 }
@@ -95,7 +95,7 @@ fn texts<'a>(attributes: &'a [(&'static str, Attribute<'a>)]) -> impl Iterator<I
     attributes.iter().map(|(name, value)| (*name, value.to_string()))
 }
 
-/// Installs the bridge, and a subscriber that wants the spans.
+/// Installs the bridge, and a subscriber that enables the spans.
 pub fn record() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| install(Recorder).unwrap());

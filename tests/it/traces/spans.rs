@@ -25,7 +25,7 @@ fn connections(told: &[Told]) -> Vec<(&str, Vec<&str>)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_run_is_a_child_of_the_producers_span_and_a_retry_begins_a_trace_that_is_linked_to_it() {
+async fn a_first_run_is_a_child_of_the_producers_span_and_a_retry_begins_a_linked_trace() {
     record();
     let scene = Scene::new().await;
     let inbox = scene.inbox().subscribe("traces.retry", Runs::new().obeying("traces.retry")).build().unwrap();
@@ -64,7 +64,7 @@ async fn a_first_run_is_a_child_of_the_producers_span_and_a_retry_begins_a_trace
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_message_and_one_with_a_hostile_trace_begin_a_trace() {
+async fn an_old_message_and_one_with_an_invalid_trace_begin_a_new_trace() {
     record();
     let scene = Scene::new().await;
     let runs = Runs::new();
@@ -95,7 +95,7 @@ async fn an_old_message_and_one_with_a_hostile_trace_begin_a_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_with_a_batch_is_linked_to_each_of_its_messages() {
+async fn the_span_of_a_batch_is_linked_to_each_of_its_messages() {
     record();
     let scene = Scene::new().await;
     let batch = batch_handler(key("traces.batch"), |messages: Vec<Message<Raw>>| async move {
@@ -111,7 +111,7 @@ async fn a_call_with_a_batch_is_linked_to_each_of_its_messages() {
     assert_eq!((batch.parent.as_str(), &batch.links[..]), ("none", &links[..]));
     assert_eq!(batch.attribute("messaging.batch.message_count"), Some("2"));
     assert_eq!(batch.end, Some(Some(("failed", "not this one".to_owned()))));
-    // Then each of them alone.
+    // After the failed batch, each message runs alone.
     let mut errors: Vec<_> = told[1..].iter().map(|told| told.end.clone().flatten()).collect();
     errors.sort();
     assert_eq!(errors, [None, Some(("permanent", "not this one".to_owned()))]);
@@ -122,7 +122,7 @@ async fn a_call_with_a_batch_is_linked_to_each_of_its_messages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_without_a_trace_are_no_part_of_the_trace_of_the_one_that_has_one() {
+async fn records_without_a_trace_do_not_join_the_trace_of_another_record_in_the_batch() {
     record();
     let scene = Scene::new().await;
     let batch = batch_handler(key("traces.mixed"), |_: Vec<Message<Raw>>| async { Ok::<(), Failure>(()) });
@@ -141,7 +141,7 @@ async fn records_without_a_trace_are_no_part_of_the_trace_of_the_one_that_has_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_span_says_by_what_its_run_has_failed() {
+async fn a_span_has_the_kind_of_its_runs_failure() {
     record();
     let scene = Scene::new().await;
     let ends = async |message: Message<Raw>, _: &mut Connection| -> Result<(), Failure> {
@@ -168,7 +168,7 @@ async fn a_span_says_by_what_its_run_has_failed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_out_of_kafka_has_its_place_and_its_acceptance_the_group() {
+async fn the_spans_of_a_kafka_record_have_its_position_and_the_consumer_group() {
     record();
     let stage = Stage::about(
         support::kafka::Kafka::shared().await.clone(),
@@ -200,7 +200,7 @@ async fn a_record_out_of_kafka_has_its_place_and_its_acceptance_the_group() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bridge_that_panics_costs_no_run_and_there_is_no_second_bridge() {
+async fn a_bridge_that_panics_fails_no_run_and_a_second_bridge_is_refused() {
     record();
     let scene = Scene::new().await;
     let done = handler(key("traces.panics"), async |_: Message<Raw>| Ok::<(), Failure>(()));

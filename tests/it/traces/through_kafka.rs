@@ -1,7 +1,7 @@
-//! A record out of Kafka with a trace, a state and baggage: its runs are spans in the collector, and what the handlers publish arrives in Kafka with the
-//! context of the run.
+//! A Kafka record with `traceparent`, `tracestate` and `baggage`: the collector receives a span for each run, and
+//! records that handlers publish arrive in Kafka with the context of the run.
 //!
-//! A bridge belongs to a whole process, and this one has another, so the service is a child process.
+//! The service is a child process, because a process can have only one bridge and the test process has another.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ const GROUP: &str = "TRACED_GROUP";
 const TOPIC: &str = "TRACED_TOPIC";
 const SENT_TO: &str = "TRACED_SENT_TO";
 
-/// Publishes a record whose key is the handler's, at its first attempt or at its second.
+/// A handler that publishes a record with its own key at attempt `at`, and fails before.
 #[derive(Clone)]
 struct Publishes {
     outbox: Outbox<Postgres>,
@@ -53,7 +53,7 @@ async fn serve() {
         SdkTracerProvider::builder().with_batch_exporter(SpanExporter::builder().with_http().build().unwrap()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("shop")).with_filter(LevelFilter::INFO);
     tracing_subscriber::registry().with(layer).init();
-    // The machine may be busy.
+    // Long enough for a busy machine.
     let bridge = wharf::otel::OtelBridge::new().with_parent_age_max(Duration::from_secs(600));
     wharf::traces::install(bridge).unwrap();
 
@@ -75,13 +75,13 @@ async fn serve() {
     panic!("{}", running.failure().await);
 }
 
-/// The ids that a child or a link of this span has.
+/// The trace id and span id by which a child or a link refers to this span.
 fn ids(trace: &TraceContext) -> (Vec<u8>, Vec<u8>) {
     (trace.trace_id().to_vec(), trace.span_id().to_vec())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_goes_from_a_kafka_record_over_each_attempt_into_what_is_published() {
+async fn a_trace_continues_from_a_kafka_record_through_each_attempt_to_the_published_records() {
     let stage = Stage::new(1).await;
     let sent_to = stage.kafka.create_unique_topic(1).await;
     let producer = TraceContext::new([0x77; 16], [0x78; 8], 1).unwrap();
@@ -134,7 +134,7 @@ async fn a_trace_goes_from_a_kafka_record_over_each_attempt_into_what_is_publish
     assert_eq!((link.trace_id.clone(), link.span_id.clone()), ids(&producer));
     assert_eq!(link.trace_state, "vendor=1");
 
-    // What each run published has the context of that run, and the baggage of the record.
+    // Each published record has the context of the run that published it, and the baggage of the consumed record.
     let sent = stage.kafka.read_all(&sent_to, 1).await;
     for (handler, run, state) in [("at-once", at_once, Some("vendor=1")), ("fails-once", second, None)] {
         let record = sent.iter().find(|record| record.key.as_deref() == Some(handler)).unwrap();

@@ -1,8 +1,8 @@
 //! A real headless Chromium, driven over WebDriver by Debian's `chromedriver`: it clicks, types, reads the visible
 //! text, and reports what the page logged and which URLs it requested.
 //!
-//! The crate `thirtyfour` speaks the protocol. Here is what tests add to it: they wait for what a live page shows, and
-//! choose the device that shows it.
+//! The crate `thirtyfour` implements the protocol. This module adds what the tests need: waiting for texts on a live
+//! page, and the choice of the emulated device.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -107,7 +107,7 @@ impl Browser {
 
     /// Presses a key in the focused element; `\u{e004}` is Tab, `\u{e007}` is Enter.
     pub async fn press(&self, key: char) {
-        // The crate moves the mouse for a quarter of a second with every key, unless told otherwise.
+        // By default, the crate adds a mouse action of a quarter of a second to every key.
         let keyboard = self.driver.action_chain_with_delay(None, Some(Duration::ZERO));
         keyboard.key_down(key).key_up(key).perform().await.expect("the key is pressed");
     }
@@ -118,13 +118,13 @@ impl Browser {
         returned.unwrap_or_else(|error| panic!("{script}: {error}")).json().clone()
     }
 
-    /// The visible text of the page; empty between two pages, while there is no body or the one that was found is gone.
+    /// The visible text of the page; empty during navigation, when the body is missing or was just replaced.
     pub async fn text(&self) -> String {
         let text = async { self.driver.find(By::Css("body")).await?.text().await };
         text.await.unwrap_or_default()
     }
 
-    /// Waits until the page shows this text.
+    /// Waits until the page shows this text. Returns all visible text.
     pub async fn until(&self, wanted: &str) -> String {
         let deadline = Instant::now() + PROCESS_DEADLINE;
         loop {
@@ -170,7 +170,7 @@ impl Browser {
         sized.expect("the size is set");
     }
 
-    /// Saves a picture of the whole page, also of what is below the window.
+    /// Saves a screenshot of the whole page, including the part below the window.
     pub async fn picture(&self, path: &Path) {
         let devtools = self.driver.cdp();
         let metrics = devtools.send_raw("Page.getLayoutMetrics", ()).await.expect("the size of the page");

@@ -136,15 +136,15 @@ async fn create(url: &str, mut queue: mpsc::UnboundedReceiver<Creation>, ownersh
     let strategy = creation_strategy(&client, ownership).await;
     while let Some(Creation { name, done }) = queue.recv().await {
         match client.batch_execute(&format!("CREATE DATABASE {name} TEMPLATE template0 {strategy}")).await {
-            // The test that asked may have been cancelled.
+            // The test that waits for it may have been cancelled.
             Ok(()) => drop(done.send(())),
             Err(error) => eprintln!("cannot make the database {name}: {error:?}"),
         }
     }
 }
 
-/// Before version 15, a database is always created by a copy of files between two checkpoints. That is the fastest way
-/// in memory (10 ms against 25), and the slowest on a disk with other writers (90 ms).
+/// `file_copy`, the only strategy before version 15, copies files between two checkpoints. It is the fastest in memory
+/// (10 ms instead of 25), and the slowest on a disk with other writers (90 ms).
 async fn creation_strategy(client: &Client, ownership: Ownership) -> &'static str {
     let sql = "SELECT current_setting('server_version_num')::int";
     let version: i32 = client.query_one(sql, &[]).await.expect("every server knows its version").get(0);

@@ -47,13 +47,13 @@ impl Event {
         self.fields.get(name).map(String::as_str)
     }
 
-    /// Whether the field is there and has this value.
+    /// Whether the event has the field with this value.
     pub fn has(&self, name: &str, value: &str) -> bool {
         self.field(name) == Some(value)
     }
 }
 
-/// A view of the events since it was made.
+/// A view of the events since its creation.
 #[derive(Clone, Debug)]
 pub struct Events {
     /// The number of the first event in view.
@@ -152,7 +152,7 @@ impl Reader {
 /// The capture of this process; created and installed on first use.
 static CAPTURE: LazyLock<Capture> = LazyLock::new(|| {
     let subscriber = tracing_subscriber::registry().with(CaptureLayer);
-    tracing::subscriber::set_global_default(subscriber).expect("nobody else installs a subscriber");
+    tracing::subscriber::set_global_default(subscriber).expect("no other code installs a subscriber");
     Capture { log: Mutex::default(), arrivals: watch::Sender::new(0) }
 });
 

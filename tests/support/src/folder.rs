@@ -1,7 +1,7 @@
-//! Temporary folders for servers: owned by the account of the server, and in memory if there is enough.
+//! Temporary folders for servers: owned by the server's account, and in memory if there is enough of it.
 //!
 //! A database has 300 files and a cluster 1,000; creating them in memory is ten times faster than on some disks. A
-//! killed server loses no data through this, because its writes are in the kernel either way. `TMPDIR` overrides the
+//! killed server loses no data because of this: its writes are in the kernel either way. `TMPDIR` overrides the
 //! choice.
 
 use std::fs;

@@ -16,7 +16,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The first header with this name, in lower case.
+    /// The first header with this name, which must be in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())
     }
@@ -29,7 +29,7 @@ pub async fn request(address: &str, method: &str, path: &str, headers: &[(&str, 
     tokio::task::spawn_blocking(move || send(&address, &text)).await.expect("the request is sent")
 }
 
-/// A connection on which a server sends events until it is dropped.
+/// A connection on which a server sends events. It is closed when dropped.
 pub struct EventStream(BufReader<TcpStream>);
 
 impl EventStream {

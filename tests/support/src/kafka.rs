@@ -4,8 +4,8 @@
 //! automatically. Its process and folder are removed when it is dropped, or when this process ends.
 //!
 //! Most tests use [`Kafka::shared`] with their own topics and groups. A separate broker takes three seconds and 300 MB
-//! and is for tests that stop, kill or configure it. `kafka_admin`, `kafka_records` and `kafka_transactions` have the
-//! operations.
+//! and is for tests that stop, kill or configure it. `kafka_admin`, `kafka_acls`, `kafka_records`, `kafka_reading` and
+//! `kafka_transactions` have the operations.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpStream};
@@ -34,7 +34,7 @@ pub const SCRAM_PASSWORD: &str = "a password of the tests";
 /// The address of a running broker to use as the shared one. Tests create and delete topics on it.
 const BROKERS_VARIABLE: &str = "KAFKA_BROKERS";
 
-/// How often other ports are tried if another process took them first.
+/// How many times ports are chosen, because another process may take one first.
 const PORT_ATTEMPTS: usize = 10;
 
 /// Time limit for one metadata request to a broker that may not be ready.
@@ -47,11 +47,11 @@ pub struct KafkaOptions {
     pub settings: Vec<(String, String)>,
     /// Opens a TLS listener, see [`Kafka::tls_brokers`]. Default: none.
     pub tls: Option<KafkaTls>,
-    /// Opens a listener with TLS and SCRAM-SHA-256 (`SASL_SSL`), see [`Kafka::scram_brokers`]. It knows [`SCRAM_USER`]
-    /// with [`SCRAM_PASSWORD`]. Default: none.
+    /// Opens a listener with TLS and SCRAM-SHA-256 (`SASL_SSL`), see [`Kafka::scram_brokers`]. Its only user is
+    /// [`SCRAM_USER`] with [`SCRAM_PASSWORD`]. Default: none.
     pub scram: Option<KafkaTls>,
     /// Opens a listener with SASL/OAUTHBEARER and without TLS, see [`Kafka::token_brokers`], where a connection must
-    /// authenticate again after this time or when its token ends. It believes any unsigned JWT that has not ended:
+    /// authenticate again after this time or when its token expires. It accepts any unsigned JWT that has not expired;
     /// `sub` is the user. Default: none.
     pub tokens: Option<Duration>,
     /// Joins the cluster of another broker under this node id. Default: a separate cluster.
@@ -238,7 +238,7 @@ impl Kafka {
 
     async fn blocking(&self, work: impl FnOnce(&Inner) + Send + 'static) {
         let inner = Arc::clone(self.ours());
-        tokio::task::spawn_blocking(move || work(&inner)).await.expect("Kafka does as it is told");
+        tokio::task::spawn_blocking(move || work(&inner)).await.expect("the action on the broker succeeds");
     }
 }
 

@@ -1,7 +1,7 @@
-//! Access control lists, written to a broker with an authorizer by the anonymous user of the tests.
+//! Adds access control entries to a broker with an authorizer, as the anonymous user of the tests.
 //!
-//! One request in Kafka's own protocol (CreateAcls, version 1), because rdkafka has none. [`ACL_SETTINGS`] are the
-//! settings of a broker with an authorizer.
+//! It sends one request in Kafka's wire protocol (CreateAcls, version 1), because rdkafka cannot. [`ACL_SETTINGS`] are
+//! the settings of a broker with an authorizer.
 
 use crate::kafka::Kafka;
 use crate::kafka_wire::{exchange, short_text};
@@ -17,13 +17,14 @@ const CREATE_ACLS_VERSION: i16 = 1;
 const LITERAL: i8 = 3;
 const ALLOW: i8 = 3;
 
-/// What a grant is about. The numbers are Kafka's.
+/// The resource of a grant.
 #[derive(Clone, Copy, Debug)]
 pub enum Resource<'a> {
     Topic(&'a str),
     Group(&'a str),
 }
 
+/// The operation that a grant allows. The numbers are Kafka's.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation {
     Read = 3,
@@ -31,7 +32,7 @@ pub enum Operation {
 }
 
 impl Kafka {
-    /// Allows the user to do this, from any host.
+    /// Allows the user this operation on the resource, from any host.
     pub async fn grant(&self, user: &str, operation: Operation, resource: Resource<'_>) {
         let (kind, name) = match resource {
             Resource::Topic(name) => (2_i8, name),
@@ -54,7 +55,7 @@ impl Kafka {
         let brokers = self.brokers().to_owned();
         let answer =
             tokio::task::spawn_blocking(move || exchange(&brokers, &request)).await.expect("the broker answers");
-        // Behind the request's number, the throttle time and the count.
+        // The error code follows the correlation id, the throttle time and the number of results.
         let error = answer[4 + 4 + 4..].first_chunk().map(|code| i16::from_be_bytes(*code));
         assert_eq!(error, Some(0), "the broker refused the grant");
     }

@@ -128,7 +128,7 @@ impl Kafka {
         self.with_consumer(&[("isolation.level", isolation)], move |consumer| {
             let (low, high) = consumer
                 .fetch_watermarks(&topic, partition, KAFKA_DEADLINE)
-                .unwrap_or_else(|error| panic!("cannot have the watermarks of {topic}/{partition}: {error:?}"));
+                .unwrap_or_else(|error| panic!("cannot fetch the watermarks of {topic}/{partition}: {error:?}"));
             Watermarks { low, high }
         })
         .await
@@ -200,7 +200,7 @@ impl Kafka {
         self.with_consumer(&[], move |consumer| {
             let deadline = Instant::now() + KAFKA_DEADLINE;
             while led_partitions(consumer, &topic) != Some(wanted) {
-                assert!(Instant::now() < deadline, "{topic} has not {wanted} partitions in time");
+                assert!(Instant::now() < deadline, "{topic} did not get {wanted} partitions in time");
                 std::thread::sleep(PROCESS_POLL);
             }
         })
@@ -218,7 +218,7 @@ impl Kafka {
             config.set(*name, *value);
         }
         let run = move || work(&config.create().expect("a consumer"));
-        tokio::task::spawn_blocking(run).await.expect("a question to the broker")
+        tokio::task::spawn_blocking(run).await.expect("the call to the broker succeeds")
     }
 
     fn admin(&self) -> Admin {

@@ -1,7 +1,7 @@
 //! Finds the Kafka to test against, and creates the data folder that every broker starts from.
 //!
 //! Formatting takes a second, mostly to start Java, so it runs once per test process: its result is copied for each
-//! broker. The SCRAM user is created here, because a broker with passwords needs one at its first start.
+//! broker. The SCRAM user is created here, because a broker with a SCRAM listener needs one at its first start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,7 @@ const ENVIRONMENT: &str = include_str!("../../../scripts/environment.sh");
 /// The node id of a single broker, written to the data folder.
 pub(crate) const NODE_ID: u16 = 1;
 
-/// A broker is small and short-lived: the better compiler and collector would cost more than they gain.
+/// A broker is small and short-lived: the optimizing compiler and a parallel collector would cost more than they gain.
 const JVM_OPTIONS: [&str; 6] = [
     "-Xmx512m",
     "-XX:+UseSerialGC",
@@ -69,7 +69,7 @@ pub(crate) fn mark_data_folder(data: &Path, node_id: u16) {
     });
 }
 
-/// Gives lines of `meta.properties` other values.
+/// Changes the values of lines of `meta.properties`.
 fn rewrite(data: &Path, value: impl Fn(&str) -> Option<String>) {
     let path = data.join("meta.properties");
     let content = std::fs::read_to_string(&path).expect("a formatted data folder");

@@ -128,7 +128,7 @@ fn to_base_record<'a>(topic: &'a str, partition: i32, record: &'a TestRecord) ->
     if !record.headers.is_empty() {
         let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
         for header in &record.headers {
-            let key = std::str::from_utf8(&header.name).expect("the names were looked at");
+            let key = std::str::from_utf8(&header.name).expect("the caller has checked the names");
             headers = headers.insert(Header { key, value: header.value.as_deref() });
         }
         base.headers = Some(headers);

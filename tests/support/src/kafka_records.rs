@@ -1,7 +1,8 @@
 //! Records that a test writes to a broker, including unusual ones.
 //!
 //! When a call returns, its records are on the broker. librdkafka writes them one after another in the order given. Its
-//! Rust interface cannot express header names that are not UTF-8; such records are written over our own connection.
+//! Rust interface cannot express header names that are not UTF-8, or malformed headers; `kafka_wire` writes such
+//! records.
 
 use crate::kafka::Kafka;
 use crate::kafka_producer::{Producing, idempotent_config, producer_config};
@@ -13,7 +14,7 @@ pub struct TestRecord {
     pub key: Option<Vec<u8>>,
     pub payload: Option<Vec<u8>>,
     pub headers: Vec<TestHeader>,
-    /// The record claims this many more headers than it has: the block cannot be parsed.
+    /// The record claims this many more headers than it has, so its headers cannot be parsed.
     pub missing_headers: usize,
     /// Milliseconds since 1970. Default: now.
     pub timestamp_ms: Option<i64>,

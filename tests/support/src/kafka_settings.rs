@@ -1,7 +1,7 @@
 //! The `server.properties` of a test's broker.
 //!
-//! Besides the plain listener, which the test helpers use, it can have one with TLS, one with TLS and SCRAM, and one with tokens.
-//! Everything is as durable as possible with one broker: a killed broker loses no acknowledged record.
+//! Besides the plain listener, which the test helpers use, the broker can have one with TLS, one with TLS and SCRAM,
+//! and one with OAuth tokens. It is as durable as one broker can be: a killed broker loses no acknowledged record.
 
 use std::path::Path;
 use std::time::Duration;
@@ -151,7 +151,7 @@ fn scram_settings() -> Vec<(String, String)> {
     ])
 }
 
-/// Unsigned tokens: the default of Kafka's module, for tests.
+/// Accepts unsigned tokens, which is the default of Kafka's login module.
 fn token_settings(session: Duration) -> Vec<(String, String)> {
     owned(&[
         ("listener.name.tokens.sasl.enabled.mechanisms", "OAUTHBEARER"),

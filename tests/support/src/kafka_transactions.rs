@@ -25,7 +25,7 @@ impl Kafka {
     /// Like [`Kafka::transactional_producer`]. The broker checks for timed-out transactions every ten seconds.
     pub async fn transactional_producer_with_timeout(&self, id: &str, timeout: Duration) -> TransactionalProducer {
         let mut config = idempotent_config(self);
-        // A record may not live longer than its transaction.
+        // librdkafka requires a message timeout that is not longer than the transaction timeout.
         let timeout_ms = timeout.as_millis().to_string();
         config.set("transactional.id", id).set("transaction.timeout.ms", &timeout_ms);
         config.set("message.timeout.ms", timeout.min(KAFKA_DEADLINE).as_millis().to_string());
@@ -54,12 +54,12 @@ impl TransactionalProducer {
         .await
     }
 
-    /// The marker that is written takes one offset in each partition of the transaction.
+    /// Commits. This writes a marker, which takes one offset in each partition of the transaction.
     pub async fn commit(&self) {
         self.blocking(Producing::commit_transaction).await;
     }
 
-    /// The records keep their offsets, and a reader of committed records never sees them.
+    /// Aborts. The records keep their offsets, but a reader of committed records never sees them.
     pub async fn abort(&self) {
         self.blocking(Producing::abort_transaction).await;
     }

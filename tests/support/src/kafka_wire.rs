@@ -1,4 +1,5 @@
-//! Writes records in Kafka's own protocol, for header names that are not text, which no client library sends.
+//! Writes records in Kafka's wire protocol that no client library sends: with header names that are not text, or with
+//! fewer headers than they claim.
 //!
 //! It sends one uncompressed batch in one request (Produce, version 3, supported by brokers since 0.11) and reads one
 //! response. Plain connections only.
@@ -16,7 +17,7 @@ const PRODUCE_VERSION: i16 = 3;
 /// The format of batches since 0.11.
 const BATCH_MAGIC: i8 = 2;
 
-/// Every replica must have the records.
+/// All in-sync replicas must acknowledge the records.
 const ACKNOWLEDGED_BY_ALL: i16 = -1;
 
 /// Writes the records as one batch to the first of `brokers`, which must lead the partition. Returns the offset of the
@@ -61,7 +62,8 @@ fn request(topic: &str, partition: i32, batch: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Parses the offset of the only partition in the response, after the correlation id, the counts and the topic's name.
+/// Parses the error code and the offset of the only partition in the response. They follow the correlation id, the
+/// number of topics, the topic's name, the number of partitions and the partition.
 fn error_and_offset(answer: &[u8], topic: &str) -> (i16, i64) {
     let rest = &answer[4 + 4 + short_text(topic).len() + 4 + 4..];
     let (error, rest) = rest.split_first_chunk().expect("an error code");

@@ -1,12 +1,12 @@
-//! Shared code of the tests and benches: real servers, real processes, faults that can be switched on, captured events,
-//! measurements.
+//! Shared code of the tests and benches: real servers, child processes, faults that can be switched on, captured
+//! events, measurements.
 //!
 //! A test whose server is not installed fails with instructions to install it; it is never skipped. Every process
 //! started here ends with the test process, however that ends.
 //!
 //! Nothing here uses Wharf itself, so a change in `src/` does not recompile this crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test reports by panicking")]
-#![allow(clippy::missing_errors_doc, clippy::missing_panics_doc, reason = "as for the documentation of its items")]
+#![allow(clippy::missing_errors_doc, clippy::missing_panics_doc, reason = "for tests and benches only")]
 #![allow(missing_docs, missing_debug_implementations, reason = "used by this repository's tests and benches only")]
 
 // In reading order: first the modules that tests use, then those that they are built on.

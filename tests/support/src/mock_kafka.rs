@@ -1,6 +1,6 @@
 //! librdkafka's mock cluster: brokers in this process that start at once and fail on request.
 //!
-//! For faults that a real broker cannot be made to have. It keeps 5 MiB per partition, and its transactions are not
+//! It is for faults that cannot be caused in a real broker. It keeps 5 MiB per partition, and its transactions are not
 //! reliable: guarantees about Kafka are tested on [`crate::kafka::Kafka`].
 
 use std::sync::mpsc;
@@ -18,8 +18,8 @@ type Order = Box<dyn FnOnce(&Cluster) + Send>;
 #[derive(Debug)]
 pub struct MockKafka {
     brokers: String,
-    /// The queue to the thread that owns the cluster. The cluster is bound to one thread, so a spawned task could not
-    /// hold it over an await.
+    /// The queue to the thread that owns the cluster. The cluster is not `Send`, so a spawned task could not hold it
+    /// across an await.
     orders: mpsc::Sender<Order>,
 }
 
@@ -83,7 +83,7 @@ impl MockKafka {
         });
     }
 
-    /// The topic's metadata report this error from now on.
+    /// Metadata of the topic contains this error from now on.
     pub fn fail_topic(&self, topic: &str, error: RDKafkaRespErr) {
         let topic = topic.to_owned();
         self.order(move |cluster| cluster.topic_error(&topic, error));
@@ -119,6 +119,6 @@ impl MockKafka {
         let (done, result) = mpsc::channel();
         let order = move |cluster: &Cluster| drop(done.send(order(cluster)));
         self.orders.send(Box::new(order)).expect("the mock cluster lives");
-        result.recv().expect("the mock cluster answers").expect("the mock cluster does as it is told");
+        result.recv().expect("the mock cluster answers").expect("the mock cluster accepts the order");
     }
 }

@@ -24,7 +24,7 @@ use crate::process::{
     PROCESS_DEADLINE, PROCESS_POLL, run_to_end, send_signal, service_server, service_tool, spawn_bound, wait_for_end,
 };
 
-/// How often another port is tried if another process took it first.
+/// How many ports are tried, because another process may take one first.
 const PORT_ATTEMPTS: usize = 10;
 
 /// After SIGKILL the kernel takes a moment to free the shared memory; this is the time between two attempts to start.
@@ -142,8 +142,8 @@ impl Cluster {
         self.copy(&["--write-recovery-conf"]).await
     }
 
-    /// Promotes a standby. One statement that waits for the promotion would have a snapshot for all that time, which can conflict with what
-    /// the standby still has to replay: the server then cancels the statement. So the end of recovery is asked for.
+    /// Promotes a standby. It polls for the end of recovery: a statement that waits for the promotion would hold a
+    /// snapshot, and the server cancels it if the snapshot conflicts with WAL that the standby still has to replay.
     pub async fn promote(&self) {
         self.execute("SELECT pg_promote(wait => false)").await;
         let client = connect(&self.url("postgres")).await;
@@ -201,7 +201,7 @@ impl Cluster {
 
     async fn blocking(&self, work: impl FnOnce(&Inner) + Send + 'static) {
         let inner = Arc::clone(&self.inner);
-        tokio::task::spawn_blocking(move || work(&inner)).await.expect("the cluster does as it is told");
+        tokio::task::spawn_blocking(move || work(&inner)).await.expect("the action on the cluster succeeds");
     }
 }
 

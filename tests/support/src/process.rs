@@ -70,13 +70,13 @@ pub fn bound_command(program: &Path, account: Option<Account>, death_signal: Sig
     if let Some(account) = account {
         command.arg(format!("--reuid={}", account.uid)).arg(format!("--regid={}", account.gid)).arg("--clear-groups");
     }
-    // It expects the signal names without `SIG`.
+    // `setpriv` expects the signal names without `SIG`.
     command.args(["--pdeathsig", death_signal.as_str().trim_start_matches("SIG"), "--"]).arg(program);
     command
 }
 
-/// It inherits none of our streams: a server that kept our stdout open would block the caller of the tests. It also
-/// inherits no `PGDATA`, `PGPORT` and the like, which may point to a real server.
+/// Isolates the command. It inherits none of our streams: a server that kept our stdout open would block the caller of
+/// the tests. It also inherits no `PGDATA`, `PGPORT` and the like, which may point to a real server.
 fn settle(command: &mut Command, folder: &Path) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PG") {

@@ -133,7 +133,7 @@ impl Proxy {
         *self.shared.generation().alive.borrow()
     }
 
-    /// Waits until the number of connections has this value. Must not be used while another task resets them.
+    /// Waits until the number of connections satisfies the condition. Must not be used while another task resets them.
     pub async fn wait_for_connections(&self, is_wished: impl Fn(usize) -> bool) {
         let generation = Arc::clone(&self.shared.generation());
         generation.wait_for_alive(is_wished).await;
@@ -149,8 +149,8 @@ impl Proxy {
         self.shared.faults.arm(Target::Containing(text.to_owned()), fault)
     }
 
-    /// Loses the reply to the next execution of a statement whose SQL contains `text`, which is then retried; and arms
-    /// the fault for the `COMMIT` after that, which certainly belongs to the same work.
+    /// Loses the reply to the next execution of a statement whose SQL contains `text`, and arms the fault for the next
+    /// `COMMIT`. The statement is retried, so that `COMMIT` belongs to the same work.
     pub fn on_commit_after(&self, text: &str, fault: Fault) -> FaultHandle {
         self.shared.faults.arm_after(Target::Containing(text.to_owned()), Target::Commit, fault)
     }
@@ -262,7 +262,7 @@ async fn listen() -> (u16, TcpListener) {
     panic!("the proxy found no free port in {PORT_ATTEMPTS} attempts");
 }
 
-/// Accepts until aborted. Refusing means not to listen at all, like a dead server.
+/// Accepts until aborted. To refuse connections it does not listen at all, like a crashed server.
 async fn accept(shared: Arc<Shared>, port: u16, first: TcpListener) {
     let mut listener = Some(first);
     let mut mode = shared.mode.subscribe();

@@ -51,7 +51,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, place: Place, mut client: TcpStre
 }
 
 fn reset(client: TcpStream) {
-    // With a linger time of zero, the kernel sends a reset. It fails only for a socket that is already dead.
+    // With a linger time of zero, the kernel sends a reset. It fails only for a socket that is already closed.
     let _ = client.set_zero_linger();
     drop(client);
 }

@@ -1,4 +1,4 @@
-//! One-shot faults that hit a statement on its way through the proxy, and how a test learns of it.
+//! One-shot faults that hit a statement on its way through the proxy, and handles by which a test waits for them.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -36,14 +36,15 @@ pub struct FaultHandle {
 }
 
 impl FaultHandle {
-    /// Waits until the fault was applied and the connection is reset. Panics after three minutes.
+    /// Waits until the fault was applied and, except for [`Fault::Hang`], the connection is reset. Panics after three
+    /// minutes.
     pub async fn fired(&self) {
         let mut fired = self.fired.clone();
         let outcome = tokio::time::timeout(FIRED_DEADLINE, fired.wait_for(|fired| *fired)).await;
         match outcome {
             Ok(Ok(_)) => {}
-            Ok(Err(_)) => panic!("the proxy is gone and {} has not struck", self.what),
-            Err(_) => panic!("{} has not struck in {FIRED_DEADLINE:?}", self.what),
+            Ok(Err(_)) => panic!("the proxy was dropped and {} was not applied", self.what),
+            Err(_) => panic!("{} was not applied in {FIRED_DEADLINE:?}", self.what),
         }
     }
 

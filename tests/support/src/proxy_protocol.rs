@@ -1,7 +1,8 @@
 //! PostgreSQL's wire protocol, as far as the proxy needs it: where messages end, which SQL they contain, which reply
 //! belongs to which statement.
 //!
-//! Pure: bytes in, decisions out. Encrypted sessions are not read, so no statement fault can hit them.
+//! It does no I/O: it takes bytes and returns decisions. Encrypted sessions are not parsed, so no statement fault can
+//! hit them.
 
 use std::collections::HashMap;
 
@@ -23,7 +24,7 @@ pub(crate) struct Conversation {
     answers: u64,
     /// Set when the reply to a request must be lost.
     losing: Option<LostReply>,
-    /// The open transaction only reads. Losing its end means nothing, so no fault is spent on it.
+    /// Whether the open transaction is read only. Losing its commit has no effect, so no fault is used for it.
     is_read_only: bool,
 }
 
@@ -96,7 +97,7 @@ impl Conversation {
         Step::Forward(forward)
     }
 
-    /// The session has ended: the fault of a reply that never came was applied as well.
+    /// Called at the end of the session. A fault whose reply never came counts as applied.
     pub(crate) fn into_pending_fault(self) -> Option<Armed> {
         self.losing.map(|losing| losing.fault)
     }

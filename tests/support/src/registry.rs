@@ -1,4 +1,4 @@
-//! A schema registry that speaks Confluent's REST API as far as readers need it, and misbehaves on request.
+//! A schema registry with the part of Confluent's REST API that consumers use. It misbehaves on request.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::postgres::ServerTls;
 
-/// How the registry behaves.
+/// The behaviour of the registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Mood {
     #[default]
@@ -25,7 +25,7 @@ pub enum Mood {
     Fails(u16),
     /// No request is answered.
     Silent,
-    /// A registry without GUIDs, from before there were types of schemas.
+    /// An old version of the registry, without GUIDs and without `/schemas/types`.
     Old,
     /// Another server at the registry's address: it answers 404 to everything.
     Elsewhere,
@@ -46,10 +46,10 @@ struct State {
 
 #[derive(Default)]
 struct Inner {
-    /// As in the answers, with `id`, `guid`, `subject` and `version`.
+    /// In the form of the answers, with `id`, `guid`, `subject` and `version`.
     schemas: Vec<Value>,
     mood: Mood,
-    /// What the header `Authorization` must be.
+    /// The required value of the header `Authorization`.
     authorization: Option<String>,
     requests: HashMap<String, usize>,
     total: usize,
@@ -60,7 +60,7 @@ impl TestRegistry {
         Self::serving(schemas, None)
     }
 
-    /// With TLS, and this certificate.
+    /// Starts it with TLS and this certificate.
     pub fn start_with_tls(schemas: Vec<Value>, tls: &ServerTls) -> Self {
         let certificates = CertificateDer::pem_slice_iter(tls.certificate_pem.as_bytes()).map(Result::unwrap).collect();
         let key = PrivateKeyDer::from_pem_slice(tls.key_pem.as_bytes()).unwrap();
@@ -100,22 +100,22 @@ impl TestRegistry {
         self.state.inner.lock().unwrap().schemas.push(schema);
     }
 
-    /// From now on, only requests with this header are answered.
+    /// Requires this `Authorization` from now on; other requests are answered with 401.
     pub fn demand(&self, authorization: &str) {
         self.state.inner.lock().unwrap().authorization = Some(authorization.to_owned());
     }
 
-    /// How often a path was asked for.
+    /// The number of requests for a path.
     pub fn count(&self, path: &str) -> usize {
         self.state.inner.lock().unwrap().requests.get(path).copied().unwrap_or_default()
     }
 
-    /// How many requests there were.
+    /// The number of all requests.
     pub fn total(&self) -> usize {
         self.state.inner.lock().unwrap().total
     }
 
-    /// Waits until there were this many requests.
+    /// Waits for this number of requests.
     pub async fn reached(&self, total: usize) {
         let state = Arc::clone(&self.state);
         let waiting = move || {
@@ -126,7 +126,7 @@ impl TestRegistry {
     }
 }
 
-/// One request; then the connection is closed.
+/// Answers one request, then closes the connection.
 fn serve(state: &State, stream: impl Read + Write) {
     let mut reader = BufReader::new(stream);
     let (mut path, mut authorization) = (String::new(), None);
@@ -156,7 +156,7 @@ fn serve(state: &State, stream: impl Read + Write) {
         Mood::Down => return,
         Mood::Silent => {
             drop(inner);
-            // Until the client disconnects.
+            // Waits until the client disconnects.
             let _ = reader.read_line(&mut String::new());
             return;
         }

@@ -36,7 +36,7 @@ pub mod aws_config {
 pub mod aws_msk_iam_sasl_signer {
     use super::{BoxError, aws_config};
 
-    /// The token, and its end in milliseconds since 1970.
+    /// The token, and its expiry in milliseconds since 1970.
     pub async fn generate_auth_token(_: aws_config::Region) -> Result<(String, i64), BoxError> {
         Ok((String::new(), 0))
     }

@@ -20,19 +20,19 @@ pub struct Certificates {
     /// The authority that clients trust, as a file and as text.
     pub authority_path: PathBuf,
     pub authority_pem: String,
-    /// An authority that issued none of the certificates but `foreign`.
+    /// An authority that issued only `foreign` and `foreign_client`.
     pub other_authority_path: PathBuf,
-    /// For `localhost` and 127.0.0.1, by the authority.
+    /// Valid: for `localhost` and 127.0.0.1, issued by the authority.
     pub server: ServerTls,
-    /// By the authority, but for another host.
+    /// Issued by the authority, but for another host.
     pub wrong_host: ServerTls,
-    /// By the authority and for the right host, but no longer valid.
+    /// Issued by the authority for the right host, but expired.
     pub expired: ServerTls,
-    /// For the right host, but by the other authority.
+    /// For the right host, but issued by the other authority.
     pub foreign: ServerTls,
-    /// A client certificate of the authority.
+    /// A client certificate, issued by the authority.
     pub client: ServerTls,
-    /// A client certificate of the other authority, which a server must refuse.
+    /// A client certificate that a server must refuse: issued by the other authority.
     pub foreign_client: ServerTls,
     /// Holds the files; removed at drop.
     _folder: ServiceFolder,

@@ -63,7 +63,7 @@ func main() {
 	river.AddWorker(workers, &NoOpWorker{})
 	config := &river.Config{
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		// River has no default for it; the README has 100.
+		// MaxWorkers has no default; the example in River's README sets 100.
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}},
 		Workers: workers,
 	}
@@ -98,7 +98,7 @@ func main() {
 		time.Sleep(time.Millisecond)
 	}
 	fmt.Println("handled")
-	// The driver closes the input after it has measured, so nothing more has to be reported.
+	// The driver kills this process when it has measured. If the driver crashes, the input ends.
 	_, _ = input.ReadString('\n')
 }
 

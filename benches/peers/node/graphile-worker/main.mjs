@@ -1,4 +1,4 @@
-// graphile-worker for Node.js. Tuned as in its documentation on performance and its own benchmark (perfTest), in one process.
+// graphile-worker for Node.js. Tuned as in its documentation and its own benchmark (perfTest), in one process.
 import { Logger, makeWorkerUtils, run } from "graphile-worker";
 import { fill, filled, handled, isTuned, payload, url } from "../runner.mjs";
 

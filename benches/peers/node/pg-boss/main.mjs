@@ -1,4 +1,4 @@
-// pg-boss for Node.js. It has no benchmark of its own; tuned by the options that its documentation offers for a backlog.
+// pg-boss for Node.js. It has no benchmark; it is tuned with the options that its documentation offers for a backlog.
 import { PgBoss } from "pg-boss";
 import { fill, filled, handled, isTuned, payload, url } from "../runner.mjs";
 

@@ -1,4 +1,4 @@
-//! How the baseline works: it divides the messages among a few connections, which work concurrently.
+//! Runs the baseline: divides the messages among a few connections, which work concurrently.
 
 use tokio_postgres::Client;
 

@@ -18,12 +18,13 @@ pub fn is_asked_for(flag: &str) -> bool {
     std::env::args().any(|argument| argument == flag)
 }
 
-/// The number in an argument like `--repeats=3`, by its prefix.
+/// The number in an argument such as `--repeats=3`, found by the prefix `--repeats=`.
 pub fn argument(name: &str) -> Option<usize> {
     std::env::args().find_map(|argument| argument.strip_prefix(name)?.parse().ok())
 }
 
-/// As durable as in production, with enough WAL space that its size triggers no checkpoint during a measurement.
+/// Starts a server as durable as in production, with enough WAL space that its size triggers no checkpoint during a
+/// measurement.
 pub async fn start_postgres() -> Cluster {
     Cluster::start_with(&[
         ("synchronous_commit", "on"),

@@ -108,7 +108,7 @@ impl Cpu {
     }
 }
 
-/// The sum of the first `fields` of utime, stime, cutime and cstime of a process.
+/// The sum of the first `fields` of utime, stime, cutime and cstime of a process. Linux counts them in 1/100 s.
 fn seconds(pid: &str, fields: usize) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name in brackets may contain spaces; utime is the twelfth field after it.

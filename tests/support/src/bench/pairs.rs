@@ -3,7 +3,7 @@
 use super::median;
 use super::meter::Measured;
 
-/// One repeat.
+/// The two measurements of one repeat.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     pub bare_sql: Measured,

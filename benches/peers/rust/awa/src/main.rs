@@ -1,4 +1,4 @@
-//! The Rust crate `awa`. Tuned as in its `docs/benchmarking.md`, whose batches have become the default since.
+//! The Rust crate `awa`. Tuned as in its `docs/benchmarking.md`; the batch size given there is now the default.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The baseline: one table, prepared statements, and nothing around them.
+//! The baseline: one table and prepared statements, without a queue library.
 //!
 //! `PEER_COMPLETES=delete` deletes a completed job, `PEER_COMPLETES=update` keeps it.
 

@@ -2,8 +2,8 @@
 //!
 //! The driver (`benches/peers/run`) starts a runner with the URL of an empty database, the number of jobs, and
 //! `defaults` or `tuned`. The runner installs the schema, fills the queue and prints one line of JSON. It starts to
-//! work when it reads a line, prints `handled` once its handler was called for every job, and exits when its standard
-//! input ends. The driver measures the time.
+//! work when it reads a line, and prints `handled` once its handler was called for every job. The driver measures the
+//! time and then kills the runner. If the driver crashes, the standard input ends, and the runner exits.
 
 use std::io::{self, BufRead, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,10 +47,10 @@ impl Run {
     /// Reports that the queue is filled, and waits until the driver has vacuumed the database and starts the clock.
     pub fn filled(&self, settings: Value) {
         say(&json!({ "settings": settings }).to_string());
-        assert!(line(), "the driver went away");
+        assert!(line(), "the driver has ended");
     }
 
-    /// Waits until the handler was called for every job, reports it, and exits when the driver has measured.
+    /// Waits until the handler was called for every job, reports it, and waits for the driver to kill this process.
     pub async fn finish(&self) -> ! {
         while HANDLED.load(Ordering::Relaxed) < self.jobs {
             tokio::time::sleep(LOOK).await;
@@ -66,7 +66,7 @@ pub fn handled(jobs: usize) {
     HANDLED.fetch_add(jobs, Ordering::Relaxed);
 }
 
-/// The payload of queues that store text or JSON.
+/// The payload for queues that store text or JSON.
 pub fn payload() -> String {
     "x".repeat(PAYLOAD_BYTES)
 }
@@ -76,7 +76,7 @@ fn say(text: &str) {
     writeln!(output, "{text}").and_then(|()| output.flush()).expect("the driver reads");
 }
 
-/// Reads a line; false at the end.
+/// Reads a line; false at the end of the input.
 fn line() -> bool {
     let mut text = String::new();
     io::stdin().lock().read_line(&mut text).expect("the driver writes") > 0
