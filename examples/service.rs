@@ -71,7 +71,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         .identity(&*topic, Identity::header("message-id"))
         .build()?;
     let mut running = inbox.start_from(kafka).await?;
-    tracing::info!(topic, "at work");
+    tracing::info!(topic, "the inbox is running");
 
     let mut terminate = signal(SignalKind::terminate())?;
     let failure = tokio::select! {

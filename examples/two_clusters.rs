@@ -85,7 +85,7 @@ async fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
         .source(payments_cluster)
         .build()?;
     let mut running = inbox.start().await?;
-    tracing::info!("at work");
+    tracing::info!("the inbox is running");
 
     let mut terminate = signal(SignalKind::terminate())?;
     let failure = tokio::select! {

@@ -210,8 +210,8 @@ impl<B: Backend> Inbox<B> {
     }
 
     /// Claims and runs due deliveries once, without background work: for tests and serverless functions. Returns how
-    /// many deliveries ran: for each handler at most its concurrency and at most
-    /// [`Limits::claim_batch_rows`](crate::Limits::claim_batch_rows).
+    /// many deliveries ran: for each handler at most [`Limits::claim_batch_rows`](crate::Limits::claim_batch_rows), and
+    /// at most its concurrency plus those that are claimed ahead ([`Limits::claim_ahead`](crate::Limits::claim_ahead)).
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};

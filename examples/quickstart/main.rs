@@ -94,7 +94,7 @@ async fn first_run() -> Result<(), AnyError> {
     let records = produce(&broker.bootstrap_servers())?;
 
     println!("{records} records wait in the topic orders; three handlers want them. Each line is a decision.");
-    println!("First the broker has to give the topic's partitions to this process, which takes a moment.\n");
+    println!("First the broker assigns the partitions of the topic to this process, which takes a moment.\n");
     let inbox = inbox(store, receipt(shop::SEND_RECEIPT, MailServer::Flaky), FraudService::Broken)?;
     // Uses the newer group protocol: with the classic one the broker waits three seconds for more members.
     let kafka = Kafka::new(broker.bootstrap_servers(), "quickstart").set("group.protocol", "consumer");
@@ -131,7 +131,7 @@ async fn resume() -> Result<(), AnyError> {
     board.finish()?;
     match open {
         0 => println!("\nNothing was left to do. Replay the poisoned delivery first."),
-        open => println!("\n{open} run."),
+        open => println!("\nDeliveries that ran: {open}."),
     }
     Ok(())
 }

@@ -36,7 +36,8 @@ pub(crate) struct Acceptor {
 /// What happens to a record that cannot become a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// The call returns an error, and none of its records are written.
+    /// The call returns an error before any of its records is written. If only the database finds the record unfit, the
+    /// others may be stored, and it is quarantined.
     Refuse,
     /// It is kept in quarantine.
     Quarantine,

@@ -31,13 +31,13 @@ pub(crate) trait HandOver: Send + Sync {
     fn note_intake(&self, source: &str, is_open: bool);
 }
 
-/// Slots that are reserved for deliveries about to be stored. Dropping this frees them.
+/// Places that are reserved for deliveries about to be stored, to run or to wait for a slot. Dropping this frees them.
 pub(crate) trait Reservations: Send {
     /// The process that the deliveries are claimed for.
     fn processor(&self) -> i32;
 
-    /// Reserves a slot of a handler for its delivery of a message (its index in the batch). Returns false when the
-    /// delivery cannot start now.
+    /// Reserves a place of a handler for its delivery of a message (its index in the batch). Returns false when the
+    /// delivery can neither start now nor wait in memory.
     fn reserve(&mut self, message: usize, handler: usize) -> bool;
 
     /// Starts the reserved deliveries. `new` holds the seq of each message that was stored as new; deliveries of the

@@ -223,7 +223,7 @@ impl Identity {
     /// Identifies records without an identity by their position, like [`Identity::position`]; without a position they
     /// are quarantined. Default: they are quarantined. Choose it if it is enough to detect redeliveries.
     ///
-    /// A record whose own identity has the form of a position is quarantined, because it could replace another record.
+    /// A record whose own identity has the form of a position is quarantined: another could count as its duplicate.
     ///
     /// ```
     /// let identity = wharf::Identity::header("message-id").or_position();

@@ -4,7 +4,7 @@
 //! `rules.rs` holds the handlers and the identity policy of each topic. `identity.rs` is that policy, `identify.rs`
 //! applies it, and `prepare.rs` decides what a record becomes. `acceptor.rs` collects the records of callers into
 //! batches. `write.rs` stores a batch through database outages and bad data. `following.rs` sends a batch before the
-//! previous one is stored. `hand_over.rs` starts deliveries of idle handlers from memory. `caller.rs` accepts in the
+//! previous one is stored. `hand_over.rs` starts deliveries from memory, without a claim. `caller.rs` accepts in the
 //! caller's transaction, `replay.rs` accepts quarantined records again, and `quarantine_run.rs` stops reading when all
 //! records of a topic are quarantined.
 //!

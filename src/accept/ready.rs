@@ -87,7 +87,7 @@ impl std::fmt::Debug for NotYet {
     }
 }
 
-/// Decodes the payload of a record, unless the decoder has to be waited for.
+/// Decodes the payload or the key of a record, unless the decoder has to be waited for.
 pub(super) fn decode(
     record: &Record,
     decoder: &IdentityDecoder,

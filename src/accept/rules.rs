@@ -152,8 +152,8 @@ impl Rules {
         self.of(topic).map_or_else(|| topic.into(), |rules| Arc::clone(&rules.topic))
     }
 
-    /// Whether a handler of the topic is ordered. Then one batch of a partition, or of a call, has to end before the next
-    /// one is sent, so that messages are stored in the order of their offsets, or of the call.
+    /// Whether a handler of the topic is ordered. Then one batch of a partition, or of a call, has to end before the
+    /// next one is sent, so that messages are stored in the order of their offsets, or of the call.
     pub(crate) fn is_in_order(&self, topic: &str) -> bool {
         self.of(topic).is_some_and(|rules| rules.is_in_order)
     }

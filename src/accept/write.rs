@@ -2,7 +2,7 @@
 //!
 //! While the database is away, the same batch is retried with backoff until `Patience` ends. When the database refuses
 //! data, the batch is halved until the bad record is found: it is quarantined, and the others are accepted. Deliveries
-//! whose handlers have a free slot are inserted as claimed and started from memory.
+//! whose handlers have room in this process are inserted as claimed, and start or wait in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::store::seam::{AcceptBatch, Accepted, Answers, Due, Few, HandlerIds, N
 use crate::telemetry::{events, spans::AcceptedBy};
 use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage};
 
-/// Tries before a batch is halved after a server error of unknown cause. Deadlocks and timeouts are over by then.
+/// Tries before a batch is halved after a server error of unknown cause. Most deadlocks and timeouts are over by then.
 const REFUSALS_MAX: usize = 3;
 
 /// A record on its way into the store.
@@ -215,7 +215,7 @@ pub(super) enum BatchTurn {
     Unknown,
 }
 
-/// Tries once. With `hand_over`, deliveries of handlers with a free slot are handed over. Returns `None` and writes
+/// Tries once. With `hand_over`, deliveries of handlers with room are handed over. Returns `None` and writes
 /// nothing if an earlier batch is not stored yet.
 pub(super) async fn try_write<B: Backend>(
     intake: &Arc<Intake<B>>,
@@ -260,7 +260,7 @@ pub(super) async fn try_write<B: Backend>(
     if let Some(reservations) = reservations {
         reservations.start(messages, &new, answers.sent_at);
     }
-    // Deliveries wait to be claimed that were added to known messages, take turns, or were not handed over.
+    // Deliveries that were added to known messages, take turns or were not handed over wait for a claim.
     if !(is_new && is_handing_over && !has_turns)
         && let Some(hand_over) = intake.hand_over()
     {
@@ -288,7 +288,7 @@ fn report(rows: &[Row], messages: &[NewMessage], answers: &Answers) -> (Vec<Rece
     receipts.unzip()
 }
 
-/// The messages among the rows. Deliveries that are due at once and get a slot are marked as handed over.
+/// The messages among the rows. Deliveries that are due at once and get a place are marked as handed over.
 pub(super) fn new_messages<B: Backend>(
     intake: &Intake<B>,
     rows: &[Row],

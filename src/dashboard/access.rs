@@ -1,7 +1,7 @@
 //! Access rules: who may look, see payloads, and act.
 //!
-//! There is no default: the program that serves a dashboard must choose a rule. A token is compared by its hash and never shown. A visitor who
-//! has entered the token gets a random session cookie, which does not contain the token.
+//! There is no default: the program that serves a dashboard must choose a rule. A token is compared by its hash and
+//! never shown. A visitor who has entered the token gets a random session cookie, which does not contain the token.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -53,8 +53,8 @@ struct Token {
 }
 
 impl Access {
-    /// Allows every client that can connect, with all rights. [`Dashboard::serve`](super::Dashboard::serve) refuses this on addresses that other
-    /// machines can reach.
+    /// Allows every client that can connect, with all rights. [`Dashboard::serve`](super::Dashboard::serve) refuses
+    /// this on addresses that other machines can reach.
     ///
     /// ```
     /// let access = wharf::dashboard::Access::on_this_machine();
@@ -63,8 +63,9 @@ impl Access {
         Self(AccessKind::ThisMachine)
     }
 
-    /// Allows every client that has the token, with all rights. The token is typed into the login page together with a name for the audit, or
-    /// sent by a program in the header `Authorization: Bearer …`, which the audit records as `token`.
+    /// Allows every client that has the token, with all rights. The token is typed into the login page together with a
+    /// name for the audit, or sent by a program in the header `Authorization: Bearer …`, which the audit records as
+    /// `token`.
     ///
     /// ```
     /// # use wharf::dashboard::Access;
@@ -82,7 +83,8 @@ impl Access {
         Ok(Self(AccessKind::Token(Arc::new(Token { hash: hash(token), sessions: Mutex::default() }))))
     }
 
-    /// Lets a function of the service decide, which gets the head of each request: its headers, and the extensions that a middleware has added.
+    /// Lets a function of the service decide, which gets the head of each request: its headers, and the extensions that
+    /// a middleware has added.
     ///
     /// ```
     /// # use wharf::dashboard::{Access, Visitor};
@@ -110,7 +112,8 @@ impl Access {
         }
     }
 
-    /// Whether the request has the token in its header. Browsers do not add that header by themselves, so no other site can cause such a request.
+    /// Whether the request has the token in its header. Browsers do not add that header by themselves, so no other site
+    /// can cause such a request.
     pub(super) fn is_token_sent(&self, headers: &HeaderMap) -> bool {
         matches!(&self.0, AccessKind::Token(token) if token.is_sent(headers))
     }
@@ -156,7 +159,8 @@ impl Token {
     }
 }
 
-/// The hashes are compared instead of the tokens, so that the duration of the comparison reveals nothing about the token.
+/// The hashes are compared instead of the tokens, so that the duration of the comparison reveals nothing about the
+/// token.
 fn hash(token: &str) -> [u8; 32] {
     Sha256::digest(token).into()
 }

@@ -45,9 +45,9 @@ pub(super) struct StoryKey {
 
 /// The content of the page of one message.
 pub(super) struct StoryLook {
-    /// Of all messages with the id.
+    /// The deliveries of all messages with the id.
     pub(super) deliveries: Vec<DeliverySummary>,
-    /// Of the first one.
+    /// What happened to the first of these messages.
     pub(super) story: MessageStory,
 }
 
@@ -67,12 +67,12 @@ impl<B: Backend> App<B> {
         Self { store, access, actor, hosts, sampler, kafka, stories, jobs, reads, sample_every, decoding }
     }
 
-    /// For reading.
+    /// An operator for reading.
     pub(super) fn operator(&self) -> Operator<B> {
         self.store.operate()
     }
 
-    /// For actions in the visitor's name.
+    /// An operator for actions in the visitor's name.
     pub(super) fn acting(&self, visitor: &Visitor, because: &str) -> Operator<B> {
         let operator = self.operator().acting_as(self.name_of(visitor));
         match because.trim() {

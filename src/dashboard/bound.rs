@@ -1,9 +1,10 @@
 //! Binds an action to its preview: it changes what the preview showed, and nothing that came to match later.
 //!
-//! The form carries when the preview was made and how many rows it counted. A filter's ages then refer to that time, however long the visitor
-//! reads or the action runs. They are durations on the database's clock, so the clocks of the two machines need not agree. An action on one
-//! message can also match deliveries without an age; its form carries a digest of the previewed rows instead. Pending and running deliveries of
-//! many messages have no age either; the form lists them, each with its attempt.
+//! The form carries when the preview was made and how many rows it counted. A filter's ages then refer to that time,
+//! however long the visitor reads or the action runs. They are durations on the database's clock, so the clocks of the
+//! two machines need not agree. An age excludes later rows only if it begins when a row comes to match, as that of a
+//! poisoned delivery or a quarantined record does. For an action on one message, the form also carries a digest of the
+//! previewed rows. For pending and running deliveries of many messages, it lists them, each with its attempt.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +23,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Without a preview, an action is bound to the time of its request.
+    /// An action without a preview is bound to the time of its request.
     pub(super) fn new(previewed_micros: Option<u64>, count: Option<u64>) -> Self {
         Self {
             previewed_at: previewed_micros

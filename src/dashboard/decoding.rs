@@ -1,8 +1,9 @@
-//! Decodes the payload and the key that a visitor has requested, with the decoder of the program that serves the dashboard.
+//! Decodes the payload and the key that a visitor has requested, with the decoder of the program that serves the
+//! dashboard.
 //!
-//! The decoder is foreign code and its input comes from outside, so everything about it is bounded: how many decode at a time, how long a
-//! visitor waits, how much of the result is shown. A panic is caught. The raw bytes are shown in any case, so an error is a sentence beside
-//! them and never the end of the page.
+//! The decoder is user code and its input comes from outside, so everything about it is bounded: how many parts are
+//! decoded at a time, how long a visitor waits, how much of the result is shown. A panic is caught. The raw bytes are
+//! shown in any case; an error is shown beside them and never breaks the page.
 
 use std::any::Any;
 use std::io;
@@ -53,7 +54,7 @@ enum Part {
     Key,
 }
 
-/// The bytes are in a format that the decoder does not know, or why they cannot be decoded.
+/// `None`: the decoder does not know the format. The error says why the bytes cannot be decoded.
 type Found = Result<Option<ShownText>, String>;
 
 /// What a page can show of a decoded value.
@@ -79,7 +80,7 @@ impl Decoding {
 
     async fn part(&self, decoder: ForPeople, record: Arc<Record>, part: Part) -> Option<DecodedView> {
         part.of(&record).payload()?;
-        // A panic while the decoder waits ends this future, and a panic while it decodes ends its thread.
+        // Catches panics of `ready`. A panic of `decode` ends its thread, which returns it.
         let decoding = AssertUnwindSafe(decode(decoder, Arc::clone(&self.places), record, part)).catch_unwind();
         let found = match tokio::time::timeout(self.wait_max, decoding).await {
             Ok(Ok(found)) => found,
@@ -98,8 +99,8 @@ impl Decoding {
     }
 }
 
-/// Decoding may take long, so it has a thread of its own. When the visitor has waited long enough, the thread keeps its permit until the
-/// decoder returns.
+/// Decoding may take long, so it has a thread of its own. When the visitor has waited long enough, the thread keeps its
+/// permit until the decoder returns.
 async fn decode(decoder: ForPeople, places: Arc<Semaphore>, record: Arc<Record>, part: Part) -> Found {
     let permit = places.acquire_owned().await.map_err(|_| unexpected(part))?;
     if let Some(ready) = decoder.ready(&part.of(&record)) {
@@ -177,7 +178,7 @@ impl io::Write for Limited {
         let room = SHOWN_BYTES_MAX + 1 - self.0.len();
         let taken = bytes.len().min(room);
         self.0.extend_from_slice(&bytes[..taken]);
-        // Nothing taken of something is the end for the writer.
+        // With 0 bytes taken, `write_all` fails, which ends the serialization.
         Ok(taken)
     }
 
@@ -240,7 +241,7 @@ mod tests {
         let text = key.text.as_ref().unwrap();
         assert!(key.what == "key" && key.is_cut && text.ends_with('…') && text.len() < SHOWN_BYTES_MAX + 9);
         assert!(key.format.len() < WORDS_BYTES_MAX + 9);
-        // What is missing is not decoded.
+        // A record without a key has no key to decode.
         assert_eq!(found.of(&Record::new("t").with_payload("p")).await, []);
         let whole = decoding(|_: &Encoded<'_>| Ok(Some(Readable::new("JSON", json!({ "a": [1] })))));
         let [payload] = &whole.of(&Record::new("t").with_payload("p")).await[..] else { panic!() };

@@ -1,5 +1,5 @@
-//! Groups of rows that fail alike, and the actions that apply to each of them. The pages of poisoned deliveries, of all deliveries and of the
-//! quarantine show them, and so do the previews of actions.
+//! Groups of rows that fail alike, and the actions that apply to each of them. The pages of poisoned deliveries, of all
+//! deliveries and of the quarantine show them, and so do the previews of actions.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -15,6 +15,7 @@ use crate::types::{DeliverySummary, ErrorSummary, HandlerStatus, QuarantineGroup
 
 /// The value of the filter field for deliveries without an error.
 const NO_ERROR: &str = "none";
+/// How many deliveries of each handler are counted for the groups.
 const LOOKED_MAX: u32 = HandlerStatus::COUNT_MAX as u32;
 
 /// An action on a group or on all that match.
@@ -223,8 +224,8 @@ impl DeliveryGroups {
     }
 }
 
-/// What a search for deliveries has found: the first rows, and groups of all that match. A message has few deliveries, so there is nothing to
-/// group, and neither are done and discarded deliveries: no index lists them.
+/// Returns the first rows that match, and groups of all that match. The few deliveries of a message are not grouped,
+/// nor are done and discarded deliveries, because no index lists them.
 pub(super) async fn search<B: Backend>(
     app: &App<B>,
     query: &DeliveryQuery,

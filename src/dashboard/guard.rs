@@ -1,8 +1,8 @@
-//! Checks every request: a known host, the same origin or the token for writes, a visitor with the necessary right. Adds security headers to every
-//! response.
+//! Checks every request: a known host, the same origin or the token for writes, a visitor with the necessary right.
+//! Adds security headers to every response.
 //!
-//! Another site cannot act here through a visitor's browser, because its requests have another origin (CSRF). It cannot point its own host
-//! name here either, because only configured names are served (DNS rebinding).
+//! Another site cannot act here through a visitor's browser, because its requests have another origin (CSRF). It cannot
+//! point its own host name here either, because only configured names are served (DNS rebinding).
 
 use std::sync::Arc;
 
@@ -147,7 +147,7 @@ fn is_known_host(host: &str, hosts: &[String]) -> bool {
     is_loopback || hosts.contains(&name)
 }
 
-/// Browsers send the origin of a request in `Sec-Fetch-Site` on trusted connections, and in `Origin` with every write. A request with neither
+/// Browsers send `Sec-Fetch-Site` over HTTPS and to localhost, and `Origin` with every write. A request with neither
 /// does not come from a page of the dashboard.
 fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
     let said = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());

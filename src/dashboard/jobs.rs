@@ -1,5 +1,5 @@
-//! Background actions on many deliveries or quarantined records: replays in steps, discards in portions. They continue when the browser is
-//! closed. Every visitor can watch them, and visitors with the right to act can stop them.
+//! Background actions on many deliveries or quarantined records: replays in steps, discards in portions. They continue
+//! when the browser is closed. Every visitor can watch them, and visitors with the right to act can stop them.
 //!
 //! They run in this process and end with it. What was changed by then stays so, and the rest is not changed.
 
@@ -55,7 +55,7 @@ impl Jobs {
         let job = Arc::new(LongAct::new(id, plan));
         let (runner, sampler) = (Arc::clone(&job), Arc::clone(sampler));
         let task = tokio::spawn(async move {
-            // Without its end, an action that panics would count as running for ever, and nobody could start a ninth one.
+            // If its end were not recorded, an action that panics would always count as one of `RUNNING_MAX`.
             let ends = Ends(&runner);
             runner.run(&operator, &sampler).await;
             drop(ends);

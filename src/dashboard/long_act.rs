@@ -1,7 +1,8 @@
 //! One background action: what it does to which rows, its progress and its end.
 //!
-//! It changes what its preview showed and nothing else. Poisoned deliveries and quarantined records are bound by their age; pending and running
-//! deliveries have none, so they are bound by the list of those that were previewed, each at its attempt.
+//! It changes what its preview showed and nothing else. Poisoned deliveries and quarantined records are bound by their
+//! age, and pending and running deliveries by the list of those that were previewed, each with its attempt: see
+//! `bound.rs`.
 
 use std::collections::HashSet;
 use std::future::Future;

@@ -1,4 +1,5 @@
-//! A value that is looked up once for all requests. Requests that come while it is fresh or being looked up share the result.
+//! A value that is looked up once for all requests. Requests that come while it is fresh or being looked up share the
+//! result.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,7 +20,8 @@ impl<T> Default for LookedUp<T> {
 }
 
 impl<T> LookedUp<T> {
-    /// Returns the cached value if it is younger than `age_max`, otherwise the result of `look`. Concurrent callers wait for that result.
+    /// Returns the cached value if it is younger than `age_max`, otherwise the result of `look`. Concurrent callers
+    /// wait for that result.
     pub(super) async fn get(&self, age_max: Duration, look: impl Future<Output = Result<T>>) -> Result<Arc<T>> {
         let mut kept = self.0.lock().await;
         if let Some((at, value)) = &*kept
@@ -36,8 +38,8 @@ impl<T> LookedUp<T> {
 /// How many values of one snapshot are kept. When it is exceeded, they are looked up again.
 const KEPT_MAX: usize = 100;
 
-/// Values by key, each looked up once for a snapshot of the sampler. An action waits for a new snapshot, so that the visitor sees its effect.
-/// A std mutex: nothing awaits while holding it.
+/// Values by key, each looked up once for a snapshot of the sampler. An action waits for a new snapshot, so that the
+/// visitor sees its effect. A std mutex: nothing awaits while holding it.
 pub(super) struct LookedUpBy<K, T>(std::sync::Mutex<HashMap<K, KeptValue<T>>>);
 
 /// The number of the snapshot, and the value as soon as it is known.

@@ -1,10 +1,11 @@
-//! The dashboard: inspect and operate an inbox in a browser. Mount [`Dashboard::router`] in a service, or run `wharf dashboard`.
+//! The dashboard: inspect and operate an inbox in a browser. Mount [`Dashboard::router`] in a service, or run
+//! `wharf dashboard`.
 //!
-//! Pages are rendered on the server and work without JavaScript; with it, they update by themselves. One sampler queries the database for all
-//! open tabs. Nothing is loaded from other servers.
+//! Pages are rendered on the server and work without JavaScript; with it, they update by themselves. One sampler
+//! queries the database for all open tabs. Nothing is loaded from other servers.
 //!
-//! Actions go through [`Operator`](crate::operate::Operator), in the visitor's name. Nothing here runs a handler or contains SQL. A page
-//! contains a payload only when the visitor requests it.
+//! Actions go through [`Operator`](crate::operate::Operator), in the visitor's name. Nothing here runs a handler or
+//! contains SQL. A page contains a payload only when the visitor requests it.
 
 mod access;
 mod app;
@@ -81,8 +82,9 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// Adds a host name, without port, under which browsers reach the dashboard. Requests for other hosts are refused, which prevents DNS
-    /// rebinding. `localhost` and loopback addresses are always allowed. Can be called several times.
+    /// Adds a host name, without port, under which browsers reach the dashboard. Requests for other hosts are refused,
+    /// which prevents DNS rebinding. `localhost` and loopback addresses are always allowed. Can be called several
+    /// times. Default: no other name.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
@@ -96,7 +98,8 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// Sets how often the sampler queries the database while a page is open. Otherwise it queries a sixth as often. Default: 5 s.
+    /// Sets how often the sampler queries the database while a page is open; the minimum is 100 ms. Otherwise it queries
+    /// a sixth as often. Default: 5 s.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) {
@@ -110,14 +113,15 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// Shows payloads and keys also as this decoder decodes them, above their raw form. `wharf::formats::AnyFormat` decodes what a schema
-    /// registry has schemas for, and CloudEvents; a function or a type of your own decodes other formats. Default: none, so JSON and text
-    /// are shown as they are, and other bytes in hexadecimal.
+    /// Shows payloads and keys also as this decoder decodes them, above their raw form. `wharf::formats::AnyFormat`
+    /// decodes what a schema registry has schemas for, and CloudEvents; a function or a type of your own decodes other
+    /// formats. Default: none, so JSON and text are shown as they are, and other bytes in hexadecimal.
     ///
-    /// The decoder is called when a visitor requests a payload and has the right to see it, once for the payload and once for the key
-    /// ([`Encoded::is_key`](crate::formats::Encoded::is_key)). For bytes whose format it does not know it returns `None`. The page shows an
-    /// error or a panic as a sentence, waits at most ten seconds, and shows at most 256 KiB. A decoder that does not return occupies a thread
-    /// of the runtime until it does; no more than four run at a time.
+    /// The decoder is called when a visitor requests a payload and has the right to see it, once for the payload and
+    /// once for the key ([`Encoded::is_key`](crate::formats::Encoded::is_key)). For bytes whose format it does not know
+    /// it returns `None`. The page shows an error or a panic as a sentence, waits at most ten seconds, and shows at
+    /// most 256 KiB. A decoder that does not return occupies a thread of the runtime until it does; no more than four
+    /// run at a time.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
@@ -152,10 +156,11 @@ impl<B: Backend> Dashboard<B> {
         self
     }
 
-    /// Returns the dashboard as a router, to nest in the router of a service. Links follow the path that it is nested at. The database is queried
-    /// from the first request on, until the router is dropped.
+    /// Returns the dashboard as a router, to nest in the router of a service. Links follow the path that it is nested
+    /// at. The database is queried from the first request on, until the router is dropped.
     ///
-    /// With [`Access::on_this_machine`] the service must listen on a loopback address only: a router does not know where it is served.
+    /// With [`Access::on_this_machine`] the service must listen on a loopback address only: a router does not know
+    /// where it is served.
     ///
     /// ```no_run
     /// # fn example(store: wharf::Store<wharf::Postgres>) {
@@ -180,7 +185,8 @@ impl<B: Backend> Dashboard<B> {
     /// Serves the dashboard until the future is dropped.
     ///
     /// # Errors
-    /// When the access rule is [`Access::on_this_machine`] and the listener's address is not a loopback one; or the listener fails.
+    /// When the access rule is [`Access::on_this_machine`] and the listener's address is not a loopback one; or the
+    /// listener fails.
     pub async fn serve(mut self, listener: TcpListener) -> Result<()> {
         let address = listener.local_addr().map_err(cannot_serve)?;
         self.check_address(address)?;

@@ -14,7 +14,8 @@ const BREAK: Duration = Duration::from_secs(120);
 /// The possible time spans of a plot.
 const SPANS_SECS: [u64; 4] = [300, 900, 1_800, 3_600];
 
-/// Younger samples do not fill an hour. Less than an hour, because old samples are dropped.
+/// If the first sample is younger, the plots do not cover an hour. A little less than an hour, because older samples
+/// are dropped.
 const YOUNG: Duration = Duration::from_secs(3_500);
 
 /// The plotted values of one sample.
@@ -100,7 +101,8 @@ const SERIES: [Series; 4] = [
     },
 ];
 
-/// Since when there are samples, if that is less than the whole hour: the samples of a process that was just started begin with it.
+/// Since when there are samples, if that is less than the whole hour: the samples of a process that was just started
+/// begin with it.
 pub(super) fn since(points: &[Point], now: SystemTime) -> Option<String> {
     let first = points.first()?.at;
     let is_young = now.duration_since(first).is_ok_and(|age| age < YOUNG);

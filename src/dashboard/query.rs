@@ -153,8 +153,8 @@ pub(super) fn rows(asked: &str) -> u32 {
     asked.parse::<u32>().map_or(ROWS, |rows| rows.clamp(1, ROWS_MAX))
 }
 
-/// The pairs as a URL query, without empty values. A blank is a value: an id or a source can consist of blanks, and without its id an action on
-/// one delivery would be one on many.
+/// The pairs as a URL query, without empty values. A blank is a value: an id or a source can consist of blanks, and
+/// without its id an action on one delivery would be one on many.
 pub(super) fn encoded(pairs: &[(&str, &str)]) -> String {
     let said = pairs.iter().filter(|(_, value)| !value.is_empty());
     said.map(|(name, value)| format!("{name}={}", text::encode(value))).collect::<Vec<_>>().join("&")

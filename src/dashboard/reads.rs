@@ -1,5 +1,5 @@
-//! Searches: reads whose filter may examine many rows before it finds enough. A few run at a time, so that visitors cannot take all
-//! connections of the pool, which the dashboard may share with the service that serves it.
+//! Searches: reads whose filter may examine many rows before it finds enough. A few run at a time, so that visitors
+//! cannot take all connections of the pool, which the dashboard may share with the service that serves it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ impl Default for Reads {
 }
 
 impl Reads {
-    /// Runs a search in a task of its own. When the visitor has waited long enough, the task keeps its permit until the database has ended the
-    /// statement: the connection is in use until then, whoever waits for it.
+    /// Runs a search in a task of its own. When the visitor has waited long enough, the task keeps its permit until the
+    /// database has ended the statement, because the connection is in use until then.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         search: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,7 +1,7 @@
 //! Queries the database for all visitors: one task, however many tabs are open. Keeps the last hour in memory.
 //!
-//! It starts with the first request and ends with the dashboard. It samples less often while no page is open. When the database does not
-//! answer, pages show the last snapshot together with the error.
+//! It starts with the first request and ends with the dashboard. It samples less often while no page is open. When the
+//! database does not answer, pages show the last snapshot together with the error.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +38,7 @@ pub(super) struct Snapshot {
     pub(super) diagnosis: Option<Arc<Diagnosis>>,
     /// The most frequent errors of each handler.
     pub(super) groups: Arc<Vec<ErrorSummary>>,
+    /// The number of poisoned deliveries when the groups were counted, and the number of that sample.
     groups_of: Option<(u64, u64)>,
     /// Why the newest sample failed.
     pub(super) error: Option<String>,

@@ -1,7 +1,7 @@
 //! Formats numbers, times and bytes, and makes text from outside harmless. Pure.
 //!
-//! The templates escape HTML. In addition, characters that hide or reorder text are shown as escapes: [`visible`] is called on every
-//! finished page, at the one place where pages are made.
+//! The templates escape HTML. In addition, characters that hide or reorder text are shown as escapes: [`visible`] is
+//! called on every finished page, at the one place where pages are made.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -127,7 +127,8 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Puts each value of a JSON text on a line of its own. Values are copied as text and not parsed, so a large number keeps its digits.
+/// Puts each value of a JSON text on a line of its own. Values are copied as text and not parsed, so a large number
+/// keeps its digits.
 pub(super) fn indented(json: &str) -> String {
     let (mut text, mut depth, mut is_in_string, mut is_escaped) =
         (String::with_capacity(json.len() * 2), 0usize, false, false);
@@ -188,7 +189,8 @@ pub(super) fn encode(value: &str) -> String {
     encoded
 }
 
-/// Escapes characters that hide or reorder text in a finished page. They can only come from outside, because no template contains them.
+/// Escapes characters that hide or reorder text in a finished page. They can only come from outside, because no
+/// template contains them.
 pub(super) fn visible(page: String) -> String {
     let is_hostile = |character: char| character != '\n' && is_hostile(character);
     if !page.contains(is_hostile) {
@@ -208,7 +210,8 @@ pub(super) fn visible(page: String) -> String {
     clean
 }
 
-/// C0, DEL and C1; bidirectional marks, embeddings and isolates; zero-width characters; line separators; annotations and tags.
+/// C0, DEL and C1; bidirectional marks, embeddings and isolates; zero-width characters; line separators; annotations
+/// and tags.
 fn is_hostile(character: char) -> bool {
     character.is_control()
         || matches!(character,

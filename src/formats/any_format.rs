@@ -15,8 +15,9 @@ use crate::types::{
     CloudEvent, Decoder, Encoded, EventMode, Readable, Undecoded, cloud_event, event_mode, is_structured,
 };
 
-/// Decodes payloads and keys for people, into [`Readable`]: CloudEvents in structured mode, and with a registry Avro, Protobuf and JSON in the
-/// Confluent wire format, also as the data of events. Other bytes are `None`. `wharf dashboard` and the `show` commands use it.
+/// Decodes payloads and keys for people, into [`Readable`]: CloudEvents in structured mode, and with a registry Avro,
+/// Protobuf and JSON in the Confluent wire format, also as the data of events. Other bytes are `None`.
+/// `wharf dashboard` and the `show` commands use it.
 ///
 /// ```
 /// use wharf::Record;
@@ -120,14 +121,16 @@ fn readable_event(mode: EventMode, event: CloudEvent<Readable>) -> Readable {
     Readable::new(format, value)
 }
 
-/// `None` for a time that the text cannot show. Its offset can move the time of an event before 1970 or beyond the year 9999.
+/// `None` for a time before 1970 or after the year 9999, which the text cannot show: the UTC offset of an event can
+/// move its time there.
 fn timestamp(time: SystemTime) -> Option<String> {
     time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let mut text = String::new();
     write!(text, "{}", humantime::format_rfc3339(time)).ok().map(|()| text)
 }
 
-/// The data of an event: by the registry if there is one and the data has a frame, otherwise JSON, text, or bytes in hexadecimal.
+/// The data of an event: by the registry if there is one and the data has a frame, otherwise JSON, text, or bytes in
+/// hexadecimal.
 struct EventData(Option<ByRegistry>);
 
 impl Decoder<Readable> for EventData {

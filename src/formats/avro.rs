@@ -75,6 +75,15 @@ impl<T: DeserializeOwned + 'static> Avro<T> {
     /// Decodes with this reader's schema: its names and aliases apply, fields that were not written get its defaults,
     /// and fields that it does not have are skipped. Default: the writer's schema.
     ///
+    /// ```
+    /// use wharf::formats::{Avro, Registry};
+    /// # fn main() -> wharf::Result<()> {
+    /// let registry = Registry::at("https://schemas.example.com").build()?;
+    /// let order = r#"{"type": "record", "name": "Order", "fields": [{"name": "number", "type": "long"}]}"#;
+    /// let decoder = Avro::<serde_json::Value>::new(&registry).reader_schema(order)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// When the text is not an Avro schema, or a default in it is not of its field's type.
     pub fn reader_schema(mut self, schema: &str) -> Result<Self> {

@@ -57,7 +57,7 @@ impl Decoder<Value> for ByRegistry {
             SchemaKind::Avro => self.avro.decode(encoded),
             SchemaKind::Protobuf => self.protobuf.decode(encoded),
             SchemaKind::Json => JsonSchema::new().decode(encoded),
-            SchemaKind::Other => Err("the schema is in a language that is not known here".into()),
+            SchemaKind::Other => Err("the language of the schema is not supported".into()),
         }
     }
 

@@ -33,7 +33,7 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
 /// The schemas of a registry with Confluent's API: Confluent Schema Registry, Redpanda, Karapace, Apicurio and others.
 ///
 /// Cheap to clone; clones share one cache. A schema is fetched when the first payload needs it, and cached. While the
-/// registry is unavailable, payloads with cached schemas are decoded, and others wait.
+/// registry is unavailable, payloads with cached schemas are decoded, and deliveries of others are tried again later.
 ///
 /// ```
 /// use wharf::formats::Registry;
@@ -256,7 +256,7 @@ impl RegistryBuilder {
         self
     }
 
-    /// Sets how long one request may take. Default: 5 seconds.
+    /// Sets how long each address may take to answer. Default: 5 seconds.
     ///
     /// ```
     /// # use std::time::Duration;

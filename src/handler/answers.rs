@@ -13,7 +13,8 @@ use super::failure::Failure;
 /// costs twelve more calls, and no other message consumes a retry. If the number of answers is not the number of
 /// messages, the call fails as a whole.
 ///
-/// To treat all messages alike without further calls, for example while a dependency is unavailable, answer for each:
+/// To treat all messages alike without further calls, answer for each. (One [`Failure::unavailable`] for all counts for
+/// each at once, too.)
 ///
 /// ```
 /// use std::time::Duration;

@@ -46,8 +46,8 @@ impl Breaker {
         Self { failures: 5, probe_every: Duration::from_secs(10) }
     }
 
-    /// Sets how many failures in a row open the breaker. Default: 5. Raise it for a handler with a high concurrency,
-    /// where a short disturbance makes many runs fail at once.
+    /// Sets how many failures in a row open the breaker, at least 1. Default: 5. Raise it for a handler with a high
+    /// concurrency, where a short disturbance makes many runs fail at once.
     ///
     /// ```
     /// let breaker = wharf::flow::Breaker::new().failures(50);
@@ -57,8 +57,9 @@ impl Breaker {
         self
     }
 
-    /// Sets the time from opening to the first probe, and from one probe to the next. Default: 10 s. During an outage
-    /// one delivery runs in each interval, and work resumes at most one interval after the outage ends.
+    /// Sets the time from opening to the first probe, and from one probe to the next: more than zero, at most 365 days.
+    /// Default: 10 s. During an outage one delivery runs in each interval, and work resumes at most one interval after
+    /// the outage ends.
     ///
     /// ```
     /// # use std::time::Duration;

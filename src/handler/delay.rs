@@ -21,7 +21,7 @@ pub(crate) struct Delay {
 
 impl<B: Backend> Registration<B> {
     /// Delays new deliveries: they are due this long after their message is accepted, by the database's clock. Retries,
-    /// replays and a backfill are not delayed. Default: due at once.
+    /// replays and a backfill are not delayed. More than zero, at most 365 days. Default: due at once.
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};
@@ -68,10 +68,10 @@ impl<B: Backend> Registration<B> {
 
     /// Discards deliveries whose message was accepted longer ago than this, by the database's clock, with the reason
     /// `expired`. The age is checked before each run, also before a retry; deliveries that wait are discarded in bulk,
-    /// every third of the lease, without a slot. For an ordered handler these include deliveries that wait for an
-    /// earlier one of their key. A run that has begun continues. Nothing expires while the handler is paused, and
-    /// deliveries that a person has replayed never expire. Default: never. Set it for messages that are worthless when
-    /// old.
+    /// at least every third of the lease, without a slot. For an ordered handler these include deliveries that wait for
+    /// an earlier one of their key. A run that has begun continues. Nothing expires while the handler is paused, and
+    /// deliveries that a person has replayed never expire. More than zero, at most 365 days. Default: never. Set it for
+    /// messages that are worthless when old.
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};

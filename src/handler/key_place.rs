@@ -1,4 +1,4 @@
-//! The part of a record that an order key or a tenant is read from.
+//! The part of a record that an ordering key or a tenant is read from.
 
 use std::fmt;
 use std::sync::Arc;

@@ -21,11 +21,11 @@ use crate::store::Backend;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The last retry failed.
+    /// The last retry failed, or [`RetryPolicy::delay_by`](crate::RetryPolicy::delay_by) allowed no other one.
     RetriesExhausted,
     /// The process crashed each time the delivery ran.
     Crashed,
-    /// The handler returned [`Failure::poison`](crate::Failure::poison).
+    /// The handler returned [`Failure::poison`](crate::Failure::poison), or its retry policy panicked.
     Permanent,
     /// The payload cannot be decoded into the handler's type.
     Undecodable,
@@ -36,8 +36,8 @@ pub enum Reason {
     MessageMissing,
     /// The database failed each time the delivery ran.
     StoreError,
-    /// The handler returned [`Failure::unavailable`](crate::Failure::unavailable) each time, while other deliveries
-    /// succeeded: see [`Breaker`](crate::flow::Breaker).
+    /// A dependency of the handler was unavailable each time, or the run timed out, while other deliveries succeeded:
+    /// see [`Breaker`](crate::flow::Breaker).
     Unavailable,
 }
 

@@ -36,7 +36,7 @@ impl RateLimit {
         Self::per(Duration::from_secs(1), starts)
     }
 
-    /// Allows this many starts per minute.
+    /// Allows this many starts per minute, 1 to 60,000,000.
     ///
     /// ```
     /// let limit = wharf::flow::RateLimit::per_minute(100);
@@ -45,7 +45,7 @@ impl RateLimit {
         Self::per(Duration::from_secs(60), starts)
     }
 
-    /// Allows this many starts per hour.
+    /// Allows this many starts per hour, at least 1.
     ///
     /// ```
     /// let limit = wharf::flow::RateLimit::per_hour(1_000);
@@ -61,9 +61,9 @@ impl RateLimit {
         Self { interval, burst: u32::try_from(burst).unwrap_or(u32::MAX).max(1) }
     }
 
-    /// Sets how many deliveries may start at once after a time with fewer starts than the rate allows. Default: the
-    /// starts of one second, at least 1. A small number spreads starts evenly. A number below the starts of a tenth of
-    /// a second reduces throughput, because deliveries are claimed in batches.
+    /// Sets how many deliveries may start at once after a time with fewer starts than the rate allows, 1 to 1,000,000.
+    /// Default: the starts of one second, at least 1. A small number spreads starts evenly. A number below the starts
+    /// of a tenth of a second reduces throughput, because deliveries are claimed in batches.
     ///
     /// ```
     /// // One start every 100 ms, never two at once.

@@ -115,8 +115,9 @@ impl<B: Backend> Registration<B> {
         self
     }
 
-    /// Delivers only CloudEvents of this type: the header `ce_type`, or `type` in the JSON of a structured event
-    /// (`content-type: application/cloudevents+json`). Can be called several times. Default: all messages of the topic.
+    /// Delivers only CloudEvents of this type: the header `ce_type`, or the attribute `type` of a structured event
+    /// (`content-type: application/cloudevents+json`, `+protobuf` or `+avro`). Can be called several times. Default:
+    /// all messages of the topic.
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Raw, handler};
@@ -156,9 +157,9 @@ impl<B: Backend> Registration<B> {
         self
     }
 
-    /// Sets how long one run may take. After that the run is cancelled and counts as failed. A run that blocks its
-    /// thread cannot be cancelled. Default: no limit; the claim is renewed as long as the handler runs. Set it for
-    /// every handler that calls another service.
+    /// Sets how long one run may take: more than zero, at most 365 days. After that the run is cancelled and counts as
+    /// failed. A run that blocks its thread cannot be cancelled. Default: no limit; the claim is renewed as long as the
+    /// handler runs. Set it for every handler that calls another service.
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Raw, handler};

@@ -46,7 +46,7 @@ impl<B: Backend> Registration<B> {
         self
     }
 
-    /// Runs up to `deliveries` of this transactional handler in one transaction if that many wait: one after the other,
+    /// Runs up to `deliveries` waiting deliveries of this transactional handler in one transaction: one after another,
     /// each in a savepoint, with one COMMIT for all. This saves time because a durable COMMIT is a large part of a
     /// short transaction. 1 to 64. Default: 1, a transaction for each delivery. Raise it for fast handlers that write
     /// to rows of their own.
@@ -68,7 +68,7 @@ impl<B: Backend> Registration<B> {
     /// to its savepoint and settled alone; the others continue. If the transaction as a whole cannot be committed (a
     /// deferred constraint, a lost claim, a lost connection), all of it is rolled back, and each of its deliveries runs
     /// again in its own transaction, with the same attempt number and without consuming a retry. A delivery that was
-    /// running when a process crashed never shares a transaction.
+    /// claimed when a process crashed, or whose last run the database made fail, shares no transaction.
     ///
     /// Locks that a delivery takes are held until the last delivery of the transaction has run, and all of them see the
     /// same `now()`. Anything that ends with the transaction (a temporary table `ON COMMIT DROP`, a deferred

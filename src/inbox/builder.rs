@@ -333,9 +333,9 @@ impl<B: Backend> InboxBuilder<B> {
     /// ```
     ///
     /// # Errors
-    /// When a key or a former key is invalid or is used twice; a topic, a limit or the retention is invalid; there is
-    /// no handler; an identity policy is invalid, is given twice, or is for a topic without a handler; or a Kafka
-    /// source is invalid. The error contains all problems.
+    /// When there is no store or no handler; a key or a former key is invalid or is used twice; an option of a handler,
+    /// a topic, a limit, a decoder, the retention or a Kafka source is invalid; or an identity policy is invalid, is
+    /// given twice, or is for a topic without a handler. The error contains all problems.
     pub fn build(mut self) -> Result<Inbox<B>> {
         let manifest = self.manifest();
         let mut problems = self.limits.problems();

@@ -99,6 +99,12 @@ impl<B: Backend> Operator<B> {
     /// Removes the handler's rate limit, also a registered one, until [`Operator::reset_rate`]. Returns whether
     /// anything changed.
     ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// store.operate().acting_as("alice").because("catch up over night").lift_rate("mail.receipt").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Operator::pause`].
     pub async fn lift_rate(&self, handler_key: &str) -> Result<bool> {
@@ -106,6 +112,12 @@ impl<B: Backend> Operator<B> {
     }
 
     /// Restores the rate limit of the handler's registration. Returns whether anything changed.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// store.operate().acting_as("alice").because("the backlog is gone").reset_rate("mail.receipt").await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Operator::pause`].

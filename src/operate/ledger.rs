@@ -49,6 +49,15 @@ impl<B: Backend> Operator<B> {
     /// Moves a position forward. The records in between are not read, and are recorded as a gap. A stopped partition
     /// resumes there. Returns false when the offset is not ahead of the position; then nothing changes.
     ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::LedgerFilter;
+    ///
+    /// let operator = store.operate().acting_as("alice").because("the records before 1742 are damaged");
+    /// operator.skip_ledger(&LedgerFilter::topic("shop", "orders").partition(3), 1_742).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Operator::reset_ledger`]; the filter must name a partition.
     pub async fn skip_ledger(&self, filter: &LedgerFilter, to_offset: i64) -> Result<bool> {

@@ -229,6 +229,13 @@ impl<B: Backend> Operator<B> {
     /// ([`Retention::keep_identities`](crate::Retention::keep_identities)), so that its record is accepted when it
     /// arrives again. Returns whether there was such an identity.
     ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// let operator = store.operate().acting_as("alice").because("sent again on purpose");
+    /// operator.forget_identity("order-17/placed", "orders").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// When the database does not answer.
     pub async fn forget_identity(&self, message_id: &str, source: &str) -> Result<bool> {

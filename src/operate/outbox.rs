@@ -9,6 +9,16 @@ impl<B: Backend> Operator<B> {
     /// Lists records of the outbox: poisoned ones the longest poisoned first, waiting ones in the order in which they
     /// were stored, otherwise the newest first. On SQLite, all of them are in the order in which they were stored.
     ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::OutboxFilter;
+    ///
+    /// for record in store.operate().outbox(&OutboxFilter::default().topic("stock.reserved"), 100).await? {
+    ///     println!("{}: {:?} ({:?})", record.id, record.reason, record.last_error);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// When the database does not answer.
     pub async fn outbox(&self, filter: &OutboxFilter, limit: u32) -> Result<Vec<OutboxSummary>> {
@@ -24,7 +34,8 @@ impl<B: Backend> Operator<B> {
     }
 
     /// Sends poisoned records again, with the same ids. A filter with an id or a state matches sent and discarded
-    /// records too. A record that is sent again arrives after later records of its key.
+    /// records too. A record that is sent again arrives after later records of its key. Returns how many records
+    /// will be sent again.
     ///
     /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
@@ -42,7 +53,7 @@ impl<B: Backend> Operator<B> {
     }
 
     /// Discards poisoned records. A filter with an id or a state matches waiting records too. A record that is being
-    /// sent at this moment may still reach Kafka.
+    /// sent at this moment may still reach Kafka. Returns how many records were discarded.
     ///
     /// # Errors
     /// As [`Operator::replay_outbox`].

@@ -32,8 +32,8 @@ impl<B: Backend> Operator<B> {
         self.store.backend.open_groups(filter, state, rows_max).await
     }
 
-    /// Discards pending deliveries that a person has seen, unless they have had another attempt since. The filter is for
-    /// the audit. Returns how many were discarded.
+    /// Discards pending deliveries that a person has seen, unless they have had another attempt since. The filter is
+    /// for the audit. Returns how many were discarded.
     pub(crate) async fn discard_seen(&self, filter: &DeliveryFilter, seen: &[SeenDelivery]) -> Result<u64> {
         filter.refuse_empty()?;
         self.act(Act::DiscardSeen { filter: filter.clone(), seen: seen.to_vec() }).await
@@ -100,7 +100,14 @@ impl<B: Backend> Operator<B> {
         self.store.backend.quarantine_groups(filter, rows_max).await
     }
 
-    /// How many records are in quarantine and in the outbox, counted up to 10,000 each.
+    /// Counts the records in quarantine and in the outbox, up to 10,000 each.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// let totals = store.operate().totals().await?;
+    /// println!("{} in quarantine, {} to be sent", totals.quarantined, totals.outbox_waiting);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// When the database does not answer.

@@ -94,6 +94,14 @@ impl<B: Backend> Store<B> {
 impl<B: Backend> Operator<B> {
     /// Like [`Store::purge`], with a row in the audit: who purged, with which periods, and how many messages.
     ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// # use wharf::Retention;
+    /// # const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
+    /// store.operate().acting_as("alice").because("the disk is full").purge(&Retention::after(DAY), |_| {}).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Store::purge`]. What was purged stays purged, also when the audit row cannot be written.
     pub async fn purge(&self, retention: &Retention, on_step: impl FnMut(&Purged) + Send) -> Result<Purged> {

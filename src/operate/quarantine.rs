@@ -56,7 +56,16 @@ impl<B: Backend> Operator<B> {
         self.act(Act::Quarantined { verb: Verb::Replay, filter: filter.clone(), limit }).await
     }
 
-    /// Deletes quarantined records with their payloads.
+    /// Deletes quarantined records with their payloads. Returns how many were deleted.
+    ///
+    /// ```
+    /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
+    /// use wharf::operate::QuarantineFilter;
+    ///
+    /// let operator = store.operate().acting_as("alice").because("test records");
+    /// operator.discard_quarantined(&QuarantineFilter::default().topic("test"), 1_000).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Operator::replay_quarantined`].

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rename_back_is_a_rename_and_poisoned_deliveries_do_not_count_as_abandoned() {
+    fn a_rename_back_is_a_rename_and_a_removed_handler_with_poisoned_deliveries_is_not_safe() {
         let stored = [stored("new", &["old"], 5, 0), stored("gone", &[], 0, 2)];
         let plan = build(&[("old", &[])]).plan(&stored);
         assert_eq!(told(&plan), ["new Renamed { to: \"old\" } true", "gone Removed false"]);

@@ -100,7 +100,7 @@ impl HeldSlots {
         Ok(())
     }
 
-    /// Takes over the answer of the database.
+    /// Applies the answer of the database.
     fn note(&mut self, Held { sent_at, mut slots, share }: Held) {
         slots.sort_unstable();
         let lost = self.slots.iter().filter(|slot| !slots.contains(slot)).count();

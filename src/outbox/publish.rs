@@ -25,7 +25,11 @@ const SOURCE_DEFAULT: &str = "wharf";
 /// use diesel_async::AsyncPgConnection;
 /// use wharf::{Failure, Message, Outbox, Postgres, Raw, Record};
 ///
-/// async fn reserve(outbox: Outbox<Postgres>, order: Message<Raw>, conn: &mut AsyncPgConnection) -> Result<(), Failure> {
+/// async fn reserve(
+///     outbox: Outbox<Postgres>,
+///     order: Message<Raw>,
+///     conn: &mut AsyncPgConnection,
+/// ) -> Result<(), Failure> {
 ///     // … writes of the handler, then:
 ///     let reserved = Record::new("stock.reserved").with_key(order.id().to_owned()).json(&order.id());
 ///     outbox.publish(conn, reserved).await?;

@@ -53,7 +53,7 @@ impl HeldTopics {
         self.held.iter().filter(|(_, topic)| is_held(topic)).map(|(name, _)| name.to_string()).collect()
     }
 
-    /// Called when a record of the topic was acknowledged. Returns whether the topic was held.
+    /// Called when a record of the topic was acknowledged. Returns whether the topic was held or given up.
     pub(super) fn works(&mut self, topic: &str) -> bool {
         self.held.remove(topic).is_some()
     }

@@ -18,8 +18,8 @@ use crate::types::{jittered, panic_text, sanitize};
 const CALLS_MAX: u32 = 10;
 /// How long one call may take.
 const CALL_MAX: Duration = Duration::from_secs(30);
-/// How long a call waits after its first failure; doubled for each further failure, up to `PAUSE_MAX`. A call is
-/// repeated without an end: otherwise the service would never learn of the poisoned delivery.
+/// How long a call waits after its first failure; doubled for each further failure, up to `PAUSE_MAX`. The number of
+/// calls is not bounded: otherwise the service might never learn of the poisoned delivery.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 

@@ -292,8 +292,8 @@ pub(super) fn tell_ended<B: Backend>(
     }
 }
 
-/// Tells the breaker that a call with all of these deliveries timed out. Halves of a call do not count again: one slow
-/// message would open the breaker for all.
+/// Counts a call with all of these deliveries that timed out as one failure for the breaker. Halves of a call do not
+/// count again: one slow message would open the breaker for all.
 pub(super) fn tell_timed_out<B: Backend>(engine: &Engine<B>, lane: &Lane<B>, runs: &[Run<B>], after: Duration) {
     if runs.iter().any(|run| run.was_shared) {
         return;

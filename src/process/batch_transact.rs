@@ -1,6 +1,6 @@
 //! Runs the batches of a transactional batch handler: one call in one transaction, settled and committed together.
 //!
-//! The transaction commits when the handler is done with every message, and each claim is fenced. Otherwise it is
+//! The transaction commits when the handler is done with every message and every claim is current. Otherwise it is
 //! rolled back: messages with a failed answer are settled separately, and the others are called again without them.
 //! After a failure of the whole call, its halves are called, as in `batch.rs`. After a lost claim, the call is repeated
 //! for the others. If COMMIT is not answered, each row is read back. A call with one message is like a run of any

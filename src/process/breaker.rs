@@ -84,7 +84,7 @@ pub(crate) struct Away {
 /// What a failure is counted against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// The breaker is open: the delivery runs again when the next one may probe.
+    /// The breaker is open: the delivery is due again after the time between two probes.
     Nobody { again_in: Duration },
     /// Nothing has succeeded meanwhile, so the delivery is not the cause.
     Unknown,

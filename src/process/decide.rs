@@ -58,7 +58,7 @@ pub(crate) enum StopReason {
     Shutdown,
 }
 
-/// How long a delivery waits after its first store error; doubled for each further one.
+/// How long a delivery waits after its first store error or outage; doubled for each further one in a row.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 /// Bounds the doubling.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(300);
@@ -189,13 +189,13 @@ fn as_unavailable(decided: Outcome, by: FailedBy) -> Outcome {
     }
 }
 
-/// How long a delivery waits after this many store errors in a row.
+/// How long a delivery waits after this many store errors, or outages of its dependency, in a row.
 fn failure_pause(store_errors: u32) -> Duration {
     (FAILURE_PAUSE * (1 << store_errors.saturating_sub(1).min(16))).min(FAILURE_PAUSE_MAX)
 }
 
-/// The store failed under several deliveries together, and the cause may be any of them. Nothing is counted against
-/// them, but each runs alone from now on, which shows the cause.
+/// The store failed under several deliveries together, and the cause may be any of them. Each has at least one store
+/// error from now on, so it runs alone, which shows the cause. Further errors of this kind are not counted.
 pub(super) fn set_apart(store_errors: i32, error: String) -> Outcome {
     Outcome::StoreFailed { after: FAILURE_PAUSE, store_errors: store_errors.max(1), error }
 }

@@ -24,10 +24,10 @@ use super::run::{Held, Run, Runner};
 use super::slots::{Place, Slot};
 use crate::store::Backend;
 
-/// Waiting deliveries start while the unwritten outcomes are fewer than this minimum, or than the handler produces in
-/// this time.
+/// Waiting deliveries start while fewer outcomes are unwritten than deliveries run at a time, plus those that the
+/// handler finishes in this time.
 const UNSETTLED_FOR: Duration = Duration::from_millis(2);
-/// The minimum of that bound, for handlers without a measured pace.
+/// The first part of that bound is at least this, however few deliveries run at a time.
 const UNSETTLED_MIN: usize = 32;
 
 /// State that can prevent every run of this process from starting.

@@ -51,7 +51,7 @@ pub(crate) struct Lane<B: Backend> {
     pub(super) slots: Slots,
     /// Deliveries that are claimed and have no slot yet.
     pub(super) waiting: Waiting<B>,
-    /// Measures how many may wait.
+    /// The measured pace, which bounds how many deliveries may wait.
     pub(super) pace: Pace,
     /// Which lane takes connections first.
     pub(super) priority: Priority,
@@ -67,7 +67,7 @@ pub(crate) struct Lane<B: Backend> {
     is_paused: AtomicBool,
     /// The last claim returned deliveries that may not wait because of their crashes.
     is_careful: AtomicBool,
-    /// Deliveries done and attempts failed since the last `take_counts`.
+    /// Deliveries done or discarded by the handler, and attempts failed, since the last `take_counts`.
     done: AtomicU64,
     failed: AtomicU64,
     /// The longest effective lag since then in milliseconds, plus 1; 0 if there was none.
@@ -76,7 +76,7 @@ pub(crate) struct Lane<B: Backend> {
 
 /// What a lane has counted for a heartbeat.
 pub(super) struct Counted {
-    /// Deliveries done.
+    /// Deliveries done, or discarded by the handler.
     pub(super) done: u64,
     /// Attempts failed.
     pub(super) failed: u64,

@@ -20,7 +20,7 @@ use crate::store::Backend;
 use crate::store::seam::{Age, ClaimId, Claimed, Stamp};
 use crate::types::{Error, Limits, StoredMessage};
 
-/// A claim returns payloads of at least this size, however small its share of the memory is.
+/// A claim returns payloads up to this size, even if their share of the memory is smaller.
 const RETURNED_BYTES_MIN: usize = 32 << 10;
 
 /// The largest payload that a claim returns.

@@ -215,7 +215,7 @@ impl<B: Backend> Loops<B> {
     }
 
     /// Stops claiming at once, lets handlers end within `grace`, releases the rest and writes all outcomes. Takes at
-    /// most `grace` and `SETTLE_WAIT`.
+    /// most `grace` plus `SETTLE_WAIT`.
     ///
     /// # Errors
     ///

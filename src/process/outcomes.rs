@@ -3,7 +3,8 @@
 //! The settler is woken for the first outcome, for a full batch, and when no running handler is left. A wake-up for
 //! each outcome would cost more than a fast handler.
 //!
-//! The queue is bounded: each entry is on the in-flight list, which is bounded by the slots and by `settle_queue_rows`.
+//! The queue is bounded: each entry is on the in-flight list, which is bounded by slots and places (`slots.rs`) and by
+//! `settle_queue_rows`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

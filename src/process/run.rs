@@ -238,7 +238,7 @@ impl<B: Backend> Run<B> {
     }
 }
 
-/// Ends a run after its slot was freed or reused.
+/// Ends a run: passes its outcome to the settler, or reports what is settled or lost already.
 fn end<B: Backend>(mut held: Held<B>, claimed: &Claimed, stop_signal: &StopSignal, outcome: Option<Settled>) {
     held.is_answered = true;
     let engine = &held.engine;

@@ -114,7 +114,7 @@ impl Sampled<'_> {
         self.share.set(&table::BREAKER_OPEN, &[key], secs_since(handler.breaker_opened_at));
     }
 
-    /// Sets the gauges of a handler to 0 that the database does not list any more.
+    /// Sets the gauges of a handler that the database no longer lists to 0.
     fn forget_handler(&self, key: &str) {
         table::DELIVERIES.values.iter().for_each(|state| self.share.set(&table::DELIVERIES, &[key, state], 0.0));
         for metric in [&table::OLDEST_DUE, &table::HANDLER_PROCESSES, &table::HANDLER_PAUSED, &table::BREAKER_OPEN] {

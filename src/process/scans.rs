@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Near scans: how far below the floor each begins, and how many times as long as it took it must not be repeated.
+/// Near scans: how far below the floor each begins, and the pause before it is repeated as a multiple of its duration.
 const NEAR: [(Duration, u32); 2] = [(Duration::from_millis(50), 4), (Duration::from_secs(2), 20)];
 /// How far below the floor deep scans begin; `None`: at the beginning. Each failure selects the next entry, each quick
 /// success the previous one.

@@ -2,9 +2,9 @@
 //!
 //! A delivery that makes its transaction fail every time (a statement that crashes the server, a transaction that is
 //! idle for longer than the server allows) would be retried forever, because store errors consume no retry. So an
-//! error counts against the delivery if other work of this process has succeeded since the last error of another
-//! delivery, or if no other delivery had one. In an outage several deliveries fail and nothing succeeds in between, so
-//! nothing is counted.
+//! error counts against the delivery if other work of this process has succeeded since the last store error, or if that
+//! error was its own. In an outage several deliveries fail and nothing succeeds in between, so only the first error is
+//! counted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,8 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::store::seam::ClaimId;
 use crate::types::{Outcome, PoisonReason};
 
-/// What this process remembers about store errors during runs. Kept in memory only: after a restart, the first error of
-/// a delivery counts against it.
+/// What this process remembers about store errors during runs. Kept in memory only: the first error after a restart
+/// counts against its delivery.
 #[derive(Default)]
 pub(super) struct StoreErrors {
     /// Message and handler of the delivery that last met a store error. A std mutex: nothing awaits while holding it.

@@ -67,7 +67,7 @@ impl<'t, B: Backend> Turn<'t, B> {
         Self { engine, lane, handler, open: None, left: TRANSACTIONS_MAX }
     }
 
-    /// Counts a transaction that is about to begin, or several that follow from one.
+    /// Counts one transaction of the slot. All transactions that a batch, or an undone shared one, needs count once.
     pub(super) fn count(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
@@ -77,7 +77,7 @@ impl<'t, B: Backend> Turn<'t, B> {
         self.give_up_open().await;
     }
 
-    /// Rolls back the transaction that was begun with the last COMMIT: none is open while a run waits for its decoder.
+    /// Rolls back the transaction that was begun with the last COMMIT. None is open while a run waits for its decoder.
     pub(super) async fn give_up_open(&mut self) {
         if let Some(open) = self.open.take() {
             // If it fails, the connection is closed.

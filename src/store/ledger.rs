@@ -40,7 +40,7 @@ pub trait Ledger: Send + Sync + Sized + 'static {
     /// Stops partitions until an operator acts. A stop is written only if the ledger is still at the given offset.
     fn stop_partitions(&self, reader: &Reader, stops: &[Stopping]) -> impl Future<Output = Result<()>> + Send;
 
-    /// Writes the report of a process that reads from Kafka, and the changed states of its partitions. Deletes
+    /// Writes the report of a process that reads from Kafka, and the reported states of its partitions. Deletes
     /// processes of the group that have not reported for a day.
     fn report_ingest(&self, report: &IngestReport) -> impl Future<Output = Result<()>> + Send;
 
@@ -134,11 +134,11 @@ pub struct IngestReport {
     pub name: Arc<str>,
     /// The error that prevents reading.
     pub problem: Option<String>,
-    /// The partitions whose state has changed since the last report.
+    /// The partitions whose state has changed since the last report; once a minute, all of them.
     pub partitions: Vec<PartitionReport>,
 }
 
-/// The state of a partition in a report. Only partitions whose state has changed are reported.
+/// The state of a partition in a report.
 #[derive(Debug, Clone)]
 pub struct PartitionReport {
     pub topic: Arc<str>,

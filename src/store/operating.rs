@@ -210,7 +210,7 @@ pub struct ReplayState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuarantineState {
     pub id: i64,
-    /// How often its replay was in vain.
+    /// How many of its replays were rejected.
     pub replays: i32,
 }
 

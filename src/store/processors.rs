@@ -19,7 +19,7 @@ pub struct ProcessorInfo {
     pub report: String,
 }
 
-/// Handlers that must not start deliveries now, by id.
+/// Handlers, by id, that must not start deliveries now, or only within a rate limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BlockedHandlers {
     /// An operator has paused them.
@@ -30,14 +30,14 @@ pub struct BlockedHandlers {
     pub rated: Vec<i16>,
 }
 
-/// Connections of this process to its database.
+/// The connections that the engine and operators share; not those of transactional handlers and of renewal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolStatus {
     /// Connections that are taken from the pool now.
     pub in_use: usize,
     /// The maximum of the pool, not the number of open connections.
     pub size: usize,
-    /// Tasks that wait for a connection.
+    /// Tasks that wait for a connection. Always 0 on SQLite.
     pub waiting: usize,
 }
 

@@ -87,7 +87,7 @@ impl Periods {
         own.map_or(self.default, |(_, period)| *period)
     }
 
-    /// A hash of these periods: a scan with other periods does not tell when messages expire under these.
+    /// A hash of these periods. Each set of periods has its own scan state, because it decides when messages expire.
     pub(super) fn policy(&self) -> i64 {
         let mut own: Vec<_> = self.of_handlers.iter().map(|(id, period)| (*id, period.as_millis())).collect();
         own.sort_unstable();

@@ -1,7 +1,8 @@
 //! The store's own thread: a small tokio runtime that drives database connections and the engine's loops.
 //!
 //! A handler that blocks every thread of the user's runtime does not delay the renewal of claims or the replies of the
-//! database. Of the user's code, only the function of `PostgresOptions::password_from` runs here.
+//! database. No handler runs here. Of the user's code, only functions run here that must not block: for passwords and
+//! tokens, for ordering keys and tenants, and for the identities of records that wait for a decoder or are replayed.
 
 use std::fmt;
 use std::thread;

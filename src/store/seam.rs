@@ -192,8 +192,8 @@ pub struct NewDelivery {
     pub ids: HandlerIds,
     /// When it is due, if that is not at once. Then it is not handed over.
     pub due: Option<Due>,
-    /// Insert it already claimed: its handler has a free slot in this process. Never set for an ordered delivery or one
-    /// with a tenant.
+    /// Insert it already claimed: its handler in this process has a place for it. Never set for an ordered delivery or
+    /// one with a tenant.
     pub is_handed_over: bool,
     /// The hash of its ordering key, if the handler is ordered.
     pub order_hash: Option<i64>,
@@ -255,7 +255,7 @@ pub struct ClaimRequest {
     pub processor: i32,
     /// How long the claims are valid without renewal.
     pub lease: Duration,
-    /// One for each handler with free slots.
+    /// One for each handler id that has places.
     pub asks: Vec<Ask>,
     pub scope: ClaimScope,
     /// The requested handlers that are ordered.
@@ -369,6 +369,7 @@ pub struct Renewal {
     pub sent_at: Instant,
     /// Valid for another lease from `sent_at` on.
     pub renewed: Vec<ClaimId>,
-    /// Claims that another process has. A claim in neither list was locked by another session; renew it again.
+    /// Claims that are no longer current: another process has the delivery, or it is settled or released. A claim in
+    /// neither list was locked by another session; renew it again.
     pub lost: Vec<ClaimId>,
 }

@@ -192,7 +192,7 @@ impl<const SIZE: usize, const BINDS: usize> Template<SIZE, BINDS> {
         new
     }
 
-    /// A number has at most two digits, so it is no longer than a name of two letters and its colon.
+    /// Cannot overflow: a mark and its number have at most three bytes, like a colon and a name of two letters.
     const fn write(&mut self, byte: u8) {
         self.text[self.len] = byte;
         self.len += 1;

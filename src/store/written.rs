@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 use super::seam::{AcceptBatch, Due, NewDelivery, Settler};
 use crate::types::{EXPIRED, Outcome, PoisonReason};
 
-/// The longest delay of a settlement: a longer one is a mistake, and would overflow a timestamp.
+/// The longest time until a delivery is due: a longer one is a mistake, and would overflow a timestamp.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// The values of `inbox_delivery.status`. Running is no status: an open delivery runs while it is locked.
+/// The values of `inbox_delivery.status`. Running is not one of them: an open delivery runs while it is locked.
 const OPEN: i16 = 0;
 const DONE: i16 = 2;
 const POISONED: i16 = 3;

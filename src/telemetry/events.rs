@@ -334,7 +334,7 @@ pub(crate) fn accept_failed(why: &str) {
     error!(target: "wharf::accept", why = %Shown(why), "accept failed");
 }
 
-/// A decoder was asked and is unavailable.
+/// Counts that a decoder was unavailable.
 pub(crate) fn decoder_failed() {
     counts::add(&table::ERRORS, &["decoder", "decode"], 1);
 }

@@ -346,7 +346,7 @@ pub(crate) fn call_ended(span: &Span, ended: CallEnd<'_>) {
 }
 
 /// The span and the measurement of an operation that writes a batch.
-#[must_use = "it is to be told when the batch is written"]
+#[must_use = "call `ended` when the batch is written"]
 pub(crate) struct Writing {
     pub(crate) span: Span,
     /// The name of the operation, for the metric.

@@ -24,6 +24,31 @@ static BRIDGE: OnceLock<Box<dyn Bridge>> = OnceLock::new();
 ///
 /// Its methods are called during every run, so they must not block. They are called only for spans that a `tracing`
 /// subscriber has enabled.
+///
+/// ```
+/// use tracing::Span;
+/// use wharf::traces::{Bridge, SpanEnd, SpanStart, TraceContext};
+///
+/// struct Printer;
+///
+/// impl Bridge for Printer {
+///     fn begin(&self, _: &Span, start: &SpanStart<'_>) {
+///         println!("{} begins, with {} links", start.name, start.links.len());
+///     }
+///
+///     fn end(&self, _: &Span, end: &SpanEnd<'_>) {
+///         println!("ended with {:?}", end.error);
+///     }
+///
+///     fn current(&self) -> Option<TraceContext> {
+///         None // this system has no current span
+///     }
+/// }
+///
+/// # fn example() -> wharf::Result<()> {
+/// wharf::traces::install(Printer)?;
+/// # Ok(()) }
+/// ```
 pub trait Bridge: Send + Sync + 'static {
     /// Called when a span was created and not entered yet: the bridge can set its name, attributes, parent and links.
     fn begin(&self, span: &Span, start: &SpanStart<'_>);

@@ -112,7 +112,8 @@ impl TestInbox<Postgres> {
     /// }
     ///
     /// # async fn test(url: &str) -> wharf::Result<()> {
-    /// let inbox = TestInbox::on_postgres(url, |inbox| inbox.subscribe("orders", tx_handler(RESERVE_STOCK, reserve_stock))).await?;
+    /// let reserve = tx_handler(RESERVE_STOCK, reserve_stock);
+    /// let inbox = TestInbox::on_postgres(url, |inbox| inbox.subscribe("orders", reserve)).await?;
     /// inbox.accept(Record::new("orders").with_id("order-17")).await?;
     /// inbox.crash_at(CrashPoint::AfterHandler);   // its writes are rolled back
     /// inbox.drain().await?;

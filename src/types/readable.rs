@@ -6,8 +6,8 @@ use serde_json::Value;
 
 /// A payload or a key as people read it: JSON or text, and the name of its format.
 ///
-/// A decoder for people is a [`Decoder<Option<Readable>>`](crate::formats::Decoder): it returns `None` for bytes whose format it does not
-/// know. `Dashboard::decoded_by` takes one.
+/// A decoder for people is a [`Decoder<Option<Readable>>`](crate::formats::Decoder): it returns `None` for bytes whose
+/// format it does not know. `Dashboard::decoded_by` takes one.
 ///
 /// ```
 /// use wharf::formats::{Encoded, Readable, Undecoded};

@@ -32,7 +32,7 @@ pub struct HandlerStatus {
     pub running: u64,
     /// How many deliveries are poisoned.
     pub poisoned: u64,
-    /// How long the oldest due delivery has been due.
+    /// How long the oldest delivery has been due, among those that are due or running. None if there is none.
     pub oldest_due_secs: Option<f64>,
     /// When the next of the later deliveries is due.
     #[serde(with = "stamp::option")]
@@ -242,7 +242,7 @@ pub struct DeliverySummary {
     pub replays: i32,
     /// Whether a person has corrected its payload: see [`DeliveryDetails::correction`].
     pub is_corrected: bool,
-    /// When it is or was due. None while it waits for an earlier delivery of its order key.
+    /// When it is or was due. None if it waits for an earlier delivery of its order key, or did when it was discarded.
     #[serde(with = "stamp::option")]
     pub due_at: Option<SystemTime>,
     /// When the claim on it expires.

@@ -55,8 +55,8 @@ impl TraceContext {
         is_valid.then_some(Self { trace_id, span_id, flags, state: None, baggage: None })
     }
 
-    /// Reads the context from the headers of a record. `None` when there is no `traceparent`, more than one, or an
-    /// invalid one.
+    /// Reads the context from the headers of a record. `None` when there is no `traceparent`, an invalid one, or
+    /// several that differ.
     ///
     /// ```
     /// use wharf::Record;

@@ -49,7 +49,7 @@ CREATE TABLE inbox_subscription (
     event_types  text[],                             -- CloudEvents types; NULL: all
     delay_ms     bigint,                             -- deliveries are due this long after they are accepted
     delay_header text,                               -- the header that holds the due time; only a process can parse it
-    order_by     text,                               -- NULL: unordered; `record key`, `header`, or `process` when only a process can compute the key
+    order_by     text,                               -- NULL: unordered; `record key`, `header`, `process` (not in SQL)
     order_header text,
     fair_by      text,                               -- NULL: no tenants; otherwise as order_by
     fair_header  text,
@@ -94,13 +94,13 @@ CREATE TABLE inbox_delivery (
     locked_until timestamptz,                        -- end of the lease; if past, the process crashed or is late. Not indexed
     finished_at  timestamptz,                        -- set when done, discarded or poisoned; the row then leaves the claim index
     order_hash   bigint,                             -- hash of the ordering key; NULL: unordered
-    fair_hash    bigint,                             -- hash of the tenant, 0 without one; NULL: the handler was not fair when it was stored. It never changes
+    -- Hash of the tenant, 0 without one; NULL: stored before the handler was fair. It never changes.
+    fair_hash    bigint,
     locked_by    integer,                            -- inbox_processor.id; 0 after an operator released the claim (inbox_release)
     attempts     integer     NOT NULL DEFAULT 0,     -- number of starts. It only grows: it is the fencing token of the claim
     errors       integer     NOT NULL DEFAULT 0,     -- failures that count against the retry budget
     crashes      integer     NOT NULL DEFAULT 0,     -- process crashes in a row; an answer of its handler resets it
-    -- Runs in a row that failed through no fault of the delivery: > 0 because of the store, < 0 because of a dependency
-    -- of the handler. Not indexed
+    -- Runs in a row that failed because of the store (> 0), or of a dependency of the handler (< 0). Not indexed.
     store_errors integer     NOT NULL DEFAULT 0,
     handler_id   smallint    NOT NULL,
     status       smallint    NOT NULL DEFAULT 0,     -- 0 open, 2 done, 3 poisoned, 4 discarded
@@ -169,7 +169,8 @@ CREATE TABLE inbox_attempt (
     attempt     integer     NOT NULL,                -- inbox_delivery.attempts of that run
     handler_id  smallint    NOT NULL,
     place       smallint    NOT NULL,                -- 0 for attempt 1
-    why         text        NOT NULL,                -- failed, timed out, panicked, store error; or the reason for poisoning
+    -- failed, timed out, panicked, unavailable, store error; or the reason for poisoning.
+    why         text        NOT NULL,
     error       text,
     PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
 );
@@ -223,7 +224,8 @@ CREATE TABLE inbox_partition (
     state           text        NOT NULL,            -- reading, waiting (for its position), blocked (records cannot be read), stopped
     since           timestamptz NOT NULL DEFAULT now(),
     seen_at         timestamptz NOT NULL DEFAULT now(),
-    lag             bigint,                          -- offsets that Kafka has and that are not stored, at seen_at; transaction markers at the end of the log are not counted
+    -- Offsets that Kafka has and that are not stored, at seen_at, without transaction markers at the end of the log.
+    lag             bigint,
     ingest          text        NOT NULL,            -- inbox_ingest.name
     why             text,
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
@@ -710,10 +712,10 @@ RETURN CASE $1 WHEN 'replay' THEN $2 IN (3, 4)
                WHEN 'discard' THEN $2 = 3 OR $2 = 0 AND ($3 IS NULL OR $3 <= now())
                ELSE $2 = 3 END;
 
--- The row locations of the deliveries that a filter matches: poisoned ones, the oldest first. With message_id, a replay also matches
--- discarded deliveries, and a discard also matches pending ones.
--- {"handler_key", "message_id", "source", "topic", "reason", "error" (a part of it), "fingerprint" ("none": without an error), "older_than", "newer_than"
--- (intervals since it was poisoned), "all": true}.
+-- The row locations of the deliveries that a filter matches: poisoned ones, the oldest first. With message_id, a replay
+-- also matches discarded deliveries, and a discard also matches pending ones. The filter: {"handler_key", "message_id",
+-- "source", "topic", "reason", "error" (a part of it), "fingerprint" ("none": without an error), "older_than",
+-- "newer_than" (intervals since it was poisoned), "all": true}.
 CREATE FUNCTION inbox_matching(filter jsonb, row_limit integer DEFAULT 1000, action text DEFAULT 'replay')
 RETURNS TABLE (tid tid, message_seq bigint, handler_id smallint)
 LANGUAGE plpgsql STABLE AS $$
@@ -908,8 +910,8 @@ LANGUAGE sql SECURITY DEFINER AS $$
     SELECT inbox_change('discard', $1, $2, $3, $4)
 $$;
 
--- Discards pending deliveries that a person has seen in a list, each at the attempt that the list showed: a delivery that has run since, or
--- runs now, is left alone. `filter` is for the audit: how the person found them.
+-- Discards pending deliveries that a person has seen in a list, each at the attempt that the list showed: a delivery
+-- that has run since, or runs now, is left alone. `filter` is for the audit: how the person found them.
 CREATE FUNCTION inbox_discard_seen(filter jsonb, message_seqs bigint[], handler_ids smallint[], seen_attempts integer[],
                                    because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -925,9 +927,10 @@ BEGIN
     RETURN inbox_change_locked('discard', filter, tids, because, actor);
 END $$;
 
--- Releases the claim of a running delivery: it is due at once, and the outcome of the current run is ignored. The handler is stopped
--- when its process next renews its claims, within a third of the lease. No retry is consumed. `attempt` selects the run
--- (inbox_status.attempts); without it, the current run. Returns 0 if no such run is active, or if its outcome is being written.
+-- Releases the claim of a running delivery: it is due at once, and the outcome of the current run is ignored. The
+-- handler is stopped when its process next renews its claims, within a third of the lease. No retry is consumed.
+-- `attempt` selects the run (inbox_status.attempts); without it, the current run. Returns 0 if no such run is active,
+-- or if its outcome is being written.
 CREATE FUNCTION inbox_release(message_id text, handler_key text, source text DEFAULT NULL, attempt integer DEFAULT NULL,
                               because text DEFAULT NULL, actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -980,7 +983,7 @@ CREATE FUNCTION inbox_resume_handler(handler_key text, because text DEFAULT NULL
 LANGUAGE sql SECURITY DEFINER AS $$ SELECT inbox_set_paused($1, false, $2, $3) $$;
 
 -- Opens or closes the circuit breaker of a handler. While it is open, only one delivery at a time is claimed, as a
--- probe; the first success closes it. Running deliveries finish.
+-- probe, the first one after 10 s; the first success closes it. Running deliveries finish.
 CREATE FUNCTION inbox_set_breaker(handler_key text, is_open boolean, because text, actor text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -1037,10 +1040,10 @@ BEGIN
     RETURN changed;
 END $$;
 
--- The quarantined records that a filter matches, the oldest first: {"id", "topic", "cluster_id", "reason", "detail" (a part of it),
--- "older_than", "newer_than", "after_id" (records with a higher id), "all": true}.
+-- The quarantined records that a filter matches, the oldest first: {"id", "topic", "cluster_id", "reason", "detail" (a
+-- part of it), "older_than", "newer_than", "after_id" (records with a higher id), "all": true}.
 CREATE FUNCTION inbox_quarantine_matching(filter jsonb, row_limit integer DEFAULT 1000) RETURNS SETOF bigint
--- By stale statistics, the planner would read and sort the whole rest of the table for one portion.
+-- With stale statistics, the planner would read and sort the rest of the table to return row_limit rows.
 LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     PERFORM inbox_check_filter(filter, '{id, topic, cluster_id, reason, detail, older_than, newer_than, after_id}');
@@ -1411,7 +1414,8 @@ $$;
 -- their next poll.
 --   WH003  the identity belongs to a message with another payload.
 --   WH004  no process has registered a handler for the topic.
---   0A000  only a process can compute the due time or the order of a delivery: use inbox.accept_in.
+--   0A000  only a process can compute the due time or the order of a delivery, or read the type of a structured
+--          CloudEvent: use inbox.accept_in.
 CREATE FUNCTION inbox_accept(topic text, message_id text, payload bytea, source text DEFAULT NULL, record_key bytea DEFAULT NULL,
                              headers json DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET jit = off AS $$

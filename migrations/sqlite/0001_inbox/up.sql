@@ -20,7 +20,7 @@ SELECT CAST((julianday('now') - 2440587.5) * 86400000 + 0.5 AS INTEGER) * 1000 +
 CREATE TABLE inbox_handler (
     id            INTEGER PRIMARY KEY AUTOINCREMENT,
     key           TEXT    NOT NULL,                  -- the current name, for people; the mapping is inbox_handler_key
-    same_as       INTEGER,                           -- set when two ids became one handler: the id of its current key
+    same_as       INTEGER,                           -- set on each id of a handler with several: its current id
     paused_at     INTEGER,                           -- not null: the handler is paused; no process claims its deliveries
     unknown_since INTEGER,                           -- since when its deliveries wait and no live processor has the handler
     registered_at INTEGER NOT NULL,
@@ -81,8 +81,7 @@ CREATE TABLE inbox_delivery (
     attempts     INTEGER NOT NULL DEFAULT 0,         -- number of starts. It only grows: it is the fencing token of the claim
     errors       INTEGER NOT NULL DEFAULT 0,         -- failures that count against the retry budget
     crashes      INTEGER NOT NULL DEFAULT 0,         -- process crashes in a row; an answer of its handler resets it
-    -- Runs in a row that failed through no fault of the delivery: > 0 because of the store, < 0 because of a dependency
-    -- of the handler. Not indexed
+    -- Runs in a row that failed because of the store (> 0), or of a dependency of the handler (< 0). Not indexed.
     store_errors INTEGER NOT NULL DEFAULT 0,
     status       INTEGER NOT NULL DEFAULT 0,         -- 0 open, 2 done, 3 poisoned, 4 discarded
     replays      INTEGER NOT NULL DEFAULT 0,         -- how often an operator reset its retries; inbox_history has the earlier results
@@ -90,7 +89,8 @@ CREATE TABLE inbox_delivery (
     reason       TEXT,                               -- why it was poisoned or discarded
     last_error   TEXT,
     order_hash   INTEGER,                            -- hash of the ordering key; NULL: unordered
-    fair_hash    INTEGER,                            -- hash of the tenant, 0 without one; NULL: the handler was not fair when it was stored. It never changes
+    -- Hash of the tenant, 0 without one; NULL: stored before the handler was fair. It never changes.
+    fair_hash    INTEGER,
     passed       INTEGER,                            -- true: it was poisoned and does not block its key
     PRIMARY KEY (message_seq, handler_id)            -- settle, renew, redelivery
 ) WITHOUT ROWID;
@@ -137,7 +137,8 @@ CREATE TABLE inbox_attempt (
     place       INTEGER NOT NULL,                    -- 0 for attempt 1
     attempt     INTEGER NOT NULL,                    -- inbox_delivery.attempts of that run
     failed_at   INTEGER NOT NULL,
-    why         TEXT    NOT NULL,                    -- failed, timed out, panicked, store error; or the reason for poisoning
+    -- failed, timed out, panicked, unavailable, store error; or the reason for poisoning.
+    why         TEXT    NOT NULL,
     error       TEXT,
     PRIMARY KEY (message_seq, handler_id, place)     -- settle, shown with its delivery, purged with its message
 ) WITHOUT ROWID;
@@ -191,7 +192,8 @@ CREATE TABLE inbox_partition (
     state           TEXT    NOT NULL,                -- reading, waiting (for its position), blocked (records cannot be read), stopped
     since           INTEGER NOT NULL,
     seen_at         INTEGER NOT NULL,
-    lag             INTEGER,                         -- offsets that Kafka has and that are not stored, at seen_at; transaction markers at the end of the log are not counted
+    -- Offsets that Kafka has and that are not stored, at seen_at, without transaction markers at the end of the log.
+    lag             INTEGER,
     ingest          TEXT    NOT NULL,                -- inbox_ingest.name
     why             TEXT,
     PRIMARY KEY (consumer_group, cluster_id, topic, kafka_partition)
@@ -614,8 +616,8 @@ BEGIN
     WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
 END;
 
--- Opens the circuit breaker of a handler. While it is open, only one delivery at a time is claimed, as a probe; the
--- first success closes it. Running deliveries finish.
+-- Opens the circuit breaker of a handler. While it is open, only one delivery at a time is claimed, as a probe, the
+-- first one after 10 s; the first success closes it. Running deliveries finish.
 CREATE VIEW inbox_open_breaker AS SELECT NULL AS handler_key, NULL AS because, NULL AS actor WHERE false;
 CREATE TRIGGER inbox_open_breaker_now INSTEAD OF INSERT ON inbox_open_breaker
 BEGIN

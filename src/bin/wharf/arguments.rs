@@ -21,7 +21,7 @@ use crate::quarantine::QuarantineCommand;
 const WATCH_MIN: Duration = Duration::from_millis(100);
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 well, 1 a problem was found, 2 wrong usage, 3 no connection, 4 partly done.
+Exit codes: 0 success, 1 a problem was found, 2 wrong usage, 3 no connection, 4 partly done.
 The database: DATABASE_URL, --database-url-file or --database (postgres://… or sqlite:file).";
 
 /// Inspect and operate an inbox

@@ -1,4 +1,5 @@
-//! `audit`: compares the ledger and the stored rows with Kafka. When Kafka does not answer, it shows what the database knows.
+//! `audit`: compares the ledger and the stored rows with Kafka. When Kafka does not answer, it shows what the database
+//! knows.
 //!
 //! Secrets for Kafka come from a file, never from the command line.
 

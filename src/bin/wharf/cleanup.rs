@@ -1,6 +1,7 @@
 //! `cleanup`: purges from cron instead of in the service, in bounded steps with pauses.
 //!
-//! It removes finished work only. One process purges at a time: when another one is purging, the command ends and says so.
+//! It removes finished work; poisoned deliveries and quarantined records only if their expiry is given. One process
+//! purges at a time: when another one is purging, the command says so and ends.
 
 use std::io::{self, Write as _};
 use std::time::Duration;

@@ -32,7 +32,8 @@ impl Confirming {
         }
     }
 
-    /// Fails unless a person or `--yes` confirms. The question must not contain text from outside, because it is not escaped.
+    /// Fails unless a person or `--yes` confirms. The question must not contain text from outside, because it is not
+    /// escaped.
     pub fn ask(&self, question: &str) -> Result<(), Failure> {
         if self.is_yes {
             return Ok(());

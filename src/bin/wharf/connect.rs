@@ -1,7 +1,7 @@
 //! Finds the database URL without exposing its password, and connects.
 //!
-//! A URL with a password comes from `DATABASE_URL` or a file, never from the command line: arguments are visible in `ps` and in the shell's
-//! history. Commands other than `migrate` never create a SQLite file.
+//! A URL with a password comes from `DATABASE_URL` or a file, never from the command line: arguments are visible in
+//! `ps` and in the shell's history. Commands other than `migrate` never create a SQLite file.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,8 @@
-//! `poisoned replay --edit` and `--payload-file`: runs one delivery again with a corrected payload, which is kept beside the original.
+//! `poisoned replay --edit` and `--payload-file`: runs one delivery again with a corrected payload, which is kept
+//! beside the original.
 //!
-//! The edited file is in a folder that only its owner can enter. The folder is removed at the end with everything that the editor left in it.
+//! The edited file is in a folder that only its owner can enter. The folder is removed at the end with everything that
+//! the editor left in it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

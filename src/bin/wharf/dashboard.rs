@@ -1,5 +1,5 @@
-//! `dashboard`: serves the inbox in a browser. A loopback address needs no token. Every other address needs one, which comes from a file or the
-//! environment, never from the command line.
+//! `dashboard`: serves the inbox in a browser. A loopback address needs no token. Every other address needs one, which
+//! comes from a file or the environment, never from the command line.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -16,8 +16,8 @@ use crate::record::PayloadOption;
 /// The schema registry for what is shown.
 #[derive(Debug, Args)]
 pub struct RegistryOptions {
-    /// Decode payload and key with the schemas of this registry (Avro, Protobuf, JSON Schema; the data of CloudEvents). Secrets:
-    /// WHARF_REGISTRY_PASSWORD or WHARF_REGISTRY_TOKEN, or a file
+    /// Decode payload and key with the schemas of this registry (Avro, Protobuf, JSON Schema; the data of CloudEvents).
+    /// Secrets: WHARF_REGISTRY_PASSWORD or WHARF_REGISTRY_TOKEN, or a file
     #[arg(long, value_name = "URL")]
     registry: Option<String>,
     /// The user name for the registry

@@ -1,4 +1,5 @@
-//! `deliveries`, and what `poisoned` shares with it: lists deliveries, and shows one of them with its record and history.
+//! `deliveries`, and what `poisoned` shares with it: lists deliveries, and shows one of them with its record and
+//! history.
 
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -19,7 +20,8 @@ const ERROR_CHARS_MAX: usize = 100;
 
 #[derive(Debug, Subcommand)]
 pub enum DeliveriesCommand {
-    /// List deliveries: pending and running ones by how long they are due, others the newest first
+    /// List deliveries: with --state pending or running the longest due first, with --state poisoned the longest
+    /// poisoned first, otherwise the newest first
     List {
         #[command(flatten)]
         options: DeliveryOptions,

@@ -1,4 +1,5 @@
-//! `doctor`: explains why work is not moving, problems first, with advice. With Kafka options it adds the findings of the audit.
+//! `doctor`: explains why work is not moving, problems first, with advice. With Kafka options it adds the findings of
+//! the audit.
 
 use serde_json::json;
 use wharf::operate::{Diagnosis, Severity};

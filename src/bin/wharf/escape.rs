@@ -1,7 +1,7 @@
 //! Makes text from records and rows safe to show: it cannot move the cursor, change colours, or hide or reorder text.
 //!
-//! Control characters, escape sequences, bidirectional and invisible characters are shown as escapes such as `\u{1b}`. The one module that
-//! prints passes everything through here.
+//! Control characters, escape sequences, bidirectional and invisible characters are shown as escapes such as `\u{1b}`.
+//! The one module that prints passes everything through here.
 
 use std::fmt::Write;
 
@@ -47,8 +47,8 @@ pub fn cut(text: &str, chars_max: usize) -> String {
     }
 }
 
-/// Whether a character can control a terminal or mislead the reader: C0, DEL and C1; bidirectional marks, embeddings and isolates; zero-width
-/// characters; line separators; annotations and tags.
+/// Whether a character can control a terminal or mislead the reader: C0, DEL and C1; bidirectional marks, embeddings
+/// and isolates; zero-width characters; line separators; annotations and tags.
 pub fn is_hostile(character: char) -> bool {
     character.is_control()
         || matches!(character,

@@ -1,6 +1,7 @@
 //! The exit codes, which scripts rely on, and the failures that lead to them.
 //!
-//! The text of a failure goes to stderr, escaped and without secrets: a URL that was passed by mistake is shown without its credentials.
+//! The text of a failure goes to stderr, escaped and without secrets: a URL that was passed by mistake is shown without
+//! its credentials.
 
 use std::io;
 

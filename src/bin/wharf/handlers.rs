@@ -1,4 +1,5 @@
-//! `handlers`: lists handlers, pauses and resumes them, backfills old messages, and compares a build's keys with the stored ones.
+//! `handlers`: lists handlers, pauses and resumes them, backfills old messages, and compares a build's keys with the
+//! stored ones.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! `migrate`: updates the schema to the version of this build, shows its version, or prints the SQL for other migration tools.
+//! `migrate`: updates the schema to the version of this build, shows its version, or prints the SQL for other migration
+//! tools.
 
 use serde_json::json;
 use wharf::Store;

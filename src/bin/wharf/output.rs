@@ -1,7 +1,7 @@
 //! The one module that prints: tables and lines for people, one JSON document for machines.
 //!
-//! Everything is escaped here. Tables and lines fit the terminal, or 80 columns without one. Colours are used only on a terminal and not with
-//! `NO_COLOR`. Nothing here panics when the reader closes the output.
+//! Everything is escaped here. Tables and lines fit the terminal, or 80 columns without one. Colours are used only on a
+//! terminal and not with `NO_COLOR`. Nothing here panics when the reader closes the output.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -129,7 +129,7 @@ impl Output {
     }
 
     pub fn document(self, document: &impl Serialize) -> io::Result<()> {
-        debug_assert!(self.is_json, "people are shown tables");
+        debug_assert!(self.is_json, "a document is printed only with --json");
         print(&escape::json(&serde_json::to_string_pretty(document)?))
     }
 
@@ -172,7 +172,7 @@ impl Output {
 
     /// Prints one of several documents, on its own line.
     pub fn json_line(self, document: &impl Serialize) -> io::Result<()> {
-        debug_assert!(self.is_json, "people are shown tables");
+        debug_assert!(self.is_json, "a document is printed only with --json");
         print(&escape::json(&serde_json::to_string(document)?))
     }
 

@@ -15,7 +15,7 @@ use crate::when;
 
 #[derive(Debug, Subcommand)]
 pub enum PoisonedCommand {
-    /// List poisoned deliveries, the oldest first
+    /// List poisoned deliveries, the longest poisoned first
     List {
         #[command(flatten)]
         options: DeliveryOptions,
@@ -41,7 +41,7 @@ pub enum PoisonedCommand {
         #[command(flatten)]
         correction: CorrectionArguments,
     },
-    /// Discard deliveries: they never run again; with --message also pending ones
+    /// Discard deliveries: they do not run unless they are replayed; with --message also pending ones
     Discard {
         #[command(flatten)]
         options: DeliveryOptions,

@@ -19,7 +19,7 @@ use crate::when;
 
 /// How often the result of a replay is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
-/// How many records are examined for that, and where counting beyond the limit stops.
+/// How many records each poll examines, and where counting beyond the limit stops.
 const READ_ROWS_MAX: u32 = 10_000;
 
 #[derive(Debug, Subcommand)]

@@ -1,4 +1,5 @@
-//! `deliveries release`: revokes the claim of a stuck run. It shows the run, asks for confirmation, and revokes that run or nothing.
+//! `deliveries release`: revokes the claim of a stuck run. It shows the run, asks for confirmation, and revokes that
+//! run or nothing.
 
 use clap::Args;
 use serde_json::json;

@@ -1,6 +1,7 @@
 //! Replays and discards poisoned deliveries: shows the matches, asks for confirmation, acts, and shows what remains.
 //!
-//! `--limit` bounds the action, the longest poisoned first. Repeating a command has no further effect: a replayed delivery is no longer poisoned.
+//! `--limit` bounds the action, the longest poisoned first. Repeating a command has no further effect: a replayed
+//! delivery is no longer poisoned.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -54,6 +55,7 @@ struct MatchingDeliveries {
     deliveries: Vec<DeliverySummary>,
     /// How many match beyond the limit. Counting stops at `COUNT_MAX`.
     beyond: usize,
+    /// Whether counting reached the end of the matches.
     is_counted: bool,
 }
 

@@ -20,9 +20,9 @@ use crate::session::Session;
 use crate::status::rate;
 use crate::when;
 
-/// The maximum of partitions that are read.
+/// The maximum number of partitions that a poll reads.
 const PARTITIONS_MAX: u32 = 10_000;
-/// The maximum of processes, and of partitions, that the screen lists.
+/// The maximum number of processes, and of partitions, that the screen lists.
 const LISTED_MAX: usize = 10;
 
 /// The result of one poll.

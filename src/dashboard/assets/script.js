@@ -26,7 +26,7 @@
       (selection && !selection.isCollapsed && region.contains(selection.anchorNode));
   };
 
-  // What tells a link or a button from the others of its region.
+  // Identifies a link or a button among the others of its region.
   const name = (found) => `${found.tagName} ${found.getAttribute("href") ?? found.textContent.trim().slice(0, 80)}`;
 
   const put = (fresh, old) => {
@@ -36,7 +36,7 @@
     old.replaceChildren(...fresh.childNodes);
     old.querySelectorAll("details").forEach((details, place) => { details.open = opened[place] ?? details.open; });
     if (focused === null) return;
-    // The keyboard stays where it was. If that is gone, it continues with the content.
+    // The keyboard focus stays on the same element. If that is gone, it moves to the main content.
     const same = [...old.querySelectorAll("a[href], button, summary, pre")].find((found) => name(found) === focused);
     (same && !same.disabled ? same : document.getElementById("main")).focus({ preventScroll: true });
   };
@@ -46,7 +46,7 @@
     loading = true;
     try {
       const answer = await fetch(location.pathname + location.search, { headers: { accept: "text/html", "x-wharf-update": "1" } });
-      // The session has ended, or the page is gone: the visitor sees the login page, or why.
+      // The session has ended, or the page is gone: a reload shows the login page or the error.
       if (answer.redirected || [401, 403, 404].includes(answer.status)) { location.reload(); return; }
       if (!answer.ok) later();
       if (answer.ok) {
@@ -64,7 +64,7 @@
     if (again) { again = false; load(); }
   };
 
-  // The event has the counts of the menu. A list is not replaced while the visitor reads it: a notice offers to reload it.
+  // The event has the counts of the menu. A list is not replaced while the visitor reads it: a notice offers a reload.
   let before = null;
   const count = (data) => {
     tell(true);
@@ -88,13 +88,13 @@
   const isLive = () => document.querySelector("[data-live-load]") !== null;
   const onEvent = (event) => { if (isLive()) load(); else if (event && event.data.startsWith("{")) count(event.data); };
 
-  // The events of an action have ended. When its page is loaded again, it names the events of every other page; `load` opens those.
+  // An action has ended. Its page, loaded again, has the URL of the common event stream, and `load` opens it.
   const end = (of) => { ended = of; close(); load(); };
 
   const close = () => { clearTimeout(silence); if (events) { events.close(); events = null; } };
 
-  // A browser gives up a stream for good when the answer is an error: of a proxy while the dashboard restarts, or because the session has ended.
-  // Loading the page tells which, and opens the stream again.
+  // A browser does not reopen a stream after an error response: from a proxy while the dashboard restarts, or because
+  // the session has ended. Loading the page shows which it is, and opens the stream again.
   const later = () => {
     if (events || waiting || document.hidden) return;
     waiting = setTimeout(() => { waiting = null; load(); }, pause);

@@ -133,7 +133,8 @@ async fn on_message<B: Backend>(
     query: &DeliveryQuery,
 ) -> Result<String, Refusal> {
     let (filter, operator) = (query.filter()?, app.acting(&visit.visitor, &asked.because));
-    // Another attempt or another handler's delivery since the preview is not what the visitor has decided about.
+    // The visitor has decided about the previewed rows. After another attempt or a new delivery, the preview is shown
+    // again.
     let found = with_message(&operator, asked.verb, &filter).await?;
     if asked.seen.as_ref().is_some_and(|seen| *seen != bound::digest(&found)) {
         return Ok(format!("/act?verb={}&{}&changed=yes", asked.verb.name(), query.encoded()));

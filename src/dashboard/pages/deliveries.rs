@@ -1,4 +1,5 @@
-//! The page of deliveries in any state: groups of those that wait, run or are poisoned, and single deliveries, with a filter in the URL.
+//! The page of deliveries in any state: groups of those that wait, run or are poisoned, and single deliveries, with a
+//! filter in the URL.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -12,7 +12,8 @@ use super::super::app::App;
 use super::super::refusal::Refusal;
 use crate::store::Backend;
 
-/// How long a stream lasts. The page then opens another one. A stream without an end would keep a service that shuts down gracefully from ending.
+/// How long a stream lasts. The page then opens another one. An endless stream would block the graceful shutdown of the
+/// service.
 const STREAM_LASTS: Duration = Duration::from_secs(60);
 /// How long a page waits before it opens a stream again.
 const REOPEN_AFTER: Duration = Duration::from_secs(1);
@@ -53,7 +54,7 @@ pub(in super::super) async fn of_job<B: Backend>(
     let changes = job.progress.subscribe();
     let events = stream::unfold(Some((job, changes)), async |watched| {
         let (job, mut changes) = watched?;
-        // Changes that happened between the page and this request count too.
+        // The action may have ended between the page and this request. Other changes are reported with the next one.
         let affected = changes.borrow_and_update().affected;
         let is_ended = changes.borrow().ended.is_some();
         let event = Event::default().event(if is_ended { "end" } else { "message" }).data(affected.to_string());

@@ -53,7 +53,7 @@ pub(in super::super) async fn log_in<B: Backend>(
     Form(LoginForm { token, name, next }): Form<LoginForm>,
 ) -> Response {
     let session = match name.trim() {
-        // The audit would have the name of the person who started the dashboard instead.
+        // Without a name, the audit would record the actor of the dashboard instead of the visitor.
         "" => Err((StatusCode::BAD_REQUEST, "A name is missing: the audit records who acts.")),
         name => app.access.log_in(&token, name).ok_or((StatusCode::UNAUTHORIZED, "The token is wrong.")),
     };
@@ -65,7 +65,8 @@ pub(in super::super) async fn log_in<B: Backend>(
             return response;
         }
     };
-    // Not `Secure`: behind a proxy that terminates TLS this server cannot know, and without TLS the token itself is no safer.
+    // Not `Secure`: this server does not know whether a proxy in front of it uses TLS, and without TLS the browser
+    // would not send the cookie. There the token itself was sent without TLS too.
     let path = if visit.base.is_empty() { "/" } else { &visit.base };
     let cookie = format!("{COOKIE}={session}; Path={path}; HttpOnly; SameSite=Lax");
     ([(header::SET_COOKIE, cookie)], Redirect::to(&format!("{}{}", visit.base, own_path(&next)))).into_response()

@@ -1,4 +1,5 @@
-//! The pages, one file each. A page looks up what its template shows. `guard.rs` has already checked the visitor's rights.
+//! The pages, one file each. A page looks up what its template shows. `guard.rs` has already checked the visitor's
+//! rights.
 
 pub(super) mod act;
 pub(super) mod audit;

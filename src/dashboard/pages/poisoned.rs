@@ -35,7 +35,7 @@ pub(in super::super) async fn poisoned<B: Backend>(
     Query(query): Query<DeliveryQuery>,
 ) -> Page {
     let (frame, snapshot) = Frame::new(&app, &visit, PagePlace { path: "/poisoned", title: "Poisoned" }).await;
-    // The page is the state.
+    // This page always shows poisoned deliveries, so a state in the URL is ignored.
     let query = DeliveryQuery { state: String::new(), ..query };
     let (rows_max, now) = (query::rows(&query.rows), SystemTime::now());
     let (found, rows) = groups::search(&app, &query, Some(DeliveryState::Poisoned), rows_max + 1).await?;

@@ -178,7 +178,7 @@ async fn page<B: Backend>(app: &App<B>, visit: &Visit, verb: ActVerb, path: &'st
     let (frame, _) = Frame::new(app, visit, PagePlace { path, title: verb.button() }).await;
     PreviewPage {
         frame,
-        // Before anything is read: what appears in between is shown and not changed.
+        // Taken before the rows are read: a row that appears in between may be shown, but is not changed.
         previewed: bound::micros(SystemTime::now()),
         seen: None,
         list: None,
@@ -261,7 +261,8 @@ pub(super) fn state_of(verb: ActVerb, query: &DeliveryQuery) -> Result<DeliveryS
     }
 }
 
-/// The pending or running deliveries that match, the longest due first. One whose message is gone cannot be named in an action.
+/// The pending or running deliveries that match, the longest due first. One whose message is gone cannot be named in an
+/// action.
 pub(super) async fn open<B: Backend>(
     operator: &Operator<B>,
     filter: &DeliveryFilter,

@@ -1,4 +1,5 @@
-//! The page of processes that run handlers: which are alive, their claims and their reports, from the sampler's last snapshot.
+//! The page of processes that run handlers: which are alive, their claims and their reports, from the sampler's last
+//! snapshot.
 
 use std::sync::Arc;
 use std::time::SystemTime;

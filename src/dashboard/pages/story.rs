@@ -61,7 +61,7 @@ struct StoryPage {
 
 struct HandlerStory {
     row: DeliveryView,
-    /// The current error.
+    /// The timeline, with the current state last.
     steps: Vec<StoryStep>,
     correction: Option<CorrectionView>,
 }
@@ -91,7 +91,7 @@ pub(in super::super) async fn story<B: Backend>(
     let (operator, now, is_shown) = (app.operator(), SystemTime::now(), !query.payload.is_empty());
     let key = StoryKey { message: query.message.clone(), source: query.source.clone() };
     let look = look(&operator, &key);
-    // Without a snapshot there is nothing to tell a new look from an old one.
+    // Cached stories are valid for one snapshot, so without a snapshot the story is looked up.
     let found = match &snapshot {
         Some(snapshot) => app.stories.get(key.clone(), snapshot.number, look).await?,
         None => Arc::new(look.await?),
@@ -153,7 +153,7 @@ async fn look<B: Backend>(operator: &Operator<B>, key: &StoryKey) -> crate::type
     Ok(StoryLook { deliveries, story })
 }
 
-/// Of a delivery without failures and acts.
+/// The story of a delivery without failures and operator actions.
 static NOTHING_HAPPENED: DeliveryStory = DeliveryStory { history: Vec::new(), failures: Vec::new(), correction: None };
 
 impl HandlerStory {
@@ -181,7 +181,7 @@ impl HandlerStory {
             let because = act.because.as_ref().map_or_else(String::new, |because| format!(": {because}"));
             steps.push(StoryStep { who: format!("{person}{because}"), ..step });
         }
-        // An entry without a time keeps its place after the entries before it.
+        // Entries without a time come first.
         steps.sort_by_key(|step| step.at.as_ref().map(|(at, _)| *at));
         steps.push(StoryStep::status(delivery, now));
         let correction = details.correction.as_ref().map(|correction| CorrectionView {
@@ -222,7 +222,8 @@ impl StoryStep {
     }
 }
 
-/// A record for display. Key, header values and payload are included only if the visitor requests them and may see them.
+/// A record for display. Key, header values and payload are included only if the visitor requests them and may see
+/// them.
 pub(super) struct RecordView {
     pub(super) topic: String,
     pub(super) position: String,
@@ -283,7 +284,8 @@ impl RecordView {
     }
 }
 
-/// Formats JSON on several lines without changing names or numbers, other text unchanged, and other bytes in hexadecimal.
+/// Formats JSON on several lines without changing names or numbers, other text unchanged, and other bytes in
+/// hexadecimal.
 fn pretty(payload: &[u8]) -> String {
     let is_json =
         payload.len() <= PAYLOAD_BYTES_MAX && serde_json::from_slice::<serde::de::IgnoredAny>(payload).is_ok();

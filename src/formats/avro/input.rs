@@ -36,7 +36,7 @@ impl std::error::Error for ReadError {}
 impl de::Error for ReadError {
     /// Drops the text, because it may quote the payload.
     fn custom<T: fmt::Display>(_: T) -> Self {
-        Self::from("not what the handler's type says")
+        Self::from("invalid for the handler's type")
     }
 
     fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Self {

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use super::{Symptoms, secs};
 use crate::types::{Facts, INTAKE_STOPPED, IngestFacts};
 
-/// An ingesting process writes to the database every few seconds. After this long without a write it counts as dead.
+/// An ingest writes to the database every five seconds. After this long without a write, its process counts as dead.
 const SILENT_SECS_MAX: f64 = 60.0;
 
-/// A running ingest writes to the database every five seconds. After this long without a write the ingest has ended.
+/// After this long without such a write, the ingest of a process that is still alive has ended.
 const ENDED_SECS_MIN: f64 = 20.0;
 
 /// Advice for a process that is alive and reads nothing, from one source or from all of them.
@@ -47,7 +47,7 @@ impl Symptoms {
         for one in &facts.partitions {
             let (group, topic, partition) = (&one.consumer_group, &one.topic, one.partition);
             let why = one.why.as_deref().map_or_else(String::new, |why| format!(": {why}"));
-            // The same partition may be there once more, on another cluster.
+            // Another cluster may have the same topic and partition.
             let has_clusters = facts.groups.iter().any(|facts| facts.consumer_group == *group && facts.clusters > 1);
             let on_cluster = if has_clusters { format!(" on cluster {}", one.cluster_id) } else { String::new() };
             let what = format!("{topic}[{partition}] of group {group}{on_cluster}, for {}{why}", secs(one.secs));

@@ -12,8 +12,8 @@ use crate::store::Backend;
 use crate::types::{QuarantineFilter, Result};
 
 impl<B: Backend> Operator<B> {
-    /// Replays the records that match, at most `limit`. A record is done when it has left the quarantine, and has failed
-    /// when it was rejected again. Each step asks for the filter, because its ages grow while the replay runs.
+    /// Replays the records that match, at most `limit`. A record is done when it has left the quarantine, and has
+    /// failed when it was rejected again. Each step asks for the filter, because its ages grow while the replay runs.
     pub(crate) async fn replay_quarantined_canary_of(
         &self,
         filter: impl Fn() -> QuarantineFilter + Send + Sync,

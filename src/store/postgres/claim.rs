@@ -1,5 +1,5 @@
 //! Claims due deliveries: one statement for handlers that are neither ordered, fair nor rate-limited, and one for each
-//! of these kinds (`ordered.rs`, `fair.rs`).
+//! other kind of handler (`ordered.rs`, `fair.rs`).
 //!
 //! The cost of a claim depends on its batch, not on the backlog, and it never waits for a row that another session has
 //! locked. When a statement fails, the deliveries that the others have claimed are returned together with the error.
@@ -109,9 +109,9 @@ macro_rules! asked {
 }
 pub(super) use asked;
 
-/// The rows that every claim returns, after an UPDATE that is called `claimed`. A corrected payload is read only if
-/// there is one, and a large one is not read at all, so that the memory of a claim is bounded. The claimed deliveries
-/// are taken from the rate limits in the same statement.
+/// The rows that every claim returns, after an UPDATE that is called `claimed`. A large payload of a message is not
+/// read, so that the memory of a claim is bounded; a corrected payload always is. The claimed deliveries are taken from
+/// the rate limits in the same statement.
 macro_rules! claimed_rows {
     ($kind:ident) => {
         concat!(

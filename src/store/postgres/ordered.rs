@@ -8,7 +8,7 @@
 //! finishes that member waits for this one, and `inbox_promote` then finds the held deliveries. So no delivery is held
 //! without a member before it.
 //!
-//! If another session has locked a member of a key, the key is skipped until the next claim. Never waits for a row.
+//! If another session has locked a member of a key, the key is skipped until the next claim. No claim waits for a row.
 
 use std::collections::HashSet;
 
@@ -96,19 +96,19 @@ claim_statements! {
     ClaimOrderedRated(claim_ordered_sql!(rated))
 }
 
-/// Which deliveries of a batch follow another one of their ordering key in it, the ordering keys, and the tenants;
-/// empty if no delivery has a tenant.
+/// The ordering keys and the tenants of a batch, as columns.
 pub(super) struct OrderColumns {
-    /// One per delivery.
+    /// One per delivery: whether another delivery of its ordering key comes before it in the batch.
     pub(super) followers: Vec<bool>,
     /// The distinct ordering keys: handler ids, and the hashes of their keys.
     pub(super) handlers: Vec<i16>,
     pub(super) hashes: Vec<i64>,
+    /// One per delivery; empty if no delivery has a tenant.
     pub(super) tenants: Vec<Option<i64>>,
 }
 
 impl OrderColumns {
-    /// In the order of the batch, in which the first delivery of a key is the one that comes first.
+    /// The deliveries must be in the order of the batch: the first one of a key follows no other.
     pub(super) fn of(deliveries: &[(i32, &NewDelivery)]) -> Self {
         let mut orders = HashSet::new();
         let followers = Vec::with_capacity(deliveries.len());

@@ -39,10 +39,10 @@ impl fmt::Debug for Password {
 
 impl PostgresOptions {
     /// Calls a function for the password of each new connection, instead of the one in the URL: for passwords and
-    /// tokens that expire while the pool is open. Open sessions continue. The function runs on the store's own thread
-    /// and must not block it; its time counts towards [`connect_timeout`](#structfield.connect_timeout). If it fails,
-    /// the connection fails with its error, so the error must not contain the password. Default: the password of the
-    /// URL.
+    /// tokens that expire while the pool is open. Open sessions continue. The function must not block: it runs on the
+    /// store's own thread, and for connections of transactional handlers on their runtime. Its time counts towards
+    /// [`connect_timeout`](#structfield.connect_timeout). If it fails, the connection fails with its error, so the
+    /// error must not contain the password. Default: the password of the URL.
     ///
     /// ```
     /// # async fn sign_token(_host: &str, _user: &str) -> Result<String, std::io::Error> { Ok(String::new()) }
@@ -83,8 +83,8 @@ impl PostgresOptions {
 }
 
 impl Password {
-    /// Sets the password of the next connection, which is tried with these hosts in turn; or says why there is none. In
-    /// a password file each host may have its own line. A host without one is tried as it is, if another host has one.
+    /// Sets the password of the next connection, which is tried with these hosts in turn. Fails if there is none. In a
+    /// password file each host may have its own line. A host without one is tried as it is, if another host has one.
     pub(super) async fn give_to(&self, hosts: &mut [Config]) -> Result<(), String> {
         let password = match self {
             Self::Function(provider) => provider().await.map_err(|error| format!("cannot get a password: {error}"))?,

@@ -1,4 +1,4 @@
-//! Live processes, and deliveries whose handler no live process has.
+//! Live processes, deliveries that expire or whose handler no live process has, and the size of the backlog.
 
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ pub(super) async fn register_processor(
     Ok((id, blocked(conn, handler_ids).await.map_err(cannot())?))
 }
 
-/// Which of these handlers must not start deliveries now.
+/// Which of these handlers are paused, have an open breaker, or have a rate limit.
 async fn blocked(conn: &mut AsyncPgConnection, handler_ids: &[i16]) -> QueryResult<BlockedHandlers> {
     let row = BlockedNow { handler_ids }.load::<BlockedRow>(conn).await.and_then(only_row)?;
     let BlockedRow { paused, open, rated } = row;

@@ -46,7 +46,7 @@ impl ConnQueue {
         Self { conn: Arc::new(Mutex::new(conn)), begin, busy_timeout, reactor }
     }
 
-    /// The pool status: one connection, which is in use or not.
+    /// The pool status: one connection, which is in use or not. Waiting operations are not counted.
     pub(super) fn status(&self) -> PoolStatus {
         PoolStatus { in_use: usize::from(self.conn.try_lock().is_err()), size: 1, waiting: 0 }
     }

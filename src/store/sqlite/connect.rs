@@ -39,8 +39,8 @@ use crate::types::{Error, Kind, Result, fingerprint, setters};
 #[non_exhaustive]
 pub struct SqliteOptions {
     /// How long an operation waits for its turn to write, behind transactional handlers of this process and behind
-    /// other processes, before it fails and is retried by its caller. Default: 5 s. Raise it if transactional handlers
-    /// take longer, but keep it below the lease.
+    /// other processes, before it fails and is retried by its caller. More than zero. Default: 5 s. Raise it if
+    /// transactional handlers take longer, but keep it below the lease.
     pub busy_timeout: Duration,
 }
 

@@ -25,7 +25,7 @@ impl DeferredRenewals {
         Self { renewals: Mutex::default(), is_lent: watch::channel(false).0 }
     }
 
-    /// From here on renewals are recorded. The writer has its lock.
+    /// Called when the writer holds the lock of the database: from here on renewals are recorded.
     pub(super) fn open(&self) {
         self.is_lent.send_replace(true);
     }

@@ -26,7 +26,8 @@ rows! {
 }
 
 statements! {
-    /// Whether anything may be claimed: the handler is not stopped, and something is due.
+    /// Whether anything may be claimed: something is due, the handler is not paused, its breaker is closed or the claim
+    /// is a probe, and the claim knows of its rate limit.
     IsAny(concat!("
         SELECT count(*) > 0 FROM (
             SELECT 1 FROM inbox_delivery d INDEXED BY inbox_delivery_due

@@ -29,8 +29,7 @@ macro_rules! fence {
     };
 }
 
-/// The columns that a claim returns of a delivery. A corrected payload is read only if there is one, and a large one is
-/// not read at all.
+/// The columns that a claim returns of a delivery. A large payload of a message is not read; a corrected one always is.
 macro_rules! claim_columns {
     () => {
         "
@@ -49,9 +48,9 @@ macro_rules! claim_columns {
 pub(super) use claim_columns;
 
 statements! {
-    /// The due deliveries of a handler, unless it is paused, with their crashes including this claim: a claim that
-    /// expired without being released means that its process crashed, unless the process is known to be alive: then it
-    /// is only late. A row whose attempt cannot grow any more could not be fenced, and is not claimed.
+    /// The due deliveries of a handler, unless it is paused or its breaker is open, with their crashes including this
+    /// claim: a claim that expired without being released means that its process crashed, unless the process is known
+    /// to be alive: then it is only late. A row whose attempt cannot grow could not be fenced, and is not claimed.
     Due(concat!(claim_columns!(), "
         FROM inbox_delivery d INDEXED BY inbox_delivery_due
         LEFT JOIN inbox_message m ON m.seq = d.message_seq

@@ -260,7 +260,7 @@ fn roll_back(conn: &mut SqliteConnection, renewals: &[(ClaimId, Duration)], sinc
     }
 }
 
-/// Writes what could not be written while a handler held the writer: renewals of claims, and signs of life of
+/// Writes what could not be written while a handler held the writer: renewals of claims, and of the leases of
 /// processors.
 fn renew(conn: &mut SqliteConnection, renewals: &[(ClaimId, Duration)], since: Since) -> Result<()> {
     if !renewals.is_empty() {

@@ -1,4 +1,4 @@
-//! Live processes, and deliveries whose handler no live process has.
+//! Live processes, deliveries that expire or whose handler no live process has, and the size of the backlog.
 
 use std::time::Duration;
 
@@ -141,7 +141,7 @@ pub(super) fn register_processor(
     register_processor(conn).map_err(database("cannot register the processor"))
 }
 
-/// Which handlers of the processor must not start deliveries now.
+/// Which handlers of the processor are paused, have an open breaker, or have a rate limit.
 fn blocked(conn: &mut SqliteConnection, processor: &ProcessorInfo) -> QueryResult<BlockedHandlers> {
     let is_of = |id: &i16| processor.handler_ids.contains(id);
     let paused = Paused {}.load::<i16>(conn)?.into_iter().filter(is_of).collect();

@@ -1,7 +1,8 @@
 //! Alert rules for Prometheus: they alert on the age of work and on the burn rate of an error budget, not on the amount
 //! of work.
 //!
-//! Each rule says what is wrong and what to do. Metrics of the database are the same in every process, so rules take their maximum.
+//! Each rule says what is wrong and what to do. Metrics of the database are the same in every process, so rules take
+//! their maximum.
 
 /// An alert rule.
 pub struct Alert {
@@ -92,7 +93,7 @@ pub static ALERTS: &[Alert] = &[
         lasts: "1m",
         severity: Severity::Page,
         summary: "The breaker of {{ $labels.handler }} has been open for {{ $value | humanizeDuration }}.",
-        action: "`wharf handlers list` shows the error that opened it. Repair the handler's dependency: the breaker then closes by itself.",
+        action: "`wharf doctor` shows the error that opened it. Repair the handler's dependency: the breaker then closes by itself.",
     },
     Alert {
         name: "WharfHandlerPausedForLong",
@@ -108,7 +109,7 @@ pub static ALERTS: &[Alert] = &[
         lasts: "2m",
         severity: Severity::Page,
         summary: "{{ $value }} partitions of source {{ $labels.source }} are not read: {{ $labels.state }}.",
-        action: "`wharf ledger list` shows which and why. A stopped partition resumes after `wharf ledger reset` or `wharf ledger skip`.",
+        action: "`wharf doctor` shows which and why. A stopped partition resumes after `wharf ledger reset` or `wharf ledger skip`.",
     },
     Alert {
         name: "WharfPartitionWithoutPosition",
@@ -140,7 +141,7 @@ pub static ALERTS: &[Alert] = &[
         lasts: "0m",
         severity: Severity::Page,
         summary: "Source {{ $labels.source }}: {{ $labels.event }}.",
-        action: "`gap`: Kafka had deleted records before they were read; the view inbox_gap has their offsets. `ledger behind` and `ledger lost`: the database has lost stored records, and they are read again.",
+        action: "`gap`: Kafka had deleted records before they were read; the table inbox_gap has their offsets. `ledger behind` and `ledger lost`: the database has lost stored records, and they are read again.",
     },
     Alert {
         name: "WharfQuarantineBurnsFast",

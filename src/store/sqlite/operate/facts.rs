@@ -94,7 +94,7 @@ statements! {
                     FROM inbox_outbox_slots s)),
             'outbox_poisoned', (SELECT count(*) FROM (SELECT 1 FROM inbox_outbox WHERE status = 3 LIMIT 10000)))") -> String {}
 
-    /// SQLite reports the setting per connection, so this is that of the reader.
+    /// The setting of the connection that reads. The writer sets its own to FULL when it is opened.
     Synchronous("SELECT synchronous FROM pragma_synchronous") -> i64 {}
 }
 
