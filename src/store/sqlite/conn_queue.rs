@@ -5,6 +5,7 @@
 //! if its caller is cancelled.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
@@ -13,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::connect::AsyncSqliteConnection;
-use super::errors::{database, kind};
+use super::errors::{database, is_locked};
 use crate::store::seam::PoolStatus;
 use crate::types::{Error, Kind, Result};
 
@@ -127,13 +128,51 @@ pub(super) fn transaction<T>(
 
 /// Retries BEGIN until the lock of another process is free, for at most `busy_timeout`. SQLite's own busy handler
 /// sleeps for increasing times, up to a tenth of a second, while other processes take the lock; retrying every
-/// [`SQLITE_WAIT_MS`] keeps the sleeps short.
+/// [`SQLITE_WAIT_MS`] keeps the sleeps short. Any other error is returned at once: the caller retries it after a longer
+/// pause, and does not hold the connection meanwhile. Blocks.
 pub(super) fn within<T>(busy_timeout: Duration, mut begin: impl FnMut() -> QueryResult<T>) -> QueryResult<T> {
     let deadline = Instant::now() + busy_timeout;
     loop {
+        let tried_at = Instant::now();
         match begin() {
-            Err(error) if kind(&error) == Kind::Passing && Instant::now() < deadline => {}
+            // SQLite has waited already, except for locks that it does not wait for, for example those of a recovery.
+            Err(error) if is_locked(&error) && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(SQLITE_WAIT_MS.into()).saturating_sub(tried_at.elapsed()));
+            }
             begun => return begun,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::result::{DatabaseErrorKind, Error as DieselError};
+
+    use super::*;
+
+    /// Begins, and fails `failures` times with this message of SQLite; returns whether it succeeded, and the tries.
+    fn begin(busy_timeout: Duration, message: &str, failures: u32) -> (bool, u32) {
+        let mut tries = 0;
+        let begun = within(busy_timeout, || {
+            tries += 1;
+            let error = || DieselError::DatabaseError(DatabaseErrorKind::Unknown, Box::new(message.to_owned()));
+            if tries <= failures { Err(error()) } else { Ok(()) }
+        });
+        (begun.is_ok(), tries)
+    }
+
+    #[test]
+    fn an_error_that_is_not_about_a_lock_is_returned_at_once() {
+        for message in ["disk I/O error", "database or disk is full", "unable to open database file", "no such table"] {
+            assert_eq!(begin(Duration::from_secs(60), message, 1), (false, 1), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_lock_that_is_refused_at_once_is_tried_again_after_a_pause() {
+        let started_at = Instant::now();
+        assert_eq!(begin(Duration::from_secs(60), "database is locked", 2), (true, 3));
+        assert!(started_at.elapsed() >= Duration::from_millis(2 * u64::from(SQLITE_WAIT_MS)));
+        assert_eq!(begin(Duration::ZERO, "database is locked", 2), (false, 1), "the time is over");
     }
 }

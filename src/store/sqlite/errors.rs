@@ -8,11 +8,11 @@ use diesel::result::{DatabaseErrorKind, Error as DieselError};
 use crate::store::errors;
 use crate::types::{Error, Kind};
 
-/// Temporary errors: another process writes, the disk is full, failing or read-only, memory is short.
-const PASSING: [&str; 9] = [
-    "database is locked",
-    "database table is locked",
-    "database schema is locked",
+/// Another connection holds the lock.
+const LOCKED: [&str; 3] = ["database is locked", "database table is locked", "database schema is locked"];
+
+/// Other temporary errors: the disk is full, failing or read-only, memory is short.
+const PASSING: [&str; 6] = [
     "database schema has changed",
     "disk I/O error",
     "database or disk is full",
@@ -38,11 +38,17 @@ pub(super) fn kind(error: &DieselError) -> Kind {
             | DatabaseErrorKind::NotNullViolation
             | DatabaseErrorKind::ForeignKeyViolation
             | DatabaseErrorKind::UniqueViolation => Kind::Data,
-            _ if PASSING.contains(&information.message()) => Kind::Passing,
+            _ if is_locked(error) || PASSING.contains(&information.message()) => Kind::Passing,
             _ if DATA.contains(&information.message()) => Kind::Data,
             _ => Kind::Server,
         },
         DieselError::SerializationError(_) => Kind::Data,
         _ => Kind::Server,
     }
+}
+
+/// Whether another connection holds the lock: a moment later, the same statement may succeed. Other temporary errors
+/// last longer.
+pub(super) fn is_locked(error: &DieselError) -> bool {
+    matches!(error, DieselError::DatabaseError(_, information) if LOCKED.contains(&information.message()))
 }
