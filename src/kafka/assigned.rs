@@ -222,6 +222,11 @@ impl AssignedPartitions {
     pub(super) fn begin(&mut self, (topic, partition): &TopicPartition, at: At) {
         if let Some(owned) = self.get_mut(topic, *partition) {
             owned.state = PartitionState::Reading;
+            // An operator has skipped the records that could not be read, so the next ones are others. At the same
+            // offset the partition stays blocked: librdkafka has yet to read the records.
+            if owned.next_offset != at.offset {
+                owned.blocked_why = None;
+            }
             owned.next_offset = at.offset;
             owned.epoch = at.epoch;
             owned.cut = None;

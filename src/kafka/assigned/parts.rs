@@ -100,7 +100,7 @@ pub(super) struct Owned {
     pub(super) cut: Option<At>,
     /// Why the partition is stopped, as last reported. Cleared when it is read again.
     pub(super) stopped_why: Option<Box<str>>,
-    /// Why its next records cannot be read; cleared when one is read.
+    /// Why the records at `next_offset` cannot be read; cleared when one is read, or the partition begins elsewhere.
     pub(super) blocked_why: Option<Box<str>>,
     /// Why the decoder of its next record is unavailable. Only valid while the partition waits for the decoder.
     pub(super) undecoded_why: Option<Box<str>>,

@@ -224,3 +224,20 @@ fn a_batch_that_ends_while_the_ledger_is_compared_sends_nothing_back() {
     assigned.written(batch.id, &moved(&batch), now);
     assert_eq!(assigned.compare(&[(&watched[0], Some(&row), false)], now), []);
 }
+
+#[test]
+fn a_blocked_partition_is_read_again_when_an_operator_has_skipped_its_records() {
+    let now = Instant::now();
+    let mut assigned = assigned(&[0]);
+    assigned.set_blocked(&place(0), "bad checksum");
+    let watched = assigned.watched();
+    assert_eq!((watched[0].state, watched[0].why.as_deref()), ("blocked", Some("bad checksum")));
+    // The position is determined again without a skip: the same records come next.
+    assigned.begin(&place(0), at(0));
+    assert_eq!(assigned.watched()[0].state, "blocked");
+    let skipped = LedgerRow { next_offset: 3, leader_epoch: None, topic_id: None, stopped: None };
+    assert_eq!(assigned.compare(&[(&watched[0], Some(&skipped), false)], now), [(place(0), false)]);
+    assert_eq!(assigned.ask(now).len(), 1);
+    assigned.begin(&place(0), At { offset: 3, epoch: None });
+    assert_eq!((assigned.watched()[0].state, assigned.watched()[0].why.as_deref()), ("reading", None));
+}

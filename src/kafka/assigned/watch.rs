@@ -51,7 +51,8 @@ impl AssignedPartitions {
         watched.collect()
     }
 
-    /// Sets why the next records of the partition cannot be read. Cleared when one is read.
+    /// Sets why the next records of the partition cannot be read. Cleared when one is read, or when the partition begins
+    /// at another offset.
     pub(in crate::kafka) fn set_blocked(&mut self, (topic, partition): &TopicPartition, why: &str) {
         if let Some(owned) = self.get_mut(topic, *partition) {
             owned.blocked_why = Some(why.into());
