@@ -3,7 +3,7 @@
 //! librdkafka repeats a refusal with every attempt, and reports brokers that refuse the credentials as down. The first
 //! refusal is the root cause, so its reason is kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -72,8 +72,16 @@ impl Access {
         was_refused
     }
 
-    /// Takes over which topics may be read now, each with the reason if it may not; returns what has changed.
-    pub(super) fn judge_topics(&self, topics: impl IntoIterator<Item = (String, Option<String>)>) -> Vec<Change> {
+    /// Takes over which topics may be read now, each with the reason if it may not; returns what has changed. Topics
+    /// that are not `subscribed` any more are neither refused nor allowed: their refusals are dropped, and an answer
+    /// about one is late and ignored.
+    pub(super) fn judge_topics(
+        &self,
+        topics: impl IntoIterator<Item = (String, Option<String>)>,
+        subscribed: &[String],
+    ) -> Vec<Change> {
+        let subscribed: HashSet<&str> = subscribed.iter().map(String::as_str).collect();
+        self.keep_topics(|topic| subscribed.contains(topic));
         let judge = |(topic, why): (String, Option<String>)| {
             let what = Refused::Topic(topic);
             match why {
@@ -81,7 +89,17 @@ impl Access {
                 None => self.allow(&what).then_some(Change::Allowed(what)),
             }
         };
-        topics.into_iter().filter_map(judge).collect()
+        topics.into_iter().filter(|(topic, _)| subscribed.contains(topic.as_str())).filter_map(judge).collect()
+    }
+
+    /// Drops the refusals of other topics.
+    fn keep_topics(&self, is_kept: impl Fn(&str) -> bool) {
+        let mut refused = self.refused();
+        refused.retain(|what, _| match what {
+            Refused::Topic(topic) => is_kept(topic),
+            Refused::Token | Refused::Credentials | Refused::Group | Refused::Cluster => true,
+        });
+        self.is_refused.store(!refused.is_empty(), Ordering::Relaxed);
     }
 
     /// Whether every broker refuses this process, because it has no valid credentials.
@@ -134,11 +152,30 @@ mod tests {
     #[test]
     fn topics_are_judged_together_and_only_changes_are_told() {
         let access = Access::default();
-        let judged =
-            |why: Option<&str>| access.judge_topics([("a".to_owned(), why.map(str::to_owned)), ("b".to_owned(), None)]);
+        let subscribed = ["a".to_owned(), "b".to_owned()];
+        let judged = |why: Option<&str>| {
+            access.judge_topics([("a".to_owned(), why.map(str::to_owned)), ("b".to_owned(), None)], &subscribed)
+        };
         let a = || Refused::Topic("a".to_owned());
         assert_eq!(judged(Some("no")), [Change::Refused(a(), "no".to_owned())]);
         assert_eq!((judged(Some("no")), access.of_topic("a").as_deref()), (vec![], Some("no")));
         assert_eq!((judged(None), access.of_topic("a")), (vec![Change::Allowed(a())], None));
+    }
+
+    #[test]
+    fn a_topic_that_is_not_subscribed_any_more_is_no_reason() {
+        let access = Access::default();
+        let refused = || ["a", "b"].map(|topic| (topic.to_owned(), Some(format!("no {topic}"))));
+        let both = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(access.judge_topics(refused(), &both).len(), 2);
+        access.refuse(Refused::Group, || "no group".to_owned());
+        assert_eq!(access.judge_topics([], &both), [], "without an answer, a refusal stays");
+        assert_eq!(access.reasons(), ["no group", "no a", "no b"]);
+        // Kafka was asked before the topic was unsubscribed, and answers after it.
+        assert_eq!(access.judge_topics(refused(), &both[1..]), [], "access is not granted, either");
+        assert_eq!(access.reasons(), ["no group", "no b"]);
+        assert!(access.allow(&Refused::Group));
+        access.judge_topics([], &[]);
+        assert_eq!((access.reasons(), access.of_topic("b")), (vec![], None));
     }
 }

@@ -81,7 +81,8 @@ pub(super) struct Context {
     /// A token, a group, a topic or the cluster that Kafka refuses to this process.
     pub(super) access: Access,
     pub(super) statistics: Statistics,
-    /// Notified when Kafka refused a topic without naming it: `watch.rs` then asks about each topic.
+    /// Notified when Kafka refused a topic without naming it, and when topics were unsubscribed: `watch.rs` then asks
+    /// about each topic.
     pub(super) check_topics: Notify,
 }
 
@@ -158,9 +159,7 @@ impl Context {
         {
             events::kafka::brokers_back(&self.source, after);
         }
-        if self.has_problem.swap(false, Ordering::Relaxed) {
-            self.problem.lock().unwrap_or_else(PoisonError::into_inner).take();
-        }
+        self.clear_problem();
         self.allowed(&Refused::Credentials);
         self.allowed(&Refused::Cluster);
     }

@@ -160,9 +160,9 @@ impl<B: Backend> Watch<B> {
         Some(self.context.problems().join("; ")).filter(|text| !text.is_empty())
     }
 
-    /// Reports topics whose access has changed.
+    /// Reports topics whose access has changed. The subscription may have changed since Kafka was asked.
     fn judge_topics(&self, topics: &TopicAnswers) {
-        for change in self.context.access.judge_topics(topics.may_read.clone()) {
+        for change in self.context.access.judge_topics(topics.may_read.clone(), &self.topics.current()) {
             let source = &self.context.source;
             match change {
                 Change::Refused(what, why) => events::kafka::access_refused(source, what.name(), &why),

@@ -57,6 +57,9 @@ impl<B: Backend> Work<B> {
         match subscribed {
             Ok(()) => {
                 events::kafka::topics_changed(self.source(), &changed.come, &changed.gone);
+                if !changed.gone.is_empty() {
+                    self.consumer.context().topics_unsubscribed();
+                }
                 self.check_retention(changed.come);
             }
             Err(error) => {

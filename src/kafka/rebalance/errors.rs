@@ -46,10 +46,27 @@ impl Context {
         problems
     }
 
+    /// Called when topics were unsubscribed: errors about them are not a reason any more. `watch.rs` asks Kafka about
+    /// the topics that are still read.
+    pub(in crate::kafka) fn topics_unsubscribed(&self) {
+        // Without an outage, the problem is a topic that does not exist. If that is another topic, which is still read,
+        // `watch.rs` finds it again for the status of the process.
+        if !self.outage.is_on() {
+            self.clear_problem();
+        }
+        self.check_topics.notify_one();
+    }
+
     /// Stores the reason for health checks until a broker answers.
     fn note_problem(&self, problem: String) {
         *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
         self.has_problem.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn clear_problem(&self) {
+        if self.has_problem.swap(false, Ordering::Relaxed) {
+            self.problem.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
     }
 
     /// Reports an error. During an outage or a refusal it is only logged at debug level: the root cause is reported
@@ -168,7 +185,33 @@ fn offset_in(reason: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
+    use futures_util::FutureExt;
+
+    use super::super::super::assigned::AssignedPartitions;
+    use super::super::super::begin::Begins;
     use super::*;
+    use crate::types::SourceName;
+
+    fn context() -> Context {
+        let source = SourceName { name: "shop".into(), group: "shop".into() };
+        Context::new(source, Begins::default(), channel().1, AssignedPartitions::new(1, Box::new(|_| false)))
+    }
+
+    #[test]
+    fn an_unsubscribed_topic_is_no_problem_any_more_but_an_outage_is() {
+        let (context, failed) = (context(), KafkaError::MessageConsumption);
+        context.error(failed(RDKafkaErrorCode::UnknownTopicOrPartition), "Subscribed topic not available: t");
+        assert_eq!(context.problems().len(), 1);
+        context.topics_unsubscribed();
+        assert_eq!(context.problems(), [""; 0]);
+        assert!(context.check_topics.notified().now_or_never().is_some(), "Kafka is asked about the other topics");
+
+        context.error(failed(RDKafkaErrorCode::AllBrokersDown), "1/1 brokers are down");
+        context.topics_unsubscribed();
+        assert_eq!(context.problems(), ["no broker answers: 1/1 brokers are down"]);
+    }
 
     #[test]
     fn the_offset_of_a_damaged_record_is_found_in_what_librdkafka_says() {
