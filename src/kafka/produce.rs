@@ -17,7 +17,7 @@ use rdkafka::producer::{BaseRecord, Producer, ProducerContext, PurgeConfig, Thre
 use rdkafka::{ClientConfig, ClientContext, Statistics};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 
 use super::access::{Access, Refused};
 use super::outage::{Outage, Say};
@@ -32,6 +32,9 @@ use crate::types::{Headers, Result};
 /// The timeout for the metadata of a topic.
 const METADATA_WAIT: Duration = Duration::from_secs(5);
 
+/// The timeout of a call that asks whether a broker answers.
+const CALL_WAIT: Duration = Duration::from_secs(1);
+
 /// A producer, until its first failure.
 pub(super) struct Producing {
     /// `None` only while it is dropped.
@@ -40,6 +43,8 @@ pub(super) struct Producing {
     known: HashSet<Arc<str>>,
     /// Whether no record has failed.
     is_usable: bool,
+    /// A call that asks whether a broker answers. Kept while it runs, so that there is one at a time.
+    call: Option<JoinHandle<bool>>,
     /// Keeps the producer's token valid; aborted with it.
     _tokens: JoinSet<()>,
 }
@@ -59,7 +64,7 @@ impl Producing {
             let is_refused = Arc::clone(&producer.context().access.needs_token);
             keeping.spawn_on(token::keep(provider.clone(), Arc::downgrade(&producer), is_refused), reactor);
         }
-        Ok(Self { producer: Some(producer), known: HashSet::new(), is_usable: true, _tokens: keeping })
+        Ok(Self { producer: Some(producer), known: HashSet::new(), is_usable: true, call: None, _tokens: keeping })
     }
 
     /// Asks the brokers about unknown topics. Returns those that cannot be sent to, with the reason.
@@ -73,8 +78,7 @@ impl Producing {
         let Some(producer) = self.producer.clone().filter(|_| !unknown.is_empty()) else { return Vec::new() };
         // A blocking call must not run on the store's thread.
         let asking = move || unknown.into_iter().map(|topic| (Arc::clone(&topic), state(&producer, &topic))).collect();
-        let answers: Vec<(Arc<str>, Option<SendResult>)> =
-            tokio::task::spawn_blocking(asking).await.unwrap_or_default();
+        let answers: Vec<(Arc<str>, Option<SendResult>)> = spawn_blocking(asking).await.unwrap_or_default();
         let mut wrong = Vec::new();
         for (topic, state) in answers {
             match state {
@@ -122,6 +126,8 @@ impl Producing {
 
 impl Wire for Producing {
     async fn send(&mut self, records: &[Outgoing]) -> Vec<SendResult> {
+        // Its answer would be out of date when it is asked for again.
+        self.call = None;
         let wrong = self.ask(records).await;
         let of_topic =
             |topic: &Arc<str>| wrong.iter().find(|(name, _)| name == topic).map(|(_, result)| result.clone());
@@ -148,6 +154,18 @@ impl Wire for Producing {
             self.producer.iter().for_each(|producer| producer.context().heard());
         }
         results.into_iter().map(|result| result.unwrap_or_else(unheard)).collect()
+    }
+
+    async fn reaches_brokers(&mut self) -> bool {
+        let Some(producer) = &self.producer else { return false };
+        // A blocking call must not run on the store's thread.
+        let call = self.call.get_or_insert_with(|| {
+            let (producer, topic) = (Arc::downgrade(producer), self.known.iter().next().cloned());
+            spawn_blocking(move || producer.upgrade().is_some_and(|producer| call_brokers(&producer, topic.as_deref())))
+        });
+        let is_reached = call.await.unwrap_or(false);
+        self.call = None;
+        is_reached
     }
 
     fn is_usable(&self) -> bool {
@@ -203,6 +221,17 @@ fn state(producer: &ThreadedProducer<ProducerCallbacks>, topic: &str) -> Option<
     }
 }
 
+/// Asks for metadata: librdkafka does not report that a broker is back. Returns whether one has answered and accepts the
+/// client. Asks about one topic, if there is one, because the list of all topics may be long. Blocks.
+fn call_brokers(producer: &ThreadedProducer<ProducerCallbacks>, topic: Option<&str>) -> bool {
+    let is_answered = producer.client().fetch_metadata(topic, CALL_WAIT).is_ok();
+    if is_answered {
+        producer.context().heard();
+    }
+    // A connection may outlive its token.
+    is_answered && !producer.context().access.is_shut_out()
+}
+
 /// Whether an error is certainly about one record, and not about the batch or the topic that it is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IsItsOwn {
@@ -248,7 +277,7 @@ pub(super) struct ProducerCallbacks {
 }
 
 impl ProducerCallbacks {
-    /// Called when a broker has acknowledged a record.
+    /// Called when a broker has answered: ends an outage, and a refusal of the credentials.
     fn heard(&self) {
         if self.outage.is_on() {
             let _ = self.outage.heard(Instant::now());
@@ -268,7 +297,7 @@ impl ProducerCallbacks {
         self.refused(Refused::Token, error);
     }
 
-    /// Reports a refusal once. The reason stays in the relay's health until a record is acknowledged.
+    /// Reports a refusal once. The reason stays in the relay's health until a broker answers.
     fn refused(&self, what: Refused, error: &str) {
         self.problem.note(error.to_owned());
         match self.access.refuse(what, || error.to_owned()) {
@@ -314,5 +343,41 @@ impl ProducerContext for ProducerCallbacks {
         };
         // Fails when the receiver was dropped: the relay does not wait for the batch any more.
         let _ = ticket.reports.send(RecordReport { index: ticket.index, result });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+
+    use super::*;
+    use crate::kafka::Relay;
+
+    /// Whether a broker answers. A busy machine may need several calls.
+    async fn reaches(producing: &mut Producing) -> bool {
+        for _ in 0..30 {
+            if producing.reaches_brokers().await {
+                return true;
+            }
+        }
+        false
+    }
+
+    #[tokio::test]
+    async fn an_answer_ends_an_outage_but_not_the_lack_of_a_token() {
+        let cluster = MockCluster::new(1).unwrap();
+        let config = settings::producer_config(&Relay::new(cluster.bootstrap_servers())).unwrap();
+        let mut producing = Producing::new(&config, WireProblem::default(), None).unwrap();
+        let producer = Arc::clone(producing.producer.as_ref().unwrap());
+        let callbacks = producer.context();
+        callbacks.error(KafkaError::Global(RDKafkaErrorCode::AllBrokersDown), "1/1 brokers are down");
+        assert!(callbacks.outage.is_on());
+        assert!(reaches(&mut producing).await);
+        assert!(!callbacks.outage.is_on());
+
+        callbacks.has_no_token("no route to the token service");
+        assert!(!producing.reaches_brokers().await);
+        callbacks.has_token();
+        assert!(reaches(&mut producing).await);
     }
 }

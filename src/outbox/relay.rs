@@ -34,6 +34,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(2);
 const LAST_BATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long releasing the slots may take at shutdown.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often an idle relay with a problem asks the brokers for an answer.
+const CALL_EVERY: Duration = Duration::from_secs(1);
 /// The longest pause after an error.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
@@ -67,6 +69,7 @@ pub(super) async fn relay_loop<B: Backend, W: Wire>(
         topics: HeldTopics::new(settings.unknown_topic_grace),
         suspects: HashSet::new(),
         wire: None,
+        call_at: Instant::now(),
         pause: PAUSE_MIN,
         backoff: Backoff::new(BACKOFF_MAX),
         store,
@@ -91,8 +94,10 @@ struct Relaying<B: Backend, W, M> {
     topics: HeldTopics,
     /// Records that were rejected together with others. Each of them is sent alone, to find the one that causes it.
     suspects: HashSet<i64>,
-    /// The producer. `None` until the first batch, and after a failure.
+    /// The producer. `None` until it is needed, and after a failure.
     wire: Option<W>,
+    /// When the brokers may be asked for an answer again.
+    call_at: Instant,
     /// Creates a producer.
     make: M,
     problem: WireProblem,
@@ -296,15 +301,42 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
     }
 
     /// Waits because no record was found: for a pause, until this process has published a record, or until it is time
-    /// to renew.
+    /// to renew. Asks the brokers for an answer meanwhile if there is a problem: an idle producer is not told that they
+    /// are back.
     async fn idle(&mut self) {
         let published = Arc::clone(&self.store.published);
+        let calls = self.prepare_call();
         tokio::select! {
+            is_reached = reaches_brokers(&mut self.wire), if calls => {
+                self.call_at = Instant::now() + CALL_EVERY;
+                if is_reached {
+                    self.problem.clear();
+                }
+            }
             () = sleep(jittered(self.pause)) => self.pause = (self.pause * 2).min(self.settings.poll),
             () = published.notified() => self.pause = PAUSE_MIN,
             () = sleep_until(self.held_slots.renew_at().into()) => {}
             () = stopped(&self.stopping) => {}
         }
+    }
+
+    /// Whether to ask the brokers for an answer now. Creates a producer for that if there is none.
+    fn prepare_call(&mut self) -> bool {
+        // The problem of a held topic ends when the topic can be written to, and not when a broker answers.
+        if self.problem.get().is_none() || !self.topics.is_empty() || Instant::now() < self.call_at {
+            return false;
+        }
+        if self.wire.is_none() {
+            match (self.make)() {
+                Ok(wire) => self.wire = Some(wire),
+                Err(error) => {
+                    events::store_error("make a producer", &error);
+                    self.problem.note(format!("{error:#}"));
+                    self.call_at = Instant::now() + CALL_EVERY;
+                }
+            }
+        }
+        self.wire.is_some()
     }
 
     /// Reports an error and waits for a pause, unless the relay is ending.
@@ -315,6 +347,15 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
             () = self.backoff.pause() => {}
             () = stopped(&stopping) => {}
         }
+    }
+}
+
+/// Asks the brokers for an answer, if there is a wire. Takes the wire alone, so that the relay can wait for other things
+/// beside it.
+async fn reaches_brokers<W: Wire>(wire: &mut Option<W>) -> bool {
+    match wire {
+        Some(wire) => wire.reaches_brokers().await,
+        None => false,
     }
 }
 
@@ -330,3 +371,6 @@ fn tell_sent(rows: &[Outgoing], marking: &Marking) {
     }
     counts.into_iter().for_each(|(topic, records)| events::outbox::sent(topic, records));
 }
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests;

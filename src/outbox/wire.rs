@@ -14,6 +14,10 @@ pub(crate) trait Wire: Send + 'static {
     /// rejected permanently or its topic cannot be written to.
     fn send(&mut self, records: &[Outgoing]) -> impl Future<Output = Vec<SendResult>> + Send;
 
+    /// Asks the brokers for an answer, for a bounded time. Returns whether one has answered and accepts this client. If
+    /// the future is dropped, the request continues, and the next call waits for it.
+    fn reaches_brokers(&mut self) -> impl Future<Output = bool> + Send;
+
     /// Whether it can be used again. After a failure it cannot: the relay creates another one.
     fn is_usable(&self) -> bool;
 }
