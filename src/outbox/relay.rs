@@ -161,6 +161,9 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         };
         let found = self.store.backend.read_outgoing(&query).await?;
         self.backoff.reset();
+        if found.rows.is_empty() {
+            self.topics.found_nothing(now);
+        }
         // If records were left out because of their topic, the rows do not show where the waiting records begin.
         if let Some(horizon) = found.horizon.filter(|_| self.topics.is_empty()) {
             self.floors.note_read(&found.rows, horizon);

@@ -58,6 +58,12 @@ impl HeldTopics {
         self.held.remove(topic).is_some()
     }
 
+    /// Called when a read at `now` found no record. It has left out only topics that are not tried now, so no record
+    /// waits for the others, for example because an operator has discarded them. They are not held any more.
+    pub(super) fn found_nothing(&mut self, now: Instant) {
+        self.held.retain(|_, topic| topic.try_at.is_none_or(|try_at| try_at > now));
+    }
+
     /// Called when the topic does not exist. Returns what happens to its records.
     pub(super) fn is_unknown(&mut self, topic: &Arc<str>, now: Instant) -> Unknown {
         let held = self.held.entry(Arc::clone(topic)).or_insert(HeldTopic { unknown_since: None, try_at: None });
@@ -109,5 +115,16 @@ mod tests {
         topics.is_denied(&topic, start);
         assert_eq!(topics.held(start), ["t"]);
         assert!(topics.held(start + TRY_EVERY).is_empty());
+    }
+
+    #[test]
+    fn a_topic_without_waiting_records_is_not_held_any_more() {
+        let start = Instant::now();
+        let mut topics = HeldTopics::new(Duration::from_secs(60));
+        topics.is_denied(&"t".into(), start);
+        topics.found_nothing(start);
+        assert!(!topics.is_empty(), "its records were left out");
+        topics.found_nothing(start + TRY_EVERY);
+        assert!(topics.is_empty());
     }
 }
