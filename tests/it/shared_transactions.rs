@@ -196,10 +196,7 @@ async fn an_outage_sets_apart_only_what_was_in_the_lost_transaction() {
     inbox.accept_all(records(100)).await.unwrap();
     let running = inbox.start().await.unwrap();
     until_held(&scene, &runs).await;
-    // The held transaction contains what ran and is not committed: the delivery that is held, and those before it.
     let committed = effects(&scene).await;
-    let in_transaction: Vec<String> = runs.ids().into_iter().filter(|id| !committed.contains(id)).collect();
-    assert!((1..=SHARED).contains(&in_transaction.len()), "{in_transaction:?}");
     proxy.refuse().await;
     proxy.reset_all().await;
 
@@ -207,6 +204,10 @@ async fn an_outage_sets_apart_only_what_was_in_the_lost_transaction() {
     // If COMMIT was sent before the client noticed the reset, the row is read back until the server answers.
     let is_outage = |event: &Event| event.has("operation", "transact") || event.has("operation", "read back");
     events.wait_for_count(10, |event| event.message == "store error" && is_outage(event)).await;
+    // The lost transaction contains what ran and is not committed: the delivery that is held, those before it, and the
+    // one after it if it was called before the client noticed the reset. No other can begin while the server is away.
+    let in_transaction: Vec<String> = runs.ids().into_iter().filter(|id| !committed.contains(id)).collect();
+    assert!((1..=SHARED).contains(&in_transaction.len()), "{in_transaction:?}");
     proxy.pass().await;
 
     assert_one_effect_each(&scene, 100).await;
@@ -250,6 +251,43 @@ async fn an_error_that_a_handler_ignores_fails_only_its_own_delivery() {
     let poisoned = "SELECT concat_ws('|', message_id, reason) FROM inbox_poisoned";
     assert_eq!(scene.database.query_texts(poisoned).await, ["m000050|retries exhausted"]);
     assert_eq!((scene.count_done_uncharged().await, effects(&scene).await.len()), (99, 99));
+}
+
+// The handler after it is called before its savepoint is known to exist: without a transaction it must not write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_ends_the_shared_transaction_fails_only_its_own_delivery() {
+    type State = (Runs, Gate, &'static [&'static str]);
+    async fn ending(state: State, message: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        let (runs, gate, statements) = state;
+        runs.note(&message);
+        effect::write(conn, message.id()).await?;
+        if runs.count() > KNOWN_AFTER {
+            let _ = gate.0.subscribe().wait_for(|is_open| *is_open).await;
+        }
+        for statement in statements.iter().filter(|_| message.id() == "m000050") {
+            effect::execute(conn, statement).await?;
+        }
+        Ok(())
+    }
+    let endings: [&[&str]; 3] = [&["ROLLBACK"], &["ROLLBACK", "BEGIN"], &["ROLLBACK", "BEGIN READ WRITE"]];
+    for statements in endings {
+        let scene = scene().await;
+        let (runs, gate) = (Runs::new(), Gate::new());
+        let handler = tx_handler(key("stock"), with_state((runs.clone(), gate.clone(), statements), ending));
+        let handler = handler.concurrency(1).share_transaction(SHARED).retry(RetryPolicy::never());
+        let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
+        inbox.accept_all(records(100)).await.unwrap();
+        let running = inbox.start().await.unwrap();
+        gate.open_when_others_wait(&scene, &runs).await;
+        scene.settled().await;
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+        let poisoned = "SELECT message_id FROM inbox_poisoned";
+        assert_eq!(scene.database.query_texts(poisoned).await, ["m000050"], "after {statements:?}");
+        let others = (0..100).filter(|number| *number != 50).map(|number| format!("m{number:06}"));
+        assert_eq!(effects(&scene).await, others.collect::<Vec<_>>(), "after {statements:?}");
+        assert_eq!(scene.count_done_uncharged().await, 99, "after {statements:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,6 +16,7 @@ use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfi
 use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::errors::database;
@@ -219,8 +220,7 @@ impl Connector {
     }
 
     /// Opens a connection to the first host that answers as wanted. The hosts share the timeout: one that does not
-    /// answer leaves time for those behind it. It must be called on the store's reactor, because it spawns the driver
-    /// task on the current runtime.
+    /// answer leaves time for those behind it. The driver task is spawned on the current runtime.
     async fn open(&self) -> ConnectionResult<AsyncPgConnection> {
         let deadline = Instant::now() + self.open_timeout;
         let bad = ConnectionError::BadConnection;
@@ -255,12 +255,23 @@ impl Connector {
         let users = self.config.get_options().unwrap_or("");
         let options = [&self.settings, self.plan_settings, users, self.write_guard].join(" ");
         config.options(options.trim());
+        // The driver's check would take the guard for a server that is read-only.
+        let checks_writes =
+            !self.write_guard.is_empty() && config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+        if checks_writes {
+            config.target_session_attrs(TargetSessionAttrs::Any);
+        }
         let connected = match config.connect(tls.clone()).await {
             Err(error) if is_refused_setting(&error) => plain.connect(tls.clone()).await,
             connected => connected,
         };
         let (client, connection) = connected.map_err(|error| ConnectionError::BadConnection(describe(&error)))?;
-        AsyncPgConnection::try_from_client_and_connection(client, connection).await
+        let mut conn = AsyncPgConnection::try_from_client_and_connection(client, connection).await?;
+        if checks_writes {
+            let refused = |error| ConnectionError::BadConnection(format!("the server does not allow writes: {error}"));
+            conn.batch_execute("BEGIN READ WRITE; ROLLBACK").await.map_err(refused)?;
+        }
+        Ok(conn)
     }
 
     /// A pool whose connections are driven by `runtime`; without one, by the runtime of the task that opens them.
