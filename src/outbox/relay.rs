@@ -375,5 +375,5 @@ fn tell_sent(rows: &[Outgoing], marking: &Marking) {
     counts.into_iter().for_each(|(topic, records)| events::outbox::sent(topic, records));
 }
 
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(test)]
 mod tests;
