@@ -14,7 +14,8 @@ use crate::handler::{Breaker, FailureKind};
 use crate::store::breaking::{ProbeAnswer, ProbeEnd};
 use crate::types::FailedBy;
 
-/// How long to wait before asking for another probe after an unused one, for example because nothing was due.
+/// How long to wait before asking for another probe after an unused one, for example because nothing was due. Other
+/// processes can probe meanwhile.
 const UNUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The breaker of one lane. Judging a run never waits for the database: it changes this state and leaves a report.
@@ -230,13 +231,15 @@ impl LaneBreaker {
         Asked { written: self.lock().written }
     }
 
-    /// Takes over the state in the database, unless this process has found out something newer since it asked.
+    /// Takes over the state in the database, unless this process has found out something newer since it asked. A right
+    /// that is not in use belongs to the time before: its number is not valid after an operator's change.
     pub(super) fn learn(&self, asked: Asked, is_open: bool) {
         let mut state = self.lock();
         if !state.reports.is_empty() || asked.written != state.written || is_open == self.is_open() {
             return;
         }
         (state.streak, state.has_succeeded, state.ask_at) = (0, false, Instant::now());
+        state.right = state.right.filter(|right| right.is_taken);
         self.is_calm.store(!is_open && self.setting.is_none(), Ordering::Relaxed);
         self.is_open.store(is_open, Ordering::Release);
     }
@@ -251,11 +254,6 @@ impl LaneBreaker {
         let mut state = self.lock();
         state.reports.pop_front();
         state.written += 1;
-    }
-
-    /// Whether something has to be written, even if the breaker is closed by now.
-    pub(super) fn has_reports(&self) -> bool {
-        !self.lock().reports.is_empty()
     }
 
     /// Whether to ask for the right to probe.
@@ -288,9 +286,14 @@ impl LaneBreaker {
         }
     }
 
-    /// The number of the right to probe that this process holds.
-    pub(super) fn right(&self) -> Option<i64> {
-        self.lock().right.map(|right| right.no)
+    /// The number of the right to probe that a delivery of this process uses.
+    pub(super) fn right_in_use(&self) -> Option<i64> {
+        self.lock().right.filter(|right| right.is_taken).map(|right| right.no)
+    }
+
+    /// Gives the right to probe back if the claim that it was requested for did not take it.
+    pub(super) fn give_back_unused(self: &Arc<Self>) {
+        drop(self.take_probe());
     }
 
     /// Takes the right to probe, if this process holds it and it is not in use.

@@ -202,7 +202,7 @@ impl<B: Backend> Loops<B> {
             }
         }
         // The last runs may open or close breakers.
-        self.engine.update_breakers().await;
+        self.engine.report_breakers().await;
         Ok(total)
     }
 

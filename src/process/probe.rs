@@ -1,7 +1,9 @@
 //! Writes what this process has found out about breakers to the database, and requests the right to probe open ones.
 //!
 //! The claim loop does this before each claim, and before a suspect runs alone. If the process crashes before something
-//! is written, nothing is lost: other processes find out the same, and the right to probe expires with its lease.
+//! is written, nothing is lost: other processes find out the same, and the right to probe expires with its lease. The
+//! right is requested only when a probe can start at once, and is given back if the claim did not use it: a process
+//! whose slots are all taken never keeps the others from probing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,10 +17,23 @@ use crate::telemetry::events;
 use crate::types::Result;
 
 impl<B: Backend> Engine<B> {
-    /// Updates the breakers of all handlers. A report that cannot be written now is written by the next call.
+    /// Before a claim: writes what this process has found out, and requests the rights to probe that the claim can use.
     pub(super) async fn update_breakers(&self) {
         for lane in self.lanes.iter() {
-            if let Err(error) = self.update_breaker(lane).await {
+            let updated = async {
+                self.report(lane).await?;
+                if lane.can_probe(&self.limits) { self.request_probe(lane).await } else { Ok(()) }
+            };
+            if let Err(error) = updated.await {
+                events::store_error("breaker", &error);
+            }
+        }
+    }
+
+    /// After the last claim: writes what this process has found out, and requests nothing.
+    pub(super) async fn report_breakers(&self) {
+        for lane in self.lanes.iter() {
+            if let Err(error) = self.report(lane).await {
                 events::store_error("breaker", &error);
             }
         }
@@ -26,17 +41,16 @@ impl<B: Backend> Engine<B> {
 
     /// Requests the right to run one delivery of a handler whose breaker is open; `None` when another process has it.
     pub(super) async fn probe_of(&self, lane: &Lane<B>) -> Result<Option<Probe>> {
+        self.report(lane).await?;
         lane.breaker.ask_now();
-        self.update_breaker(lane).await?;
+        self.request_probe(lane).await?;
         Ok(lane.breaker.take_probe())
     }
 
-    /// Writes the reports of one breaker in order, then requests the right to probe if it is due.
-    async fn update_breaker(&self, lane: &Lane<B>) -> Result<()> {
+    /// Writes the reports of one breaker in order. A report that cannot be written now is written by the next call.
+    async fn report(&self, lane: &Lane<B>) -> Result<()> {
         let (breaker, ids, backend) = (&lane.breaker, &lane.ids.all, &self.store.backend);
-        if !breaker.is_open() && !breaker.has_reports() {
-            return Ok(());
-        }
+        breaker.give_back_unused();
         while let Some(report) = breaker.first_report() {
             match report {
                 Report::Open { error } => {
@@ -58,9 +72,15 @@ impl<B: Backend> Engine<B> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Requests the right to probe, if it is due.
+    async fn request_probe(&self, lane: &Lane<B>) -> Result<()> {
+        let breaker = &lane.breaker;
         if breaker.asks(Instant::now()) {
             let asked = breaker.asking();
-            let answer = backend.ask_probe(ids, self.limits.lease).await?;
+            let answer = self.store.backend.ask_probe(&lane.ids.all, self.limits.lease).await?;
             breaker.answered(asked, answer, Instant::now(), self.limits.poll);
         }
         Ok(())
@@ -69,7 +89,7 @@ impl<B: Backend> Engine<B> {
     /// Renews the rights to probe while their deliveries run.
     pub(super) async fn renew_probes(&self) {
         for lane in self.lanes.iter() {
-            let Some(no) = lane.breaker.right() else { continue };
+            let Some(no) = lane.breaker.right_in_use() else { continue };
             if let Err(error) = self.store.backend.renew_probe(&lane.ids.all, no, self.limits.lease).await {
                 events::store_error("breaker", &error);
             }

@@ -76,6 +76,11 @@ impl<B: Backend> Lane<B> {
         (self.startable(limits) + self.ahead(limits)).saturating_sub(places)
     }
 
+    /// Whether a claim would take a probe of the handler now, and the probe could start at once.
+    pub(super) fn can_probe(&self, limits: &Limits) -> bool {
+        self.breaker.is_open() && self.startable(limits) > 0 && self.need(limits) != Need::None
+    }
+
     /// Whether too few deliveries wait for a batch call, and claiming `room` more would help: a call is free, or they
     /// fill one.
     fn fills_batch(&self, room: usize, limits: &Limits) -> bool {

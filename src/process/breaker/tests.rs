@@ -102,6 +102,49 @@ fn there_is_one_probe_and_it_cannot_get_lost() {
 }
 
 #[test]
+fn only_a_right_that_is_in_use_is_kept_and_renewed() {
+    let breaker = breaker(1);
+    breaker.learn(breaker.asking(), true);
+    breaker.answered(breaker.asking(), ProbeAnswer::Granted(7), Instant::now(), EVERY);
+    assert_eq!(breaker.right_in_use(), None);
+    breaker.give_back_unused();
+    assert_eq!(breaker.first_report(), Some(Report::Ended { no: 7, end: ProbeEnd::Unused }));
+    assert!(breaker.take_probe().is_none());
+    // Other processes can request it first.
+    assert!(breaker.asks(Instant::now() + EVERY) && !breaker.asks(Instant::now()));
+    breaker.reported();
+
+    breaker.answered(breaker.asking(), ProbeAnswer::Granted(8), Instant::now(), EVERY);
+    let probe = breaker.take_probe();
+    breaker.give_back_unused();
+    assert!(probe.is_some() && breaker.right_in_use() == Some(8) && breaker.first_report().is_none());
+}
+
+#[test]
+fn a_right_of_an_opening_that_an_operator_has_ended_is_not_used_in_the_next_one() {
+    let breaker = breaker(1);
+    breaker.learn(breaker.asking(), true);
+    breaker.answered(breaker.asking(), ProbeAnswer::Granted(7), Instant::now(), EVERY);
+    breaker.learn(breaker.asking(), false);
+    assert_eq!(breaker.ran(&away(), 1), NOBODY);
+    assert!(breaker.take_probe().is_none() && breaker.asks(Instant::now()));
+}
+
+// The number of the probe is needed to end it; meanwhile no other right is requested.
+#[test]
+fn a_probe_that_runs_when_an_operator_closes_the_breaker_keeps_its_right_until_it_ends() {
+    let breaker = breaker(1);
+    breaker.learn(breaker.asking(), true);
+    breaker.answered(breaker.asking(), ProbeAnswer::Granted(7), Instant::now(), EVERY);
+    let probe = breaker.take_probe();
+    breaker.learn(breaker.asking(), false);
+    breaker.learn(breaker.asking(), true);
+    assert!(breaker.right_in_use() == Some(7) && !breaker.asks(Instant::now() + EVERY));
+    drop(probe);
+    assert_eq!(breaker.first_report(), Some(Report::Ended { no: 7, end: ProbeEnd::Unused }));
+}
+
+#[test]
 fn the_result_of_a_probe_is_reported() {
     for (answer, end) in [(away(), ProbeEnd::Failed(EVERY)), (done(), ProbeEnd::Passed)] {
         let breaker = breaker(1);

@@ -296,6 +296,46 @@ async fn an_outage_is_reported_by_two_events() {
     events.wait_for(|event| event.message == "breaker closed" && event.has("handler", "mail")).await;
 }
 
+/// Waits until a process has used the answer to a heartbeat that it sent after this call.
+async fn heartbeat(scene: &Scene) {
+    scene.database.execute("CREATE TABLE seen AS SELECT max(alive_until) AS alive_until FROM inbox_processor").await;
+    let is_later = "SELECT (count(*) > 0)::int::bigint FROM inbox_processor p, seen s WHERE p.alive_until > s.alive_until";
+    // The second one is sent after the answer to the first.
+    for _ in 0..2 {
+        scene.until(is_later).await;
+        scene.database.execute("UPDATE seen SET alive_until = (SELECT max(p.alive_until) FROM inbox_processor p)").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_without_a_free_slot_leaves_the_probe_to_others() {
+    let (scene, runs, ticks, others) = (Scene::new().await, Runs::new(), Runs::new(), Runs::new());
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let full = scene.inbox().limits(quick().lease(Duration::from_secs(3)));
+    let full = full.subscribe("orders", breaking(runs.held("mail", &gate)).concurrency(1));
+    let full = full.subscribe("ticks", ticks.handler("tick")).build().unwrap();
+    let running = full.start().await.unwrap();
+    full.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+    let other = scene.another_inbox().await.subscribe("orders", breaking(others.handler("mail")));
+    let other = other.subscribe("ticks", others.handler("tick")).build().unwrap();
+    other.accept(record("b")).await.unwrap();
+    assert!(scene.store.operate().open_breaker("mail").await.unwrap());
+    scene.database.execute(PROBE_NOW).await;
+
+    // The process knows that the breaker is open, and after that it claims for another handler.
+    heartbeat(&scene).await;
+    other.accept(Record::new("ticks").with_id("t")).await.unwrap();
+    ticks.reached(1).await;
+
+    assert_eq!(scene.count("inbox_handler WHERE breaker_probe_until IS NOT NULL").await, 0);
+    assert_eq!(other.drain().await.unwrap(), 1);
+    assert_eq!(scene.count("inbox_handler WHERE breaker_opened_at IS NOT NULL").await, 0);
+    assert_eq!((runs.sorted(), others.sorted()), (vec!["a".to_owned()], vec!["b".to_owned()]));
+    gate.add_permits(1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
 // A failed request is due again at once. The claim loop must not repeat it, and its claims for other handlers, without a
 // pause: the poll interval is an hour, so a correct loop makes a few requests, however long this takes.
 #[tokio::test(flavor = "multi_thread")]
@@ -317,12 +357,7 @@ async fn a_right_to_probe_that_cannot_be_requested_does_not_keep_the_claim_loop_
     let running = inbox.start().await.unwrap();
     events.wait_for(is_request).await;
 
-    scene.database.execute("CREATE TABLE seen AS SELECT max(alive_until) AS alive_until FROM inbox_processor").await;
-    let is_later = "SELECT (count(*) > 0)::int::bigint FROM inbox_processor p, seen s WHERE p.alive_until > s.alive_until";
-    for _ in 0..2 {
-        scene.until(is_later).await;
-        scene.database.execute("UPDATE seen SET alive_until = (SELECT max(p.alive_until) FROM inbox_processor p)").await;
-    }
+    heartbeat(&scene).await;
 
     let requests = events.matching(is_request).len();
     assert!(requests < 20, "{requests} requests");
