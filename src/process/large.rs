@@ -7,17 +7,14 @@
 //! Only a [`Whole`] delivery can run. A claim does not return one, so no way to start a delivery can leave its payload
 //! out: the handler would take a message with a large payload for one without.
 
-use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
 use super::engine::Engine;
 use super::slots::Place;
 use crate::store::Backend;
-use crate::store::seam::{Age, ClaimId, Claimed, Stamp};
+use crate::store::seam::{Age, ClaimId, Claimed, Payloads, Stamp, Withheld};
 use crate::types::{Error, Limits, StoredMessage};
 
 /// A claim returns payloads up to this size, even if their share of the memory is smaller.
@@ -62,11 +59,11 @@ impl Whole {
     }
 
     /// Completes a delivery with its payload. A message whose row was deleted meanwhile is missing.
-    fn with_payload(mut delivery: Claimed, payloads: &HashMap<i64, Bytes>) -> Self {
+    fn with_payload(mut delivery: Claimed, payloads: &Payloads) -> Self {
         if delivery.withheld_bytes.take().is_none() {
             return Self(delivery);
         }
-        let payload = payloads.get(&delivery.claim.message_seq);
+        let payload = payloads.of(&delivery);
         match (delivery.message.as_mut().and_then(Arc::get_mut), payload) {
             (Some(message), Some(payload)) => message.payload = Some(payload.clone()),
             (_, _) => delivery.message = None,
@@ -102,13 +99,8 @@ pub(super) async fn load<B: Backend>(engine: &Engine<B>, room: &[Place<B>], clai
     let mut budgets = Budgets::new(room, &engine.limits);
     let (deliveries, mut over): (Vec<Claimed>, Vec<Claimed>) =
         claimed.into_iter().partition(|delivery| budgets.spend(delivery) || delivery.withheld_bytes.is_none());
-    let withheld = deliveries.iter().filter(|delivery| delivery.withheld_bytes.is_some());
-    let mut message_seqs: Vec<i64> = withheld.map(|delivery| delivery.claim.message_seq).collect();
-    message_seqs.sort_unstable();
-    message_seqs.dedup();
-    let (deliveries, failure) = match engine.store.backend.payloads(&message_seqs).await {
+    let (deliveries, failure) = match engine.store.backend.payloads(&Withheld::of(&deliveries)).await {
         Ok(payloads) => {
-            let payloads: HashMap<i64, Bytes> = payloads.into_iter().collect();
             (deliveries.into_iter().map(|delivery| Whole::with_payload(delivery, &payloads)).collect(), None)
         }
         Err(error) => {

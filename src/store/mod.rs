@@ -40,6 +40,7 @@ pub(crate) mod transacts;
 mod turns;
 mod version;
 mod wanted;
+mod withheld;
 mod written;
 
 use std::fmt;

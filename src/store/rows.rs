@@ -28,6 +28,9 @@ rows! {
     /// A payload that was withheld from a claim.
     PayloadRow { message_seq: i64, payload: Vec<u8> }
 
+    /// A corrected payload that was withheld from a claim.
+    CorrectedRow { message_seq: i64, handler_id: i16, payload: Vec<u8> }
+
     /// A record of a message or of the quarantine.
     RecordRow<S> {
         topic: String, cluster: Option<String>, partition: Option<i32>, offset: Option<i64>, recorded_at: Option<S>,
@@ -126,6 +129,12 @@ fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Cla
 impl PayloadRow {
     pub(super) fn into_pair(self) -> (i64, Bytes) {
         (self.message_seq, self.payload.into())
+    }
+}
+
+impl CorrectedRow {
+    pub(super) fn into_pair(self) -> ((i64, i16), Bytes) {
+        ((self.message_seq, self.handler_id), self.payload.into())
     }
 }
 

@@ -10,7 +10,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
 use smallvec::SmallVec;
 
 pub use super::asks::{Ask, ScanFrom, Stamp};
@@ -21,6 +20,7 @@ use super::transaction::{ReadBack, Transaction};
 pub use super::turns::Turns;
 use super::version::{self, Migration, SchemaRow};
 pub use super::wanted::{HandlerIds, KeyedBy, Order, Rated, WantedHandler, WantedTopic, Wants};
+pub use super::withheld::{Payloads, Withheld};
 use crate::types::{Error, Outcome, Record, Result, StoredMessage};
 
 /// One value per handler of a message. Up to four are stored inline, without an allocation.
@@ -79,8 +79,8 @@ pub trait Seam: Send + Sync + Sized + 'static {
     /// Claims due deliveries for this processor, at most as many as requested.
     fn claim(&self, request: &ClaimRequest) -> impl Future<Output = Result<Claims>> + Send;
 
-    /// The payloads of messages, by seq; messages whose row is gone are left out.
-    fn payloads(&self, message_seqs: &[i64]) -> impl Future<Output = Result<Vec<(i64, Bytes)>>> + Send;
+    /// Payloads that claims have withheld; those of rows that are gone are left out.
+    fn payloads(&self, withheld: &Withheld) -> impl Future<Output = Result<Payloads>> + Send;
 
     /// Writes outcomes of this processor, each only while its claim is current. Also records how attempts failed.
     /// Returns the claims that were not current.

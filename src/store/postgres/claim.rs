@@ -6,7 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use diesel::QueryResult;
 use diesel::pg::data_types::PgTimestamp;
 use diesel_async::methods::LoadQuery;
@@ -18,7 +17,7 @@ use super::ordered::{ClaimOrdered, ClaimOrderedRated};
 use super::process::millis;
 use super::statement::{rows, statements};
 use crate::store::rate;
-use crate::store::rows::{ClaimRow, PayloadRow, claims};
+use crate::store::rows::{ClaimRow, claims};
 use crate::store::seam::{Ask, ClaimRequest, Claimed, Claims, FailedAsks, ScanFrom, Stamp};
 use crate::types::{Error, Result};
 
@@ -109,9 +108,9 @@ macro_rules! asked {
 }
 pub(super) use asked;
 
-/// The rows that every claim returns, after an UPDATE that is called `claimed`. A large payload of a message is not
-/// read, so that the memory of a claim is bounded; a corrected payload always is. The claimed deliveries are taken from
-/// the rate limits in the same statement.
+/// The rows that every claim returns, after an UPDATE that is called `claimed`. A large payload, of a message or
+/// corrected, is not read, so that the memory of a claim is bounded. The claimed deliveries are taken from the rate
+/// limits in the same statement.
 macro_rules! claimed_rows {
     ($kind:ident) => {
         concat!(
@@ -122,11 +121,14 @@ macro_rules! claimed_rows {
         SELECT c.message_seq, c.handler_id, c.attempts, c.errors, c.crashes, c.store_errors,
                CASE WHEN :with_ages AND c.replays = 0 THEN (extract(epoch FROM now() - m.received_at) * 1000)::bigint END, c.due_at,
                m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
-               CASE WHEN c.is_corrected THEN (SELECT k.payload FROM inbox_correction k
+               CASE WHEN c.is_corrected THEN (SELECT CASE WHEN octet_length(k.payload) <= :payload_bytes_max THEN k.payload END FROM inbox_correction k
                                               WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
                                               ORDER BY k.audit_id DESC LIMIT 1)
                     WHEN octet_length(m.payload) <= :payload_bytes_max THEN m.payload END, c.is_corrected,
-               CASE WHEN NOT c.is_corrected AND octet_length(m.payload) > :payload_bytes_max THEN octet_length(m.payload) END
+               CASE WHEN c.is_corrected THEN (SELECT CASE WHEN octet_length(k.payload) > :payload_bytes_max THEN octet_length(k.payload) END FROM inbox_correction k
+                                              WHERE k.message_seq = c.message_seq AND k.handler_id = c.handler_id
+                                              ORDER BY k.audit_id DESC LIMIT 1)
+                    WHEN octet_length(m.payload) > :payload_bytes_max THEN octet_length(m.payload) END
         FROM claimed c
         LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = c.message_seq LIMIT 1) m ON true"
         )
@@ -220,10 +222,6 @@ rows! {
 }
 
 statements! {
-    /// Payloads that were withheld from a claim.
-    Payloads<'a>("SELECT seq, payload FROM inbox_message WHERE seq = ANY (:message_seqs) AND payload IS NOT NULL")
-    -> PayloadRow { message_seqs: &'a [i64] }
-
     /// How far each limit is ahead of its schedule.
     RateLimits("
         SELECT coalesce((extract(epoch FROM h.rate_next_at - now()) * 1000000)::bigint, 0), h.rate_interval_us, h.rate_burst
@@ -270,11 +268,6 @@ impl Binds {
             payload_bytes_max: request.payload_bytes_max,
         }
     }
-}
-
-pub(super) async fn payloads(conn: &mut AsyncPgConnection, message_seqs: &[i64]) -> Result<Vec<(i64, Bytes)>> {
-    let rows = Payloads { message_seqs }.load::<PayloadRow>(conn).await.map_err(database("cannot load payloads"))?;
-    Ok(rows.into_iter().map(PayloadRow::into_pair).collect())
 }
 
 pub(super) async fn claim(conn: &mut AsyncPgConnection, request: &ClaimRequest) -> Result<Claims> {

@@ -34,6 +34,7 @@ mod tls;
 mod transact;
 mod upkeep;
 mod url;
+mod withheld;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -41,7 +42,6 @@ use std::time::Duration;
 
 pub use connect::PostgresOptions;
 
-use bytes::Bytes;
 use diesel_async::AsyncPgConnection;
 use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use tokio::runtime::Handle;
@@ -51,7 +51,8 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Accepted, Answers, Backlog, BlockedHandlers, ClaimId, ClaimRequest, Claims, HandlerIds, Lost,
-    NewMessage, PoolStatus, ProcessorInfo, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    NewMessage, Payloads, PoolStatus, ProcessorInfo, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    Withheld,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
@@ -268,8 +269,8 @@ impl Seam for Postgres {
         act!(self, conn => claim::claim(&mut conn, request))
     }
 
-    async fn payloads(&self, message_seqs: &[i64]) -> Result<Vec<(i64, Bytes)>> {
-        act!(self, conn => claim::payloads(&mut conn, message_seqs))
+    async fn payloads(&self, withheld: &Withheld) -> Result<Payloads> {
+        act!(self, conn => withheld::payloads(&mut conn, withheld))
     }
 
     async fn settle(&self, by: &Settler, settlements: &[Settlement]) -> Result<Vec<Lost>> {

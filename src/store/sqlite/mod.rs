@@ -43,7 +43,6 @@ use std::time::{Duration, Instant};
 
 pub use connect::{AsyncSqliteConnection, SqliteOptions};
 
-use bytes::Bytes;
 use diesel::SqliteConnection;
 use tokio::runtime::Handle;
 
@@ -52,7 +51,8 @@ use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Accepted, Answers, Backlog, BlockedHandlers, ClaimId, ClaimRequest, Claims, HandlerIds, Lost,
-    NewMessage, PoolStatus, ProcessorInfo, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    NewMessage, Payloads, PoolStatus, ProcessorInfo, Renewal, Seam, Settlement, Settler, UnknownHandler, WantedHandler,
+    Withheld,
 };
 use super::transaction::ReadBack;
 use super::version::{Migration, SchemaRow};
@@ -239,9 +239,9 @@ impl Seam for Sqlite {
         self.writer.act(move |conn, sent_at| process::claim(conn, sent_at, &request)).await
     }
 
-    async fn payloads(&self, message_seqs: &[i64]) -> Result<Vec<(i64, Bytes)>> {
-        let message_seqs = message_seqs.to_vec();
-        self.read(move |conn| process::payloads(conn, &message_seqs)).await
+    async fn payloads(&self, withheld: &Withheld) -> Result<Payloads> {
+        let withheld = withheld.clone();
+        self.read(move |conn| process::payloads(conn, &withheld)).await
     }
 
     // A single file has no replica that could be promoted without the last claims, so the attempt alone fences

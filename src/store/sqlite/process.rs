@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use diesel::{QueryResult, RunQueryDsl, SqliteConnection};
 
 use super::clock::{self, micros};
@@ -14,9 +13,10 @@ use super::fair::{self, Turn};
 use super::ordered;
 use super::rate::Rate;
 use super::statement::{only_row, statements};
-use crate::store::rows::{ClaimRow, PayloadRow, claims};
+use crate::store::rows::{ClaimRow, CorrectedRow, PayloadRow, claims};
 use crate::store::seam::{
-    Ask, ClaimId, ClaimRequest, Claimed, Claims, Lost, Renewal, ScanFrom, Settlement, Settler, Stamp, Turns,
+    Ask, ClaimId, ClaimRequest, Claimed, Claims, Lost, Payloads, Renewal, ScanFrom, Settlement, Settler, Stamp, Turns,
+    Withheld,
 };
 use crate::store::written::Written;
 use crate::types::{Outcome, Result};
@@ -29,7 +29,7 @@ macro_rules! fence {
     };
 }
 
-/// The columns that a claim returns of a delivery. A large payload of a message is not read; a corrected one always is.
+/// The columns that a claim returns of a delivery. A large payload, of a message or corrected, is not read.
 macro_rules! claim_columns {
     () => {
         "
@@ -38,11 +38,14 @@ macro_rules! claim_columns {
                                 WHEN (SELECT p.alive_until > :now FROM inbox_processor p WHERE p.id = d.locked_by) THEN 0
                                 ELSE 1 END,
                d.store_errors, CASE WHEN :with_ages AND d.replays = 0 THEN (:now - m.received_at) / 1000 END, d.due_at, m.message_id, m.source, m.topic, m.kafka_partition, m.kafka_offset, m.recorded_at, m.record_key, m.headers,
-               CASE WHEN d.is_corrected THEN (SELECT k.payload FROM inbox_correction k
+               CASE WHEN d.is_corrected THEN (SELECT CASE WHEN octet_length(k.payload) <= :payload_bytes_max THEN k.payload END FROM inbox_correction k
                                               WHERE k.message_seq = d.message_seq AND k.handler_id = d.handler_id
                                               ORDER BY k.audit_id DESC LIMIT 1)
                     WHEN octet_length(m.payload) <= :payload_bytes_max THEN m.payload END, d.is_corrected,
-               CASE WHEN NOT d.is_corrected AND octet_length(m.payload) > :payload_bytes_max THEN octet_length(m.payload) END"
+               CASE WHEN d.is_corrected THEN (SELECT CASE WHEN octet_length(k.payload) > :payload_bytes_max THEN octet_length(k.payload) END FROM inbox_correction k
+                                              WHERE k.message_seq = d.message_seq AND k.handler_id = d.handler_id
+                                              ORDER BY k.audit_id DESC LIMIT 1)
+                    WHEN octet_length(m.payload) > :payload_bytes_max THEN octet_length(m.payload) END"
     };
 }
 pub(super) use claim_columns;
@@ -69,6 +72,12 @@ statements! {
     /// A payload that was withheld from a claim.
     Payload("SELECT seq, payload FROM inbox_message WHERE seq = :message_seq AND payload IS NOT NULL")
     -> PayloadRow { message_seq: i64 }
+
+    /// The newest corrected payload of a delivery, if it was withheld from a claim.
+    Corrected("
+        SELECT message_seq, handler_id, payload FROM inbox_correction
+        WHERE message_seq = :message_seq AND handler_id = :handler_id ORDER BY audit_id DESC LIMIT 1")
+    -> CorrectedRow { message_seq: i64, handler_id: i16 }
 
     /// Writes a claim. The attempt and the crashes are those that the query before it has computed.
     Lock("
@@ -122,11 +131,16 @@ statements! {
           AND locked_until IS NOT NULL AND finished_at IS NULL") { message_seq: i64, handler_id: i16, processor: i32 }
 }
 
-pub(super) fn payloads(conn: &mut SqliteConnection, message_seqs: &[i64]) -> Result<Vec<(i64, Bytes)>> {
-    let mut payloads = Vec::with_capacity(message_seqs.len());
-    for &message_seq in message_seqs {
-        let rows = Payload { message_seq }.load::<PayloadRow>(conn).map_err(database("cannot load payloads"))?;
-        payloads.extend(rows.into_iter().map(PayloadRow::into_pair));
+pub(super) fn payloads(conn: &mut SqliteConnection, withheld: &Withheld) -> Result<Payloads> {
+    let cannot = || database("cannot load payloads");
+    let mut payloads = Payloads::default();
+    for &message_seq in &withheld.message_seqs {
+        let rows = Payload { message_seq }.load::<PayloadRow>(conn).map_err(cannot())?;
+        payloads.of_messages.extend(rows.into_iter().map(PayloadRow::into_pair));
+    }
+    for &(message_seq, handler_id) in &withheld.corrected {
+        let rows = Corrected { message_seq, handler_id }.load::<CorrectedRow>(conn).map_err(cannot())?;
+        payloads.corrected.extend(rows.into_iter().map(CorrectedRow::into_pair));
     }
     Ok(payloads)
 }

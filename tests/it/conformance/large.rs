@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use wharf::operate::DeliveryFilter;
 use wharf::{Failure, Message, Raw, handler};
 
-use super::scene::{Runs, Scene, key, quick, record, records};
+use super::scene::{Runs, Scene, State, key, quick, record, records};
 
 const SLOTS: usize = 2;
 /// Runs that make the handler known as fast, with small messages.
@@ -27,6 +28,17 @@ fn large_text(number: usize) -> Vec<u8> {
 /// Messages that become large do not exceed the memory for claimed ones: at most `held_max` of these wait or run.
 async fn are_bounded(large: fn(usize) -> Vec<u8>, held_max: usize) {
     let scene = Scene::new().await;
+    are_bounded_when(&scene, large, held_max, async || {
+        // This inbox is not started, so its messages are claimed, not handed over.
+        let elsewhere = scene.another_inbox().await.subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+        let large = (0..LARGE).map(|number| record(&format!("large-{number}")).with_payload(large(number)));
+        elsewhere.accept_all(large).await.unwrap();
+    })
+    .await;
+}
+
+/// The same for payloads that become due, all at once, when `arrive` is called.
+async fn are_bounded_when(scene: &Scene, large: fn(usize) -> Vec<u8>, held_max: usize, arrive: impl AsyncFnOnce()) {
     let (runs, gate) = (Runs::new(), watch::Sender::new(true));
     let whole = Arc::new(AtomicUsize::new(0));
     let (seen, noted, opened) = (Arc::clone(&whole), runs.clone(), gate.clone());
@@ -50,10 +62,7 @@ async fn are_bounded(large: fn(usize) -> Vec<u8>, held_max: usize) {
     scene.settled().await;
     gate.send_replace(false);
 
-    // This inbox is not started, so its messages are claimed, not handed over.
-    let elsewhere = scene.another_inbox().await.subscribe("orders", Runs::new().handler("stock")).build().unwrap();
-    let large = (0..LARGE).map(|number| record(&format!("large-{number}")).with_payload(large(number)));
-    elsewhere.accept_all(large).await.unwrap();
+    arrive().await;
     runs.reached(WARM_UP + SLOTS).await;
 
     // A claim asks for more as long as it takes the messages for small ones.
@@ -76,6 +85,29 @@ async fn messages_that_become_large_do_not_exceed_the_memory_for_claimed_ones() 
 async fn the_size_of_a_text_is_its_bytes_not_its_characters() {
     // Thirteen fit into 1 MiB.
     are_bounded(large_text, 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn corrected_payloads_do_not_exceed_the_memory_for_claimed_messages() {
+    let scene = Scene::new().await;
+    let wrong = Runs::new().answering("stock", |_| Err(Failure::poison("wrong")));
+    let inbox = scene.inbox().subscribe("orders", wrong).build().unwrap();
+    inbox.accept_all((0..LARGE).map(|number| record(&format!("large-{number}")))).await.unwrap();
+    inbox.drain().await.unwrap();
+    drop(inbox);
+    let operator = scene.store.operate();
+
+    // Three fit into 1 MiB.
+    are_bounded_when(&scene, large, 8, async || {
+        assert!(operator.pause("stock").await.unwrap());
+        let filter = DeliveryFilter::default().handler_key("stock");
+        for poisoned in operator.deliveries(&filter, Some(State::Poisoned), 100).await.unwrap() {
+            let number = poisoned.message_id.as_deref().and_then(|id| id.strip_prefix("large-")).unwrap();
+            assert!(operator.replay_corrected(&poisoned, large(number.parse().unwrap())).await.unwrap());
+        }
+        assert!(operator.resume("stock").await.unwrap());
+    })
+    .await;
 }
 
 // A handler would take a message whose payload was not loaded for a tombstone, and delete what it should store.
