@@ -1422,6 +1422,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     event_type text;
+    media_type text;
     is_structured boolean;
     wanted record;
     accepted record;
@@ -1434,9 +1435,12 @@ BEGIN
     END IF;
     -- The first header with a name counts.
     SELECT (array_agg(h.value ORDER BY h.ordinal) FILTER (WHERE h.name = 'ce_type'))[1],
-           lower(split_part((array_agg(h.value ORDER BY h.ordinal) FILTER (WHERE h.name = 'content-type'))[1], ';', 1)) LIKE '%application/cloudevents+json%'
-    INTO event_type, is_structured
+           lower(btrim(split_part((array_agg(h.value ORDER BY h.ordinal) FILTER (WHERE h.name = 'content-type'))[1], ';', 1), E' \t\n\f\r') COLLATE "C")
+    INTO event_type, media_type
     FROM json_each_text($6) WITH ORDINALITY AS h (name, value, ordinal);
+    -- As in a process: the type of a structured event is in its payload, in any format, and header ce_type does not
+    -- count. A tombstone has no payload, so its headers count. A process refuses a batch of events.
+    is_structured := media_type LIKE 'application/cloudevents+%' AND $3 IS NOT NULL OR media_type LIKE 'application/cloudevents-batch%';
     SELECT count(*) AS known, bool_or(s.event_types IS NOT NULL) AS is_type_asked_for, coalesce(array_agg(s.handler_id) FILTER (WHERE s.fits), '{}') AS handler_ids,
            coalesce(array_agg(s.order_hash) FILTER (WHERE s.fits), '{}') AS order_hashes,
            coalesce(array_agg(s.fair_hash) FILTER (WHERE s.fits), '{}') AS fair_hashes, coalesce(array_agg(s.delay_ms) FILTER (WHERE s.fits), '{}') AS delays_ms,
@@ -1461,7 +1465,7 @@ BEGIN
     END IF;
     IF wanted.is_type_asked_for AND is_structured THEN
         RAISE EXCEPTION 'only a process can read the type of a structured CloudEvent'
-            USING ERRCODE = 'feature_not_supported', HINT = 'Pass the type as header ce_type, or use inbox.accept_in.';
+            USING ERRCODE = 'feature_not_supported', HINT = 'Use inbox.accept_in, or pass the data of the event as payload, its content type as header content-type and the type of the event as header ce_type.';
     END IF;
     IF wanted.unable IS NOT NULL THEN
         RAISE EXCEPTION 'only a process can compute the due time or the order for handler %', wanted.unable

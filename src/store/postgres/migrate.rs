@@ -4,7 +4,7 @@
 //! diesel, which owns diesel's table. A schema newer than this build is refused, unless the newer migration declares
 //! that this build is compatible.
 
-use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
+use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
 use super::errors::{Rollback, database};
 use super::statement::{only_row, statements};
@@ -48,7 +48,8 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
             return Ok(());
         }
     }
-    conn.transaction::<(), Rollback, _>(async |conn| {
+    let mut transaction = conn.build_transaction().read_committed();
+    let migrated = transaction.run(async |conn| {
         Lock {}.load::<bool>(conn).await?;
         conn.batch_execute(CREATE_VERSIONS).await?;
         // Read again: another process may have migrated while this one waited for the lock.
@@ -60,10 +61,9 @@ pub(super) async fn migrate(conn: &mut AsyncPgConnection) -> Result<()> {
             Note { version, compatible_with }.execute(conn).await?;
             tracing::info!(target: "wharf::store", version, "schema migrated");
         }
-        Ok(())
-    })
-    .await
-    .map_err(|rollback| rollback.or(database("cannot migrate the schema")))
+        Result::<_, Rollback>::Ok(())
+    });
+    migrated.await.map_err(|rollback| rollback.or(database("cannot migrate the schema")))
 }
 
 /// The newest migration of the database; `None` when it has no inbox.

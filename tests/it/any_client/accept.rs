@@ -110,14 +110,29 @@ async fn sql_rejects_records_that_only_a_process_can_accept_and_invalid_records(
     assert_eq!(accept(&client, typed).await, "accepted");
     assert_eq!(accept(&client, "'orders', 'b', NULL").await, "unwanted");
     assert_eq!(accept(&client, "'timed', 'b', NULL").await, "accepted");
-    let structured =
-        "'orders', 'c', '{}', headers => '{\"content-type\": \"application/cloudevents+json; charset=utf-8\"}'";
+    // The header does not count, except for a tombstone, as in a process.
+    let event = |payload: &str, content_type: &str| {
+        format!(
+            "'orders', 'c', {payload}, headers => '{{\"content-type\": \"{content_type}\", \"ce_type\": \"placed\"}}'"
+        )
+    };
+    let structured = [
+        "application/cloudevents+json; charset=utf-8",
+        " Application/CloudEvents+Protobuf ;",
+        "application/cloudevents+avro",
+        "application/cloudevents+xml",
+        "application/cloudevents-batch+json",
+    ];
+    for content_type in structured {
+        assert_eq!(refusal(&client, &event("'{}'", content_type)).await, "0A000", "{content_type}");
+    }
+    assert_eq!(refusal(&client, &event("NULL", "application/cloudevents-batch+json")).await, "0A000");
+    assert_eq!(accept(&client, &event("NULL", "application/cloudevents+avro")).await, "accepted");
     let refused = [
         ("'nobody', 'a', NULL", "WH004"),
         (&typed.replace("'1'", "'2'"), "WH003"),
         ("'pointed', 'a', '{}'", "0A000"),
         ("'timed', 'c', '{}', headers => '{\"due\": \"1h\"}'", "0A000"),
-        (structured, "0A000"),
         ("'timed', '', NULL", "22023"),
         ("'timed', NULL, NULL", "22023"),
         ("'timed', repeat('x', 201), NULL", "22023"),
@@ -130,7 +145,7 @@ async fn sql_rejects_records_that_only_a_process_can_accept_and_invalid_records(
     assert_eq!(scene.database.query_one_i64("SELECT inbox_unsubscribe('timed', because => 'retired')").await, 1);
     assert_eq!(refusal(&client, "'timed', 'd', NULL").await, "WH004");
     assert_eq!(scene.count("inbox_audit WHERE action = 'unsubscribe' AND affected = 1").await, 1);
-    assert_eq!(scene.count("inbox_message").await, 3);
+    assert_eq!(scene.count("inbox_message").await, 4);
 }
 
 // Processes and PostgreSQL use different pattern syntaxes: both must match the same topics.
