@@ -134,12 +134,6 @@ impl Groups {
 impl GroupView {
     fn of_poisoned(group: &ErrorSummary, query: &DeliveryQuery, now: SystemTime) -> Self {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
-        let of_group = DeliveryQuery {
-            handler: text(&group.handler_key),
-            reason: text(&group.reason),
-            fingerprint: group.fingerprint.clone().unwrap_or_else(|| NO_ERROR.to_owned()),
-            ..query.clone()
-        };
         Self {
             of: text(&group.handler_key),
             state: Some(State::Poisoned.as_str()),
@@ -149,7 +143,7 @@ impl GroupView {
             note: String::new(),
             first: group.first_at.map(|at| When::new(at, now)),
             last: group.last_at.map(|at| When::new(at, now)),
-            query: of_group.encoded(),
+            query: of_errors(group, query).encoded(),
             acts: acts_on(Some(State::Poisoned)),
         }
     }
@@ -192,6 +186,16 @@ impl GroupView {
             query: of_group.encoded(),
             acts: &[ACCEPT, DELETE],
         }
+    }
+}
+
+/// The query that matches the deliveries of this group and no others.
+pub(super) fn of_errors(group: &ErrorSummary, query: &DeliveryQuery) -> DeliveryQuery {
+    DeliveryQuery {
+        handler: group.handler_key.clone().unwrap_or_default(),
+        reason: group.reason.clone().unwrap_or_default(),
+        fingerprint: group.fingerprint.clone().unwrap_or_else(|| NO_ERROR.to_owned()),
+        ..query.clone()
     }
 }
 

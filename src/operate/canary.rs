@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 use super::operator::Operator;
 use crate::store::Backend;
 use crate::store::operating::ReplayState;
-use crate::types::{DeliveryFilter, Error, Result, State, setters};
+use crate::types::{DeliveryFilter, DeliverySummary, Error, Result, State, setters};
+
+/// How many deliveries of one message are examined. A message has one for each handler.
+const OF_MESSAGE_MAX: u32 = 1_000;
 
 /// How often the state of a step is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
@@ -79,9 +82,9 @@ pub enum CanaryStop {
 }
 
 impl<B: Backend> Operator<B> {
-    /// Replays the poisoned deliveries that match the filter, at most `limit`, step by step. Calls `on_progress` with
-    /// the progress several times a second. When `on_progress` returns [`ControlFlow::Break`], nothing more is
-    /// replayed.
+    /// Replays the poisoned deliveries that match the filter, at most `limit`, step by step. A filter with a message id
+    /// matches discarded deliveries too. Calls `on_progress` with the progress several times a second. When
+    /// `on_progress` returns [`ControlFlow::Break`], nothing more is replayed.
     ///
     /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
@@ -120,7 +123,7 @@ impl<B: Backend> Operator<B> {
     ) -> Result<CanaryProgress> {
         filter().refuse_empty()?;
         let (seen, replays) = (HashSet::new(), HashMap::new());
-        in_steps(PoisonedSteps { operator: self, filter, seen, replays }, limit, canary, on_progress).await
+        in_steps(DeliverySteps { operator: self, filter, seen, replays }, limit, canary, on_progress).await
     }
 }
 
@@ -190,7 +193,7 @@ pub(super) async fn in_steps(
     Ok(progress)
 }
 
-struct PoisonedSteps<'a, B: Backend, F> {
+struct DeliverySteps<'a, B: Backend, F> {
     operator: &'a Operator<B>,
     filter: F,
     /// All that were replayed, by message and handler.
@@ -199,16 +202,46 @@ struct PoisonedSteps<'a, B: Backend, F> {
     replays: HashMap<(i64, i16), i32>,
 }
 
-impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> Steps for PoisonedSteps<'_, B, F> {
-    async fn next(&mut self, step: u32) -> Result<usize> {
+impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> DeliverySteps<'_, B, F> {
+    /// Replays the longest poisoned deliveries. Returns those that it found.
+    async fn replay_poisoned(&self, step: u32) -> Result<Vec<DeliverySummary>> {
         let find = || async { self.operator.deliveries(&(self.filter)(), Some(State::Poisoned), step).await };
         let mut fresh = patiently(find).await?;
         // Deliveries that failed again sort behind all that were not replayed yet. They are not replayed twice.
-        let tried = fresh.iter().position(|found| self.seen.contains(&(found.message_seq, found.handler_id)));
+        let tried = fresh.iter().position(|found| self.is_seen(found));
         fresh.truncate(tried.unwrap_or(fresh.len()));
         if !fresh.is_empty() {
             self.operator.replay(&(self.filter)(), u32::try_from(fresh.len()).unwrap_or(step)).await?;
         }
+        Ok(fresh)
+    }
+
+    /// Replays poisoned and discarded deliveries of a message. Returns those that it found. They are replayed one by
+    /// one, because a replay of several takes them in the order of their handlers, and would begin again with those
+    /// that failed again.
+    async fn replay_of_message(&self, step: u32) -> Result<Vec<DeliverySummary>> {
+        let find = || async { self.operator.deliveries(&(self.filter)(), None, OF_MESSAGE_MAX).await };
+        let mut fresh = patiently(find).await?;
+        fresh.retain(|found| matches!(found.state, State::Poisoned | State::Discarded) && !self.is_seen(found));
+        fresh.truncate(step as usize);
+        for found in &fresh {
+            let (source, handler_key) = (found.source.clone(), found.handler_key.clone());
+            self.operator.replay(&DeliveryFilter { source, handler_key, ..(self.filter)() }, 1).await?;
+        }
+        Ok(fresh)
+    }
+
+    fn is_seen(&self, found: &DeliverySummary) -> bool {
+        self.seen.contains(&(found.message_seq, found.handler_id))
+    }
+}
+
+impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> Steps for DeliverySteps<'_, B, F> {
+    async fn next(&mut self, step: u32) -> Result<usize> {
+        let fresh = match (self.filter)().message_id {
+            Some(_) => self.replay_of_message(step).await?,
+            None => self.replay_poisoned(step).await?,
+        };
         self.replays = fresh.iter().map(|found| ((found.message_seq, found.handler_id), found.replays)).collect();
         self.seen.extend(self.replays.keys().copied());
         Ok(fresh.len())

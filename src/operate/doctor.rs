@@ -98,11 +98,7 @@ pub(super) fn judge(
     }
     let alive: Vec<_> = processors.iter().filter(|processor| processor.is_alive).collect();
     for handler in handlers {
-        let before = symptoms.0.len();
-        symptoms.of_handler(handler, alive.is_empty(), now);
-        for symptom in &mut symptoms.0[before..] {
-            symptom.handler_key = Some(handler.handler_key.clone());
-        }
+        symptoms.about(&handler.handler_key, |symptoms| symptoms.of_handler(handler, alive.is_empty(), now));
     }
     for processor in alive {
         symptoms.of_processor(processor, facts);
@@ -139,6 +135,15 @@ impl Symptoms {
             advice: advice.into(),
             handler_key: None,
         });
+    }
+
+    /// Adds symptoms that concern this handler.
+    fn about(&mut self, handler_key: &str, add: impl FnOnce(&mut Self)) {
+        let before = self.0.len();
+        add(self);
+        for symptom in &mut self.0[before..] {
+            symptom.handler_key = Some(handler_key.to_owned());
+        }
     }
 
     /// With an older schema or none, nothing else can be examined.
@@ -319,15 +324,14 @@ impl Symptoms {
     /// Symptoms of work that waits for a person, for a crashed process or for Kafka.
     fn of_leftovers(&mut self, facts: &Facts, now: SystemTime) {
         for held in &facts.held_keys {
-            self.of_held(held);
+            self.about(&held.handler_key, |symptoms| symptoms.of_held(held));
         }
         for dead in &facts.dead_claims {
-            let who = dead.processor.as_deref().unwrap_or("an unknown process");
+            let (key, who) = (&dead.handler_key, dead.processor.as_deref().unwrap_or("an unknown process"));
             let left = dead.until.duration_since(now).unwrap_or_default();
-            let what =
-                format!("{} of {} locked by {who}, which has crashed", deliveries(dead.claims), dead.handler_key);
+            let what = format!("{} of {key} locked by {who}, which has crashed", deliveries(dead.claims));
             let advice = format!("they run again at {}, in {}", at(dead.until), secs(left.as_secs_f64()));
-            self.problem("dead process", what, advice);
+            self.about(key, |symptoms| symptoms.problem("dead process", what, advice));
         }
         if facts.quarantined > 0 {
             let count = match facts.quarantined {

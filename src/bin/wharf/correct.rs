@@ -100,27 +100,33 @@ fn edited(current: &[u8]) -> Result<Vec<u8>, Failure> {
     };
     let folder = Folder::make()?;
     let file = folder.0.join("payload");
-    write_private(&file, current)?;
+    write_private(&file, current).map_err(cannot("write the payload to", &file))?;
     // Through a shell, as git does it, because the variable may hold arguments too.
-    let ended = Command::new("sh").arg("-c").arg(format!("{editor} \"$1\"")).arg(&editor).arg(&file).status()?;
+    let ended = Command::new("sh").arg("-c").arg(format!("{editor} \"$1\"")).arg(&editor).arg(&file).status();
+    let ended = ended.map_err(cannot("start `sh` to edit", &file))?;
     if !ended.success() {
         return Err(Failure::problem(format!("the editor failed ({ended}): nothing was done")));
     }
-    Ok(fs::read(&file)?)
+    fs::read(&file).map_err(cannot("read the edited payload from", &file))
+}
+
+/// What could not be done to a file. Without it, the error would be reported as one of writing the output.
+fn cannot(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+    move |error| Failure::problem(format!("cannot {what} {}: {error}: nothing was done", path.display()))
 }
 
 /// A folder that is removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
-    fn make() -> io::Result<Self> {
+    fn make() -> Result<Self, Failure> {
         let name = format!("wharf-{}-{:016x}", std::process::id(), rand::random::<u64>());
         let folder = std::env::temp_dir().join(name);
         #[cfg_attr(not(unix), allow(unused_mut))]
         let mut builder = DirBuilder::new();
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&folder)?;
+        builder.create(&folder).map_err(cannot("create the folder", &folder))?;
         Ok(Self(folder))
     }
 }

@@ -217,13 +217,7 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         ("fingerprint", maybe(one.fingerprint.as_deref())),
         ("attempts", cell(counts)),
         ("received", maybe(one.received_at.map(when::at))),
-        (
-            "due",
-            one.due_at.map_or_else(
-                || cell("held: it waits for an earlier delivery of its order key"),
-                |due_at| cell(when::at(due_at)),
-            ),
-        ),
+        ("due", due(one)),
         ("finished", maybe(one.finished_at.map(when::at))),
         ("claimed by", maybe(one.locked_by.as_deref())),
         ("row", cell(format!("message_seq {}, handler_id {}", one.message_seq, one.handler_id))),
@@ -253,6 +247,14 @@ fn print(output: Output, details: &DeliveryDetails, payload: PayloadOption) -> R
         record::corrected(correction, payload, output)?;
     }
     Ok(())
+}
+
+/// When the delivery is or was due. One that was held has no such time, also after it was discarded.
+fn due(one: &DeliverySummary) -> Cell {
+    match (one.due_at, one.finished_at) {
+        (None, None) => cell("held: it waits for an earlier delivery of its order key"),
+        (due_at, _) => maybe(due_at.map(when::at)),
+    }
 }
 
 fn failure_row(failure: &FailedAttempt) -> Vec<Cell> {

@@ -78,7 +78,7 @@ impl From<wharf::Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// An error of writing the output. Errors of reading files are converted where they happen.
+    /// An error of writing the output. Errors of files and of other programs are converted where they happen.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,

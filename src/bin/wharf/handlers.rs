@@ -248,12 +248,14 @@ async fn change<B: Backend>(
         return Err(Failure::usage(format!("unknown handler key {key:?}; known keys: {}", known.join(", "))));
     };
     let is_changing = change.is_needed(handler);
-    let open = handler.due + handler.later;
+    // What the doctor counts as waiting for a handler that is paused or has an open breaker.
+    let open = handler.due + handler.later + handler.held;
     let waiting = if open >= HandlerStatus::COUNT_MAX { "10,000+".to_owned() } else { open.to_string() };
+    let waiting = format!("{waiting} waiting deliveries (due, due later or held)");
     let is_changed = if !is_changing || confirming.is_dry_run {
         false
     } else {
-        confirming.ask(&format!("{verb} this handler, with {waiting} waiting deliveries?"))?;
+        confirming.ask(&format!("{verb} this handler, with {waiting}?"))?;
         let operator = session.acting(confirming.because.as_ref());
         match change {
             Change::Pause => operator.pause(key).await?,
@@ -268,8 +270,8 @@ async fn change<B: Backend>(
             "action": verb, "handler_key": handler.handler_key, "dry_run": confirming.is_dry_run, "changes": is_changing,
             "affected": u8::from(is_changed), "open": open,
         }))?,
-        (false, true) => output.line(format!("{verb}: {}, {waiting} deliveries are waiting", handler.handler_key))?,
-        (false, false) if is_changing => output.line(format!("would {verb} {}, {waiting} deliveries are waiting", handler.handler_key))?,
+        (false, true) => output.line(format!("{verb}: {}, {waiting}", handler.handler_key))?,
+        (false, false) if is_changing => output.line(format!("would {verb} {}, {waiting}", handler.handler_key))?,
         (false, false) => output.line(format!("nothing to do: {} {}", handler.handler_key, change.already()))?,
     }
     Ok(Exit::Well)

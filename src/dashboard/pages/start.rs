@@ -9,9 +9,10 @@ use axum::extract::{Query, State};
 use serde::Deserialize;
 
 use super::super::app::App;
+use super::super::groups;
 use super::super::guard::Visit;
 use super::super::plot::{self, Plot};
-use super::super::query::encoded;
+use super::super::query::{DeliveryQuery, encoded};
 use super::super::text::{self, When};
 use super::{Frame, Page, PagePlace, html};
 use crate::operate::{Severity, Symptom};
@@ -142,17 +143,15 @@ fn finding(symptom: &Symptom) -> FindingView {
 }
 
 fn failing(group: &ErrorSummary, now: SystemTime) -> FailingRow {
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let (handler, reason, fingerprint) = (text(&group.handler_key), text(&group.reason), text(&group.fingerprint));
-    let query = encoded(&[("handler", &handler), ("reason", &reason), ("fingerprint", &fingerprint)]);
+    let query = groups::of_errors(group, &DeliveryQuery::default());
     let bound = if group.poisoned >= 1_000 { "+" } else { "" };
     FailingRow {
-        error: group.example.clone().unwrap_or_else(|| reason.clone()),
+        error: group.example.clone().unwrap_or_else(|| query.reason.clone()),
         count: format!("{}{bound}", text::number(group.poisoned)),
         last: group.last_at.map(|at| When::new(at, now)),
-        handler,
-        reason,
-        query,
+        query: query.encoded(),
+        handler: query.handler,
+        reason: query.reason,
     }
 }
 
@@ -181,5 +180,26 @@ fn handler_row(handler: &HandlerStatus, lags: &[Lag], now: SystemTime) -> Handle
         unknown: handler.unknown_since.map(|at| When::new(at, now)),
         is_ordered: handler.is_ordered,
         is_idle: handler.processors == 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_without_an_error_leads_to_deliveries_without_an_error_only() {
+        let group = |fingerprint: Option<&str>| ErrorSummary {
+            handler_key: Some("mail".to_owned()),
+            reason: Some("expired".to_owned()),
+            fingerprint: fingerprint.map(str::to_owned),
+            poisoned: 1,
+            first_at: None,
+            last_at: None,
+            example: None,
+        };
+        let query = |fingerprint| failing(&group(fingerprint), SystemTime::now()).query;
+        assert_eq!(query(None), "handler=mail&reason=expired&fingerprint=none");
+        assert_eq!(query(Some("1f2e3d4c")), "handler=mail&reason=expired&fingerprint=1f2e3d4c");
     }
 }

@@ -19,7 +19,7 @@ use super::{DeliveryView, Frame, Page, PagePlace, html};
 use crate::operate::Operator;
 use crate::store::Backend;
 use crate::store::story::{DeliveryStory, MessageStory};
-use crate::types::{DeliveryFilter, DeliverySummary, Record, State as DeliveryState};
+use crate::types::{DeliveryFilter, DeliverySummary, FailedAttempt, HistoryEntry, Record, State as DeliveryState};
 
 /// How many handlers of a message are shown.
 const HANDLERS_MAX: u32 = 100;
@@ -74,7 +74,7 @@ struct CorrectionView {
 
 /// An entry of the timeline.
 struct StoryStep {
-    at: Option<(SystemTime, When)>,
+    at: Option<When>,
     class: &'static str,
     what: String,
     error: String,
@@ -164,25 +164,7 @@ impl HandlerStory {
         is_shown: bool,
         now: SystemTime,
     ) -> Self {
-        let moment = |at: SystemTime| Some((at, When::new(at, now)));
-        let mut steps = Vec::new();
-        if let Some(received) = delivery.received_at {
-            steps.push(StoryStep::new(moment(received), "accepted", "accepted".to_owned()));
-        }
-        for failure in &details.failures {
-            let what = format!("attempt {}: {}", failure.attempt, failure.why);
-            let step = StoryStep::new(moment(failure.failed_at), "failed", what);
-            steps.push(StoryStep { error: failure.error.clone().unwrap_or_default(), ..step });
-        }
-        for act in &details.history {
-            let what = act.action.clone().unwrap_or_else(|| "acted on".to_owned());
-            let step = StoryStep::new(act.acted_at.and_then(moment), "acted", what);
-            let person = act.actor.as_deref().or(act.database_user.as_deref()).unwrap_or("somebody");
-            let because = act.because.as_ref().map_or_else(String::new, |because| format!(": {because}"));
-            steps.push(StoryStep { who: format!("{person}{because}"), ..step });
-        }
-        // Entries without a time come first.
-        steps.sort_by_key(|step| step.at.as_ref().map(|(at, _)| *at));
+        let mut steps = past(delivery.received_at, details, now);
         steps.push(StoryStep::status(delivery, now));
         let correction = details.correction.as_ref().map(|correction| CorrectionView {
             at: correction.corrected_at.map(|at| When::new(at, now)),
@@ -193,8 +175,43 @@ impl HandlerStory {
     }
 }
 
+/// What has happened to a delivery so far, the oldest first.
+fn past(received_at: Option<SystemTime>, details: &DeliveryStory, now: SystemTime) -> Vec<StoryStep> {
+    let mut steps = Vec::new();
+    if received_at.is_some() {
+        steps.push((received_at, StoryStep::new(received_at, "accepted", "accepted".to_owned(), now)));
+    }
+    for failure in &details.failures {
+        let (at, what) = (Some(failure.failed_at), format!("attempt {}: {}", failure.attempt, failure.why));
+        let error = failure.error.clone().unwrap_or_default();
+        steps.push((at, StoryStep { error, ..StoryStep::new(at, "failed", what, now) }));
+    }
+    let mut place = received_at;
+    for act in &details.history {
+        place = place_of(act, &details.failures, place);
+        let what = act.action.clone().unwrap_or_else(|| "acted on".to_owned());
+        let person = act.actor.as_deref().or(act.database_user.as_deref()).unwrap_or("somebody");
+        let because = act.because.as_ref().map_or_else(String::new, |because| format!(": {because}"));
+        let who = format!("{person}{because}");
+        steps.push((place, StoryStep { who, ..StoryStep::new(act.acted_at, "acted", what, now) }));
+    }
+    // Stable: an action without a time stays behind the entry whose place it shares.
+    steps.sort_by_key(|(place, _)| *place);
+    steps.into_iter().map(|(_, step)| step).collect()
+}
+
+/// The time by which an action is sorted. An action has no time of its own when its row of the audit was deleted: it
+/// then follows the last attempt before it, and the action before it, whose place is `earlier`.
+fn place_of(act: &HistoryEntry, failures: &[FailedAttempt], earlier: Option<SystemTime>) -> Option<SystemTime> {
+    act.acted_at.or_else(|| {
+        let before = failures.iter().filter(|failure| failure.attempt <= act.attempts);
+        before.map(|failure| failure.failed_at).chain(earlier).max()
+    })
+}
+
 impl StoryStep {
-    fn new(at: Option<(SystemTime, When)>, class: &'static str, what: String) -> Self {
+    fn new(at: Option<SystemTime>, class: &'static str, what: String, now: SystemTime) -> Self {
+        let at = at.map(|at| When::new(at, now));
         Self { at, class, what, error: String::new(), who: String::new() }
     }
 
@@ -214,7 +231,7 @@ impl StoryStep {
             }
             DeliveryState::Pending => (delivery.due_at, "pending", "pending, due".to_owned()),
         };
-        let mut step = Self::new(at.map(|at| (at, When::new(at, now))), class, what);
+        let mut step = Self::new(at, class, what, now);
         if let (DeliveryState::Running, Some(process)) = (delivery.state, &delivery.locked_by) {
             step.who = format!("in {process}");
         }
@@ -292,5 +309,55 @@ fn pretty(payload: &[u8]) -> String {
     match std::str::from_utf8(payload) {
         Ok(json) if is_json => text::indented(json),
         Ok(_) | Err(_) => text::shown(payload, PAYLOAD_BYTES_MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(secs: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(secs)
+    }
+
+    fn failure(attempt: i32, secs: u64) -> FailedAttempt {
+        FailedAttempt { attempt, failed_at: at(secs), why: "failed".to_owned(), error: None }
+    }
+
+    fn act(action: &str, attempts: i32, acted_at: Option<SystemTime>) -> HistoryEntry {
+        HistoryEntry {
+            action: Some(action.to_owned()),
+            acted_at,
+            database_user: None,
+            actor: None,
+            because: None,
+            state: DeliveryState::Poisoned,
+            reason: None,
+            last_error: None,
+            attempts,
+            errors: 1,
+        }
+    }
+
+    fn told(received_at: Option<SystemTime>, story: &DeliveryStory) -> Vec<String> {
+        past(received_at, story, at(100)).into_iter().map(|step| step.what).collect()
+    }
+
+    #[test]
+    fn an_action_without_a_time_follows_the_attempt_before_it() {
+        let history = vec![act("replay", 1, None), act("discard", 2, None), act("replay", 2, Some(at(40)))];
+        let story = DeliveryStory { history, failures: vec![failure(1, 20), failure(2, 30)], correction: None };
+        let expected = ["accepted", "attempt 1: failed", "replay", "attempt 2: failed", "discard", "replay"];
+        assert_eq!(told(Some(at(10)), &story), expected);
+    }
+
+    #[test]
+    fn an_action_without_a_time_never_precedes_the_accept_or_an_earlier_action() {
+        let history = vec![act("discard", 0, None), act("replay", 0, Some(at(20))), act("release", 0, None)];
+        let story = DeliveryStory { history, ..DeliveryStory::default() };
+        assert_eq!(told(Some(at(10)), &story), ["accepted", "discard", "replay", "release"]);
+        assert_eq!(told(None, &story), ["discard", "replay", "release"]);
     }
 }

@@ -190,6 +190,33 @@ fn each_problem_of_the_database_is_named() {
 }
 
 #[test]
+fn a_symptom_that_concerns_a_handler_has_its_key() {
+    let handler_key = || "stock".to_owned();
+    let held = |state| HeldKeys { handler_key: handler_key(), state, keys: 1, message_id: None, behind: 7 };
+    let dead = DeadClaims { handler_key: handler_key(), processor: None, claims: 16, until: now() };
+    let facts = Facts {
+        held_keys: vec![held(State::Pending), held(State::Poisoned)],
+        dead_claims: vec![dead],
+        quarantined: 2,
+        ..facts()
+    };
+    let handler = HandlerStatus { poisoned: 3, ..handler() };
+    let symptoms = judge(SCHEMA, Some(&facts), &[handler], &[processor()], now());
+    let keys: Vec<_> = symptoms.iter().map(|symptom| (&*symptom.code, symptom.handler_key.as_deref())).collect();
+    let stock = Some("stock");
+    assert_eq!(
+        keys,
+        [
+            ("poisoned", stock),
+            ("held keys", stock),
+            ("dead process", stock),
+            ("quarantine", None),
+            ("keys wait for a retry", stock),
+        ]
+    );
+}
+
+#[test]
 fn the_report_of_a_process_counts_only_while_it_is_alive() {
     let report = ProcessorReport {
         is_intake_open: Some(false),

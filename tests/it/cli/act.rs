@@ -87,6 +87,12 @@ async fn a_discard_keeps_the_reason_and_a_replay_by_message_reverts_it() {
     let history = shown["history"].as_array().unwrap();
     let told: Vec<_> = history.iter().map(|entry| (entry["action"].clone(), entry["because"].clone())).collect();
     assert_eq!(told, [("discard".into(), "a test order".into()), ("replay".into(), serde_json::Value::Null)]);
+
+    // A replay that is watched takes it too. No process runs the handler.
+    program.well(&[&["poisoned", "discard"], &m2[..]].concat()).await;
+    let watched = program.json(&[&["poisoned", "replay", "--wait", "1ms"], &m2[..]].concat(), 4).await;
+    assert_eq!((&watched["affected"], &watched["remaining"], &watched["stopped"]), (&1.into(), &0.into(), &"waited".into()));
+    assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 0);
 }
 
 /// Everything is poisoned for one reason. The handler of the inbox is repaired for the ids that `is_repaired` accepts.
@@ -177,6 +183,23 @@ async fn one_delivery_is_replayed_with_a_corrected_payload_from_an_editor_or_a_f
     for (editor, code, why) in [("", 2, "set VISUAL or EDITOR"), ("false", 1, "the editor failed")] {
         let refused = with_editor(editor).await;
         assert!(refused.code == code && refused.stderr.replace('\n', " ").contains(why), "{refused:?}");
+    }
+    // An error of a file or of the shell names it, and is not reported as one of the output.
+    let failing = async |editor: &str, name: &str, value: &str| {
+        let mut command = program.command();
+        command.args(edit).env("VISUAL", "").env("EDITOR", editor).env(name, value);
+        let ran = finish(command).await;
+        assert_eq!(ran.code, 1, "{ran:?}");
+        ran.stderr.replace('\n', " ")
+    };
+    let absent = seen.path().join("absent");
+    let absent = absent.to_str().unwrap();
+    for (told, why) in [
+        (failing("rm", "TMPDIR", seen.path().to_str().unwrap()).await, "cannot read the edited payload from"),
+        (failing("true", "TMPDIR", absent).await, "cannot create the folder"),
+        (failing("true", "PATH", absent).await, "cannot start `sh` to edit"),
+    ] {
+        assert!(told.contains(why) && told.contains("wharf-") && told.contains("nothing was done"), "{told}");
     }
     assert_eq!(scene.count("inbox_audit").await, 0);
     let told = with_editor("sed -i s/payload/corrected/").await;

@@ -87,6 +87,17 @@ async fn held_keys_are_listed_and_their_record_keys_on_request_only() {
     let document = program.json(&[&keys[..], &["--show-payload"]].concat(), 0).await;
     assert_eq!(document[0]["record_key"], "shelf \u{1b}[31m7");
     assert_eq!(program.run(&["handlers", "keys", "nobody"]).await.code, 2);
+
+    // Held deliveries are waiting, as the doctor counts them.
+    let would = program.well(&["handlers", "pause", "stock", "--dry-run"]).await;
+    assert!(would.starts_with("would pause stock, 2 waiting deliveries"), "{would}");
+    assert_eq!(program.json(&["handlers", "pause", "stock", "--dry-run"], 0).await["open"], 2);
+    // A held delivery that is discarded does not wait any more.
+    let show = ["deliveries", "show", "a2"];
+    assert!(program.well(&show).await.contains("held: it waits"));
+    program.well(&["poisoned", "discard", "--message", "a2", "--yes"]).await;
+    let discarded = program.well(&show).await;
+    assert!(discarded.contains("discarded") && !discarded.contains("held: it waits"), "{discarded}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,6 +74,32 @@ async fn a_canary_whose_deliveries_no_process_runs_stops() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_canary_replay_of_a_message_takes_its_discarded_deliveries_too_and_each_once() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let mail = runs.answering("mail", |_| Err(Failure::poison("broken")));
+    let stock = runs.answering("stock", |message| match message.attempt() {
+        1 => Err(Failure::poison("broken")),
+        _ => Ok(()),
+    });
+    let inbox = scene.inbox().subscribe("orders", mail).subscribe("orders", stock);
+    let inbox = inbox.subscribe("orders", runs.handler("audit")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all([record("a"), record("b")]).await.unwrap();
+    scene.settled().await;
+    let operator = scene.store.operate();
+    assert_eq!(operator.discard(&of("stock").message_id("a"), 1).await.unwrap(), 1);
+
+    // One at a time: the failure of `mail` neither hides the others nor is replayed again.
+    let canary = Canary::default().steps(vec![1]).failure_ratio_max(1.0);
+    let of_message = DeliveryFilter::default().message_id("a");
+    let ended = operator.replay_canary(&of_message, 100, &canary, |_| ControlFlow::Continue(())).await.unwrap();
+    assert_eq!((ended.replayed, ended.done, ended.failed, ended.stopped), (2, 1, 1, None));
+    let states = ["a audit done", "a mail poisoned", "a stock done", "b audit done", "b mail poisoned", "b stock poisoned"];
+    assert_eq!(scene.states().await, states);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_backfill_gives_a_new_handler_each_retained_message_once() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let old = scene.inbox().subscribe(["orders", "returns"], runs.handler("stock")).build().unwrap();

@@ -89,10 +89,15 @@ async fn operators_show_resend_and_discard_outbox_records() {
     assert_eq!(operator.discard_outbox(&OutboxFilter::default().id(listed[0].id), 10).await.unwrap(), 1);
     assert_eq!(operator.outbox(&waiting, 10).await.unwrap().len(), 1);
     let discarded = OutboxFilter::default().state(OutboxState::Discarded).topic("out");
+    let reason = operator.outbox(&discarded, 10).await.unwrap()[0].reason.clone();
+    assert_eq!(reason.as_deref(), Some("a test"));
     assert_eq!(operator.replay_outbox(&discarded, 10).await.unwrap(), 1);
     let again = operator.outbox(&waiting, 10).await.unwrap();
     assert_eq!(again.iter().map(|record| record.replays).collect::<Vec<_>>(), [1, 0]);
     assert_eq!(scene.count("inbox_audit WHERE actor = 'alice' AND action LIKE '%outgoing' AND affected = 1").await, 2);
+    assert_eq!(scene.store.operate().discard_outbox(&OutboxFilter::default().id(listed[1].id), 10).await.unwrap(), 1);
+    let reason = operator.outbox(&discarded, 10).await.unwrap()[0].reason.clone();
+    assert_eq!(reason.as_deref(), Some("by a person"));
 
     let diagnosis = operator.doctor().await.unwrap();
     assert!(diagnosis.symptoms.iter().any(|symptom| symptom.code == "no relay"), "{:?}", diagnosis.symptoms);

@@ -183,7 +183,9 @@ fn try_act(conn: &mut SqliteConnection, act: &Act, signed: &Signed) -> QueryResu
             AskReplay::new(filter, limit, now).execute(conn)?
         }
         Act::Quarantined { verb: Verb::Discard, ref filter, limit } => Delete::new(filter, limit, now).execute(conn)?,
-        Act::Outgoing { verb, ref filter, limit } => outbox::act(conn, verb, filter, limit, now)?,
+        Act::Outgoing { verb, ref filter, limit } => {
+            outbox::act(conn, verb, filter, limit, signed.because.as_deref(), now)?
+        }
         // A handler with several ids counts as one.
         Act::Pause { ref handler_key } => Pause { handler_key }.execute(conn)?.min(1),
         Act::Resume { ref handler_key } => Resume { handler_key }.execute(conn)?.min(1),

@@ -9,9 +9,10 @@ use crate::store::operating::{Verb, from_json, outbox_statuses};
 use crate::store::rows::{RecordRow, record};
 use crate::types::{OutboxDetails, OutboxFilter, OutboxSummary, Result};
 
-/// Declares a statement on the records that a filter matches: the SQL before and after the subquery that selects them.
+/// Declares a statement on the records that a filter matches: the SQL before and after the subquery that selects them,
+/// and optionally one more bind.
 macro_rules! by_outbox_filter {
-    ($name:ident($before:literal, $behind:literal) $(-> $row:ty)?) => {
+    ($name:ident($before:literal, $behind:literal) $(-> $row:ty)? $(, $more:ident: $more_type:ty)?) => {
         statements! {
             $name<'a>(concat!($before, "
                 WHERE (:id IS NULL OR id = :id) AND status IN (SELECT value FROM json_each(:statuses)) AND (:topic IS NULL OR topic = :topic)
@@ -20,12 +21,12 @@ macro_rules! by_outbox_filter {
                   AND (:before IS NULL OR stored_at < :before) AND (:after IS NULL OR stored_at >= :after)
                 ORDER BY id LIMIT :limit", $behind)) $(-> $row)? {
                 id: Option<i64>, statuses: String, topic: Option<&'a str>, message_id: Option<&'a str>, reason: Option<&'a str>,
-                error: Option<&'a str>, before: Option<i64>, after: Option<i64>, limit: i64,
+                error: Option<&'a str>, before: Option<i64>, after: Option<i64>, limit: i64, $($more: $more_type,)?
             }
         }
 
         impl<'a> $name<'a> {
-            fn new(filter: &'a OutboxFilter, act: Option<Verb>, limit: u32, now: i64) -> Self {
+            fn new(filter: &'a OutboxFilter, act: Option<Verb>, $($more: $more_type,)? limit: u32, now: i64) -> Self {
                 Self {
                     id: filter.id,
                     statuses: serde_json::json!(outbox_statuses(filter, act)).to_string(),
@@ -36,6 +37,7 @@ macro_rules! by_outbox_filter {
                     before: filter.older_than.map(|age| now - clock::micros(age)),
                     after: filter.newer_than.map(|age| now - clock::micros(age)),
                     limit: limit.into(),
+                    $($more,)?
                 }
             }
         }
@@ -59,10 +61,10 @@ by_outbox_filter!(SendAgain(
 ));
 
 by_outbox_filter!(GiveUp(
-    "UPDATE inbox_outbox SET status = 4, finished_at = (SELECT at FROM inbox_now), reason = 'by a person'
+    "UPDATE inbox_outbox SET status = 4, finished_at = (SELECT at FROM inbox_now), reason = coalesce(:because, 'by a person')
      WHERE id IN (SELECT id FROM inbox_outbox",
     ")"
-));
+), because: Option<&'a str>);
 
 statements! {
     OutgoingRecord("
@@ -83,16 +85,18 @@ pub(super) fn one(conn: &mut SqliteConnection, id: i64) -> Result<Option<OutboxD
     Ok(summary.zip(row).map(|(summary, row)| OutboxDetails { summary, record: record(row) }))
 }
 
-/// Replays or discards the records that the filter matches, in the caller's transaction.
+/// Replays or discards the records that the filter matches, in the caller's transaction. A discarded record keeps the
+/// person's reason.
 pub(super) fn act(
     conn: &mut SqliteConnection,
     verb: Verb,
     filter: &OutboxFilter,
     limit: u32,
+    because: Option<&str>,
     now: i64,
 ) -> QueryResult<usize> {
     match verb {
         Verb::Replay => SendAgain::new(filter, Some(verb), limit, now).execute(conn),
-        Verb::Discard => GiveUp::new(filter, Some(verb), limit, now).execute(conn),
+        Verb::Discard => GiveUp::new(filter, Some(verb), because, limit, now).execute(conn),
     }
 }
