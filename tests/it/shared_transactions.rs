@@ -69,6 +69,16 @@ async fn scene() -> Scene {
     scene
 }
 
+/// Accepts 100 messages and runs them until all are settled; the gate is opened when enough of them wait.
+async fn run_all(scene: &Scene, runs: &Runs, gate: &Gate, handler: Registration<wharf::Postgres>) {
+    let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
+    inbox.accept_all(records(100)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    gate.open_when_others_wait(scene, runs).await;
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
 /// Every message is done, consumed no retry, and has one effect.
 async fn assert_one_effect_each(scene: &Scene, messages: usize) {
     scene.settled().await;
@@ -241,12 +251,7 @@ async fn an_error_that_a_handler_ignores_fails_only_its_own_delivery() {
     let (runs, gate) = (Runs::new(), Gate::new());
     let handler = tx_handler(key("stock"), with_state((runs.clone(), gate.clone()), careless));
     let handler = handler.concurrency(1).share_transaction(SHARED).retry(RetryPolicy::never());
-    let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
-    inbox.accept_all(records(100)).await.unwrap();
-    let running = inbox.start().await.unwrap();
-    gate.open_when_others_wait(&scene, &runs).await;
-    scene.settled().await;
-    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    run_all(&scene, &runs, &gate, handler).await;
 
     let poisoned = "SELECT concat_ws('|', message_id, reason) FROM inbox_poisoned";
     assert_eq!(scene.database.query_texts(poisoned).await, ["m000050|retries exhausted"]);
@@ -275,12 +280,7 @@ async fn a_handler_that_ends_the_shared_transaction_fails_only_its_own_delivery(
         let (runs, gate) = (Runs::new(), Gate::new());
         let handler = tx_handler(key("stock"), with_state((runs.clone(), gate.clone(), statements), ending));
         let handler = handler.concurrency(1).share_transaction(SHARED).retry(RetryPolicy::never());
-        let inbox = scene.inbox().limits(patient()).subscribe("orders", handler).build().unwrap();
-        inbox.accept_all(records(100)).await.unwrap();
-        let running = inbox.start().await.unwrap();
-        gate.open_when_others_wait(&scene, &runs).await;
-        scene.settled().await;
-        running.shutdown(Duration::from_secs(5)).await.unwrap();
+        run_all(&scene, &runs, &gate, handler).await;
 
         let poisoned = "SELECT message_id FROM inbox_poisoned";
         assert_eq!(scene.database.query_texts(poisoned).await, ["m000050"], "after {statements:?}");

@@ -18,26 +18,44 @@ async fn store() -> (Store<Sqlite>, HandlerIds) {
     (store, ids)
 }
 
-fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
-    let stored = StoredMessage {
-        id: format!("orders/0/{offset}").into(),
+/// A message without a position, with one delivery.
+pub(super) fn new_message(id: String, delivery: NewDelivery) -> NewMessage {
+    let message = StoredMessage {
+        id: id.into(),
         source: "orders".into(),
         topic: "orders".into(),
-        position: Some(Position { partition: 0, offset }),
+        position: None,
         key: None,
         headers: Headers::default(),
         payload: None,
         recorded_at: None,
         is_corrected: false,
     };
-    let deliveries = smallvec::smallvec![NewDelivery {
-        ids: ids.clone(),
-        due: None,
-        is_handed_over: false,
-        order_hash: None,
-        fair_hash: None
-    }];
-    NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries }
+    NewMessage { message: Arc::new(message), payload_hash: [0; 16], deliveries: smallvec::smallvec![delivery] }
+}
+
+/// A delivery that is due at once and has no key.
+pub(super) fn new_delivery(ids: &HandlerIds) -> NewDelivery {
+    NewDelivery { ids: ids.clone(), due: None, is_handed_over: false, order_hash: None, fair_hash: None }
+}
+
+/// A batch without a position, in which nothing is handed over.
+pub(super) fn batch(messages: Vec<NewMessage>) -> AcceptBatch {
+    AcceptBatch {
+        messages,
+        quarantined: Vec::new(),
+        ledger: Vec::new(),
+        processor: None,
+        lease: Duration::from_secs(60),
+        is_following: false,
+    }
+}
+
+fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
+    let mut new = new_message(format!("orders/0/{offset}"), new_delivery(ids));
+    let stored = Arc::get_mut(&mut new.message).unwrap();
+    stored.position = Some(Position { partition: 0, offset });
+    new
 }
 
 async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64, next_offset: i64) -> Answers {

@@ -18,7 +18,7 @@ use support::postgres::connect;
 use support::proxy::{Fault, Proxy};
 
 /// A text of each statement that no other statement contains.
-pub const STATEMENTS: [(&str, &str); 43] = [
+pub const STATEMENTS: [(&str, &str); 44] = [
     ("accept", "nextval('inbox_message_seq')"),
     ("find known identities", "SELECT known.ord"),
     ("add missing deliveries", "SELECT DISTINCT w.group_no"),
@@ -62,6 +62,7 @@ pub const STATEMENTS: [(&str, &str); 43] = [
     ("look for the next of a key", "h.order_hash = OLD.order_hash"),
     ("load large payloads", "SELECT seq, payload FROM inbox_message"),
     ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
+    ("accept one message", "coalesce((SELECT is_there FROM held), false)"),
 ];
 
 /// More handlers than those that work, so that a claim is for many handlers.

@@ -9,11 +9,12 @@ use proptest::prelude::*;
 use tokio::runtime::Builder;
 
 use crate::store::seam::{
-    AcceptBatch, Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, ScanFrom, Seam,
-    Settlement, Settler, Turns, WantedHandler,
+    Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, ScanFrom, Seam, Settlement, Settler,
+    Turns, WantedHandler,
 };
+use crate::store::sqlite::tests::{batch, new_delivery, new_message};
 use crate::store::{Sqlite, Store};
-use crate::types::{Headers, Outcome, StoredMessage};
+use crate::types::Outcome;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -80,28 +81,8 @@ impl Bench {
 
     async fn accept(&mut self, tenant: i64) {
         self.model.accepted += 1;
-        let message = StoredMessage {
-            id: format!("m{}", self.model.accepted).into(),
-            source: "orders".into(),
-            topic: "orders".into(),
-            position: None,
-            key: None,
-            headers: Headers::default(),
-            payload: None,
-            recorded_at: None,
-            is_corrected: false,
-        };
-        let (ids, fair_hash) = (self.ids.clone(), Some(tenant));
-        let delivery = NewDelivery { ids, due: None, is_handed_over: false, order_hash: None, fair_hash };
-        let deliveries = smallvec::smallvec![delivery];
-        let batch = AcceptBatch {
-            messages: vec![NewMessage { message: Arc::new(message), payload_hash: [0; 16], deliveries }],
-            quarantined: Vec::new(),
-            ledger: Vec::new(),
-            processor: None,
-            lease: Duration::from_secs(60),
-            is_following: false,
-        };
+        let delivery = NewDelivery { fair_hash: Some(tenant), ..new_delivery(&self.ids) };
+        let batch = batch(vec![new_message(format!("m{}", self.model.accepted), delivery)]);
         let answers = self.store.backend.accept(&Arc::new(batch)).await.unwrap().unwrap();
         let [Accepted::New { seq }] = answers.messages[..] else { panic!("it is new") };
         self.model.free.entry(tenant).or_default().insert(seq);

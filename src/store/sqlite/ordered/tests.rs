@@ -8,11 +8,12 @@ use tokio::runtime::Builder;
 
 use crate::store::operating::{Act, Operating, Signed, Verb};
 use crate::store::seam::{
-    AcceptBatch, Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, Order,
-    ScanFrom, Seam, Settlement, Settler, WantedHandler,
+    Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, Order, ScanFrom, Seam, Settlement,
+    Settler, WantedHandler,
 };
+use crate::store::sqlite::tests::{batch, new_delivery, new_message};
 use crate::store::{Sqlite, Store};
-use crate::types::{DeliveryFilter, FailedBy, Headers, Outcome, PoisonReason, StoredMessage};
+use crate::types::{DeliveryFilter, FailedBy, Outcome, PoisonReason};
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -153,33 +154,8 @@ impl Bench {
 
     async fn accept(&mut self, key: i64) {
         let number = self.model.deliveries.len();
-        let message = StoredMessage {
-            id: format!("m{number}").into(),
-            source: "orders".into(),
-            topic: "orders".into(),
-            position: None,
-            key: None,
-            headers: Headers::default(),
-            payload: None,
-            recorded_at: None,
-            is_corrected: false,
-        };
-        let delivery = NewDelivery {
-            ids: self.ids.clone(),
-            due: None,
-            is_handed_over: false,
-            order_hash: Some(key),
-            fair_hash: None,
-        };
-        let deliveries = smallvec::smallvec![delivery];
-        let batch = AcceptBatch {
-            messages: vec![NewMessage { message: Arc::new(message), payload_hash: [0; 16], deliveries }],
-            quarantined: Vec::new(),
-            ledger: Vec::new(),
-            processor: None,
-            lease: Duration::from_secs(60),
-            is_following: false,
-        };
+        let delivery = NewDelivery { order_hash: Some(key), ..new_delivery(&self.ids) };
+        let batch = batch(vec![new_message(format!("m{number}"), delivery)]);
         let answers = self.store.backend.accept(&Arc::new(batch)).await.unwrap().unwrap();
         let [Accepted::New { seq }] = answers.messages[..] else { panic!("it is new") };
         assert_eq!(seq, i64::try_from(number).unwrap() + 1);

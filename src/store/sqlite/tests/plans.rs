@@ -12,11 +12,12 @@ use diesel::sql_types::Text;
 use diesel::{Connection, QueryableByName, RunQueryDsl, SqliteConnection, sql_query};
 
 use super::super::{accept, migrate, process, register, upkeep};
+use super::{batch, new_delivery, new_message};
 use crate::store::seam::{
-    AcceptBatch, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, Order, ProcessorInfo,
-    ScanFrom, Settlement, Settler, WantedHandler,
+    Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, Order, ProcessorInfo, ScanFrom,
+    Settlement, Settler, WantedHandler,
 };
-use crate::types::{FailedBy, Headers, Outcome, PoisonReason, StoredMessage};
+use crate::types::{FailedBy, Outcome, PoisonReason};
 
 /// Tables with a row for each handler, key, process or setting, and the names that statements give them. `o` is a
 /// subquery with a limit.
@@ -62,32 +63,12 @@ fn ordered(conn: &mut SqliteConnection) -> HandlerIds {
 }
 
 fn message(ids: &HandlerIds, number: usize) -> NewMessage {
-    let stored = StoredMessage {
-        id: format!("m{number}").into(),
-        source: "orders".into(),
-        topic: "orders".into(),
-        position: None,
-        key: None,
-        headers: Headers::default(),
-        payload: None,
-        recorded_at: None,
-        is_corrected: false,
-    };
-    let hash = i64::try_from(number % 4).unwrap();
-    let (order_hash, fair_hash) = (Some(hash), Some(hash));
-    let delivery = NewDelivery { ids: ids.clone(), due: None, is_handed_over: false, order_hash, fair_hash };
-    NewMessage { message: Arc::new(stored), payload_hash: [0; 16], deliveries: smallvec::smallvec![delivery] }
+    let hash = Some(i64::try_from(number % 4).unwrap());
+    new_message(format!("m{number}"), NewDelivery { order_hash: hash, fair_hash: hash, ..new_delivery(ids) })
 }
 
 fn accept_all(conn: &mut SqliteConnection, ids: &HandlerIds) {
-    let batch = AcceptBatch {
-        messages: (0..12).map(|number| message(ids, number)).collect(),
-        quarantined: Vec::new(),
-        ledger: Vec::new(),
-        processor: None,
-        lease: Duration::from_secs(60),
-        is_following: false,
-    };
+    let batch = batch((0..12).map(|number| message(ids, number)).collect());
     accept::accept(conn, Instant::now(), &batch).unwrap();
 }
 
