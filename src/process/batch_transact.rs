@@ -133,7 +133,7 @@ impl<B: Backend> Turn<'_, B> {
             return self.commit_batch(transaction, kept.into_iter().map(|(run, _)| run).collect(), began_at).await;
         }
         // An earlier statement may have aborted the transaction. Then the answers say nothing about their messages.
-        if let Err(error) = transaction.savepoint().await {
+        if let Err(error) = transaction.check().await {
             transaction.abandon().await;
             events::shared_transaction_undone(self.lane.key.as_str(), &format!("{error:#}"));
             return halves(failed.into_iter().chain(kept).map(|(run, _)| run).collect());

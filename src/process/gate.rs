@@ -127,17 +127,18 @@ impl<B: Backend> Engine<B> {
 
     /// Spawns a task for each runner, on the runtime of the handlers.
     pub(super) fn run(&self, runners: Vec<Runner<B>>) {
-        if runners.is_empty() {
-            return;
-        }
-        // The tasks are spawned from the runtime that runs them: spawned from this thread, each would go through the
+        // Several tasks are spawned from the runtime that runs them: spawned from this thread, each would go through the
         // runtime's shared queue, and another thread would free its memory. Shutdown waits for them through the
         // in-flight list.
-        drop(self.runtime.spawn(async move {
-            for runner in runners {
-                drop(tokio::spawn(runner.run()));
-            }
-        }));
+        if runners.len() > 1 {
+            drop(self.runtime.spawn(async move {
+                for runner in runners {
+                    drop(tokio::spawn(runner.run()));
+                }
+            }));
+        } else {
+            runners.into_iter().for_each(|runner| drop(self.runtime.spawn(runner.run())));
+        }
     }
 }
 

@@ -21,8 +21,11 @@ pub trait Transaction: Send + Sized + 'static {
 
     /// Sets a savepoint: later work can be undone without the work before it. The previous savepoint, if any, is
     /// released: its work can then be undone only with the whole transaction. An error means that the transaction is
-    /// lost.
+    /// lost. It may be lost without an error as well: then nothing more is written, and the next step fails.
     fn savepoint(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Fails if the transaction is lost: a statement has aborted it, or it has ended.
+    fn check(&mut self) -> impl Future<Output = Result<()>> + Send;
 
     /// Undoes the work since the last savepoint, even after a failed statement. An error means that the transaction is
     /// lost.

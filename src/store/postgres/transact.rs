@@ -71,16 +71,9 @@ impl Session {
             Self::Pooled => "; SET LOCAL plan_cache_mode = auto; SET LOCAL enable_seqscan = on",
         }
     }
-
-    /// Whether statements outside of a transaction cannot write.
-    fn is_guarded(self) -> bool {
-        match self {
-            Self::Own => true,
-            // The start-up settings do not reach the server.
-            Self::Pooled => false,
-        }
-    }
 }
+
+const CANNOT_SAVE: &str = "cannot set a savepoint in a handler's transaction";
 
 /// Lives as long as the transaction.
 const MARK: &str = "SET LOCAL wharf.run = 'open'";
@@ -196,18 +189,23 @@ impl Transaction for PostgresTransaction {
     }
 
     async fn savepoint(&mut self) -> Result<()> {
-        let (before, reset, plans) = (self.savepoints, self.session.reset(), self.session.plans());
+        let (before, session) = (self.savepoints, self.session);
+        let (reset, plans) = (session.reset(), session.plans());
         self.savepoints += 1;
         let savepoint = match before {
             0 => "SAVEPOINT wharf_1".to_owned(),
             // Fails if the handler has ended the transaction; then nothing after it is executed.
             before => format!("RELEASE wharf_{before}; {reset}{plans}; SAVEPOINT wharf_{}", self.savepoints),
         };
-        let cannot = "cannot set a savepoint in a handler's transaction";
-        match self.session.is_guarded() && is_at_top(self.conn()?) {
-            true => send(self.conn()?, &savepoint).map_err(database(cannot)),
-            false => self.open(&savepoint, cannot).await,
+        match session {
+            Session::Own if is_at_top(self.conn()?) => send(self.conn()?, &savepoint).map_err(database(CANNOT_SAVE)),
+            // Through a pooler, the session is not read-only outside of the transaction.
+            Session::Own | Session::Pooled => self.open(&savepoint, CANNOT_SAVE).await,
         }
+    }
+
+    async fn check(&mut self) -> Result<()> {
+        self.open("SAVEPOINT wharf_check", CANNOT_SAVE).await
     }
 
     async fn roll_back_to_savepoint(&mut self, undo: Undo) -> Result<()> {

@@ -146,6 +146,10 @@ impl Transaction for SqliteTransaction {
         set.await.map_err(database("cannot set a savepoint in a handler's transaction"))
     }
 
+    async fn check(&mut self) -> Result<()> {
+        self.savepoint().await
+    }
+
     /// A statement that ran when the handler was stopped ended when its future was dropped.
     async fn roll_back_to_savepoint(&mut self, _undo: Undo) -> Result<()> {
         let conn = self.conn()?;

@@ -97,13 +97,28 @@ async fn a_running_service_exports_every_metric_of_the_table_and_no_other() {
     let sent_to = stage.kafka.create_unique_topic(1).await;
     stage.scene.database.execute(&format!("SELECT inbox_publish('{sent_to}', 'anything', record_key => 'k')")).await;
 
+    let topic = stage.topic.as_str();
+    let expected = [
+        ("wharf_records_total", &[topic, "accepted"][..], 3.0),
+        ("wharf_outcomes_total", &["metered", "done"], 2.0),
+        ("wharf_poisoned_total", &["metered", "permanent"], 1.0),
+        ("wharf_end_to_end_seconds_count", &["metered"], 2.0),
+        ("messaging_client_consumed_messages_total", &[topic], 3.0),
+        ("messaging_process_duration_seconds_count", &[topic, "permanent"], 1.0),
+        ("wharf_kafka_lag_records", &[topic], 0.0),
+        ("wharf_kafka_partitions", &["reading"], 1.0),
+        ("wharf_handler_processes", &["metered"], 1.0),
+        ("wharf_handler_running", &["metered"], 0.0),
+        ("wharf_outbox_total", &["sent"], 1.0),
+        ("wharf_breakers_total", &["metered", "open"], 0.0),
+    ];
     let slots = |exported: &Exported| exported.value("wharf_handler_slots", &["metered"]);
     let both = (service::SLOTS + service::OTHER_SLOTS) as f64;
     let is_whole = |exported: &Exported| {
         let names = exported.types();
         metrics().iter().all(|metric| names.contains_key(metric.name))
             && slots(exported) == Some(both)
-            && exported.value("wharf_kafka_partitions", &["reading"]) == Some(1.0)
+            && expected.iter().all(|(name, values, expected)| exported.value(name, values) == Some(*expected))
     };
     let exported = until(address, is_whole).await;
 
@@ -117,21 +132,7 @@ async fn a_running_service_exports_every_metric_of_the_table_and_no_other() {
         let last = metric.labels.last().and_then(|label| sample.labels.get(label)).copied().unwrap_or_default();
         assert!(metric.values.is_empty() || metric.values.contains(&last), "{}: {last}", sample.name);
     }
-    let topic = stage.topic.as_str();
-    for (name, values, expected) in [
-        ("wharf_records_total", &[topic, "accepted"][..], 3.0),
-        ("wharf_outcomes_total", &["metered", "done"], 2.0),
-        ("wharf_poisoned_total", &["metered", "permanent"], 1.0),
-        ("wharf_end_to_end_seconds_count", &["metered"], 2.0),
-        ("messaging_client_consumed_messages_total", &[topic], 3.0),
-        ("messaging_process_duration_seconds_count", &[topic, "permanent"], 1.0),
-        ("wharf_kafka_lag_records", &[topic], 0.0),
-        ("wharf_kafka_partitions", &["reading"], 1.0),
-        ("wharf_handler_processes", &["metered"], 1.0),
-        ("wharf_handler_running", &["metered"], 0.0),
-        ("wharf_outbox_total", &["sent"], 1.0),
-        ("wharf_breakers_total", &["metered", "open"], 0.0),
-    ] {
+    for (name, values, expected) in expected {
         assert_eq!(exported.value(name, values), Some(expected), "{name} {values:?}");
     }
     assert!(exported.value("wharf_deliveries", &["metered", "poisoned"]) >= Some(1.0));

@@ -1,12 +1,13 @@
 //! The parents, links and attributes of spans.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use wharf::batch::batch_handler;
 use wharf::traces::{SpanKind, TraceContext, install};
 use wharf::{Failure, Message, Raw, Record, handler, tx_handler};
 
-use super::recorder::{PANICS, Told, ended, record};
+use super::recorder::{PANICKED, PANICS, Told, ended, record};
 use crate::kafka::stage::{Stage, end};
 use crate::scene::{Connection, Runs, Scene, key};
 use support::kafka_records::TestRecord;
@@ -208,6 +209,7 @@ async fn a_bridge_that_panics_fails_no_run_and_a_second_bridge_is_refused() {
     inbox.accept(to(PANICS, "one", &producer(5))).await.unwrap();
     assert_eq!(inbox.drain().await.unwrap(), 1);
     assert_eq!(scene.count_done_at_first().await, 1);
+    assert!(PANICKED.load(Ordering::Relaxed) > 0, "the bridge was not called");
     let refused = install(wharf::otel::OtelBridge::new()).unwrap_err();
     assert!(refused.is_configuration(), "{refused}");
 }

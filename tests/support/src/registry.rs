@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -13,6 +14,9 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 
 use crate::postgres::ServerTls;
+
+/// How long a test waits for requests.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The behaviour of the registry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -120,7 +124,8 @@ impl TestRegistry {
         let state = Arc::clone(&self.state);
         let waiting = move || {
             let inner = state.inner.lock().unwrap();
-            drop(state.asked.wait_while(inner, |inner| inner.total < total).unwrap());
+            let (inner, _) = state.asked.wait_timeout_while(inner, PATIENCE, |inner| inner.total < total).unwrap();
+            assert!(inner.total >= total, "{} of {total} requests within {PATIENCE:?}", inner.total);
         };
         tokio::task::spawn_blocking(waiting).await.unwrap();
     }
