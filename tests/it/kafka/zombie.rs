@@ -8,7 +8,7 @@ use support::events::Events;
 use support::postgres::connect;
 
 const WAITING: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
-                       WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%inbox_message%'";
+                       WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%held AS MATERIALIZED%'";
 const END_WAITING: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                            WHERE datname = current_database() AND wait_event_type = 'Lock'";
 

@@ -247,7 +247,7 @@ async fn replay(big: &Big) {
 async fn lose_two_answers(big: &Big, inbox: &Inbox<Postgres>, proxy: &Proxy, round: &str) {
     // Paused, so that no claim takes the delivery before it is released.
     big.execute("UPDATE inbox_handler SET paused_at = now() WHERE key = 'resting'").await;
-    let lost = proxy.on_next_statement("nextval('inbox_message_seq')", Fault::LoseReply);
+    let lost = proxy.on_next_statement("INSERT INTO inbox_message", Fault::LoseReply);
     inbox.accept(of("resting", round, 0)).await.unwrap();
     lost.fired().await;
     big.execute("UPDATE inbox_handler SET paused_at = NULL").await;
