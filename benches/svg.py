@@ -53,7 +53,7 @@ def at(place: float) -> str:
 
 
 def number(value: float) -> str:
-    """Rounds to two significant digits, three from 10,000: a measurement on a shared machine is no more exact."""
+    """Rounds to hundreds from 10,000, to tens from 100: a measurement on a shared machine is no more exact."""
     if value >= 10_000:
         return f"{round(value, -2):,.0f}"
     if value >= 100:
