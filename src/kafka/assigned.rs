@@ -1,5 +1,5 @@
-//! The state of the partitions: the ingest's state of its partitions. It knows which are assigned, which records wait
-//! or are being written, and which offsets may be committed.
+//! The partitions of an ingest: which are assigned, which of their records wait or are being written, and which offsets
+//! may be committed.
 //!
 //! Records of a partition are written in the order of their offsets, and the database writes a batch only after the one
 //! that it follows, so the stored records of a partition are always a prefix of it. Each assignment has a generation,
