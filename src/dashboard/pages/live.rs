@@ -7,11 +7,8 @@ use std::time::Duration;
 use axum::extract::{Path, State};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::{Stream, StreamExt, stream};
-use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::super::app::App;
-use super::super::long_act::LongActProgress;
 use super::super::refusal::Refusal;
 use crate::store::Backend;
 
@@ -48,59 +45,36 @@ pub(in super::super) async fn live<B: Backend>(
     Sse::new(lasting(STREAM_LASTS, events)).keep_alive(KeepAlive::default())
 }
 
-/// Sends one event when the stream opens and one for each change of an action, and a last one when it has ended.
+/// Sends one event for each change of an action, and a last one when it has ended.
 pub(in super::super) async fn of_job<B: Backend>(
     State(app): State<Arc<App<B>>>,
     Path(id): Path<u64>,
 ) -> Result<Events<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
-    let changes = app.jobs.find(id)?.progress.subscribe();
-    let events = progress(changes, JOB_EVERY).map(|now| {
-        let name = if now.ended.is_some() { "end" } else { "message" };
-        Ok(Event::default().event(name).data(now.affected.to_string()))
+    let job = app.jobs.find(id)?;
+    let changes = job.progress.subscribe();
+    let events = stream::unfold(Some((job, changes)), async |watched| {
+        let (job, mut changes) = watched?;
+        // The action may have ended between the page and this request. Other changes are reported with the next one.
+        let affected = changes.borrow_and_update().affected;
+        let is_ended = changes.borrow().ended.is_some();
+        let event = Event::default().event(if is_ended { "end" } else { "message" }).data(affected.to_string());
+        if is_ended {
+            return Some((Ok(event), None));
+        }
+        tokio::time::sleep(JOB_EVERY).await;
+        changes.changed().await.ok()?;
+        Some((Ok(event), Some((job, changes))))
     });
     Ok(Sse::new(lasting(STREAM_LASTS, events)).keep_alive(KeepAlive::default()))
 }
 
-/// The progress of an action: at once, because it may have changed since the page was loaded, and then on each change,
-/// at most once in `every`. The last item is the end.
-fn progress(mut changes: watch::Receiver<LongActProgress>, every: Duration) -> impl Stream<Item = LongActProgress> {
-    changes.mark_changed();
-    stream::unfold(Some((changes, Instant::now())), move |watched| async move {
-        let (mut changes, not_before) = watched?;
-        tokio::time::sleep_until(not_before).await;
-        changes.changed().await.ok()?;
-        let now = changes.borrow_and_update().clone();
-        let rest = now.ended.is_none().then(|| (changes, Instant::now() + every));
-        Some((now, rest))
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-
-    use super::super::super::long_act::LongActEnd;
     use super::*;
 
     #[tokio::test]
     async fn a_stream_ends_although_nothing_happens() {
         let events = lasting(Duration::from_millis(1), stream::pending());
         assert_eq!(events.count().await, 1, "only how soon to open it again");
-    }
-
-    #[tokio::test]
-    async fn the_progress_of_an_action_is_reported_at_once_and_on_each_change_until_its_end() {
-        let affected = |affected| LongActProgress { affected, ..LongActProgress::default() };
-        let (action, changes) = watch::channel(affected(1));
-        let mut reported = Box::pin(progress(changes, Duration::ZERO));
-        // The page may have been loaded before this change.
-        assert_eq!(reported.next().await, Some(affected(1)));
-        assert_eq!(reported.next().now_or_never(), None, "nothing has changed");
-        action.send_replace(affected(2));
-        assert_eq!(reported.next().await, Some(affected(2)));
-        let ended = LongActProgress { ended: Some(LongActEnd::Well), ..affected(2) };
-        action.send_replace(ended.clone());
-        assert_eq!(reported.next().await, Some(ended));
-        assert_eq!(reported.next().await, None);
     }
 }
