@@ -5,7 +5,7 @@
 
 use diesel::pg::data_types::PgTimestamp;
 
-use super::InsertedRow;
+use super::{InsertedRow, identity_hash};
 use crate::store::identity_hash::IdentityHash;
 use crate::store::postgres::process::millis;
 use crate::store::postgres::statement::statements;
@@ -64,7 +64,8 @@ statements! {
 /// The statement for the only open message of a batch; `None` if it takes the statement for batches.
 pub(super) fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Option<InsertOne<'a>> {
     let (&[index], [] | [_]) = (open, &*batch.ledger) else { return None };
-    let NewMessage { message, payload_hash, deliveries } = &batch.messages[index];
+    let new = &batch.messages[index];
+    let NewMessage { message, payload_hash, deliveries } = new;
     if deliveries.iter().any(|delivery| delivery.order_hash.is_some()) {
         return None;
     }
@@ -81,7 +82,7 @@ pub(super) fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Option<Inser
         record_key: message.key.as_deref(),
         headers: message.headers.encoded(),
         payload: message.payload.as_deref(),
-        identity_hashes: vec![IdentityHash::of(&message.id, &message.source)],
+        identity_hashes: vec![identity_hash(new)],
         lease_ms: millis(batch.lease),
         processor: batch.processor,
         handlers: deliveries.iter().map(|delivery| delivery.ids.current).collect(),
