@@ -1,11 +1,12 @@
 //! The ingest: a thread that polls Kafka, passes batches to the store and commits the offsets of stored records.
 //!
-//! It never waits for the database: tasks write the batches and notify it. When the database is away or too many
-//! records wait, partitions are paused and polling continues, so the process stays in the group. The thread ends by
-//! itself only after a fatal error of librdkafka or a panic.
+//! Tasks write the batches. The thread waits for them only for a bounded time: for room, at a revocation, at its end.
+//! When the database is away or too many records wait, partitions are paused and polling continues, so the process
+//! stays in the group. The thread ends by itself only after a failed subscription, a fatal librdkafka error or a panic.
 
 mod backlogged;
 mod batches;
+mod committing;
 mod positioning;
 mod topics;
 mod undecoded;
@@ -28,7 +29,7 @@ use tokio::time::timeout_at;
 use super::assigned::{AssignedPartitions, Expected, Pauses, Wait};
 use super::condition::Condition;
 use super::position::At;
-use super::rebalance::{Context, Notice, offsets, partitions};
+use super::rebalance::{Context, Notice, partitions};
 use super::sources::ReadTopics;
 use super::token::TokenProvider;
 use super::{Kafka, native, record, settings, watch};
@@ -51,7 +52,7 @@ const LAST_BATCHES: Duration = Duration::from_secs(3);
 /// A running ingest. Dropping it stops it.
 pub(crate) struct Ingest {
     is_stopping: Arc<AtomicBool>,
-    /// The error that ended the thread, if any; `None` once it was received.
+    /// Receives the error that ended the thread, or `None` if the thread was stopped. Unset after that.
     ended: Option<oneshot::Receiver<Option<Error>>>,
     failure: Option<Error>,
     condition: Condition,
@@ -73,7 +74,7 @@ impl Ingest {
                 "Kafka::begin names topics that no handler subscribes to: {topics}"
             )));
         }
-        // Weak: a health check of an inbox that has ended must not keep its store open.
+        // Weak, because health checks hold this closure: after the inbox has ended, they must not keep its store open.
         let asked = Arc::downgrade(intake);
         let in_order = move |topic: &str| asked.upgrade().is_some_and(|intake| intake.rules.is_in_order(topic));
         let assigned = AssignedPartitions::new(intake.limits.accept_batches, Box::new(in_order));
@@ -97,7 +98,7 @@ impl Ingest {
         }))
     }
 
-    /// Stops reading and waits until the thread has written its last batches, committed and left the group, or until
+    /// Stops reading and waits until the thread has finished the running writes, committed and left the group, or until
     /// the deadline. After the deadline the thread continues by itself.
     pub(crate) async fn end(mut self, deadline: Instant) {
         self.is_stopping.store(true, Ordering::Relaxed);
@@ -118,7 +119,7 @@ impl Ingest {
         }
     }
 
-    /// Resolves with the error that ended the ingest. Stays pending while it is healthy.
+    /// Resolves with the error that ended the ingest. Stays pending while there is none.
     pub(crate) async fn failure(&mut self) -> Error {
         if let Some(ended) = &mut self.ended {
             self.failure = ended.await.ok().flatten();
@@ -148,7 +149,7 @@ impl<B: Backend> ReadyIngest<B> {
             events::kafka::note_intake(&source, false);
             if let Some(error) = &failure {
                 events::kafka::ingest_failed(&source, error);
-                // This is the only place that sets it.
+                // Cannot fail, because it is set only here.
                 let _ = failed.set(error.to_string());
                 intake.hand_over().inspect(|hand_over| hand_over.note_intake(&source.name, false));
             }
@@ -174,7 +175,7 @@ struct Work<B: Backend> {
     intake: Arc<Intake<B>>,
     /// The topics that are read from this source.
     topics: Arc<ReadTopics>,
-    /// How long the inbox keeps an identity at least; `None` when it never deletes them.
+    /// The minimum time for which the inbox keeps an identity; `None` when it never deletes them.
     window: Option<Duration>,
     consumer: Arc<BaseConsumer<Context>>,
     config: ClientConfig,
@@ -183,7 +184,7 @@ struct Work<B: Backend> {
     tasks: JoinSet<()>,
     tell: Sender<Notice>,
     is_stopping: Arc<AtomicBool>,
-    /// Whether records are read: the queues have room and the backlog is within its limits.
+    /// Whether records are read: not all partitions lack room, and the backlog is within its limits.
     is_open: bool,
     /// Records whose identity cannot be decoded yet and that have no task. Used by this thread only.
     undecided: RefCell<Vec<(Wait, Undecided)>>,
@@ -232,7 +233,7 @@ impl<B: Backend> Work<B> {
         None
     }
 
-    /// A task that panicked would leave its partitions stuck: only a restart helps.
+    /// Removes ended tasks. A panic is an error: the partitions of that task would make no progress until a restart.
     fn join_tasks(&mut self) -> Result<()> {
         while let Some(joined) = self.tasks.try_join_next() {
             if let Some(panic) = joined.err().and_then(|error| error.try_into_panic().ok()) {
@@ -253,7 +254,7 @@ impl<B: Backend> Work<B> {
         &self.consumer.context().source
     }
 
-    /// Pauses and resumes partitions, depending on the room for their records.
+    /// Pauses and resumes partitions, depending on their state, the room for their records and the backlog.
     fn pause_and_resume(&mut self) {
         let context = self.consumer.context();
         let Pauses { pause, resume, full, drained, is_closed } = context.assigned().pauses(!context.is_backlogged());
@@ -281,48 +282,6 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    fn commit_when_due(&mut self) {
-        let now = Instant::now();
-        if now < self.commit_at {
-            return;
-        }
-        self.commit_at = now + COMMIT_EVERY;
-        if self.consumer.context().is_cut_off() {
-            self.call_brokers();
-        } else {
-            self.commit(CommitMode::Async);
-        }
-    }
-
-    /// Asks for metadata. Commits are suspended while no broker answers, so they cannot show that one is back.
-    fn call_brokers(&mut self) {
-        let Some((topic, _)) = self.consumer.context().assigned().places().pop() else { return };
-        let consumer = Arc::downgrade(&self.consumer);
-        let calling = move || {
-            let Some(consumer) = consumer.upgrade() else { return };
-            if consumer.fetch_metadata(Some(&topic), COMMIT_EVERY).is_ok() {
-                consumer.context().broker_answered();
-            }
-        };
-        // A blocking call must not run on the store's thread.
-        let calling = async { drop(tokio::task::spawn_blocking(calling).await) };
-        self.tasks.spawn_on(calling, self.intake.store.backend.reactor());
-    }
-
-    /// Commits stored offsets. Offsets without a confirmation are in the next commit again.
-    fn commit(&self, mode: CommitMode) {
-        let stored = self.consumer.context().assigned().to_commit();
-        if let Some(list) = offsets(&stored)
-            && let Err(error) = match mode {
-                CommitMode::Async => native::commit(&self.consumer, &list),
-                CommitMode::Sync => self.consumer.commit(&list, mode),
-            }
-        {
-            // The next commit includes these offsets.
-            self.consumer.context().report_error("commit", &error);
-        }
-    }
-
     /// Reads available records, at most `READ_BATCHES` batches; returns how many. Waits only for the first record.
     fn read(&self) -> Result<usize> {
         let mut wait = self.poll_wait;
@@ -343,7 +302,7 @@ impl<B: Backend> Work<B> {
         Ok(count)
     }
 
-    /// Decides a record and queues it. Returns whether the queue of its partition, or of all partitions, is full.
+    /// Decides a record and queues it. Returns whether reading must stop: a queue is full, or it waits for a decoder.
     fn take_in(&self, message: &BorrowedMessage<'_>, now: Instant) -> bool {
         let context = self.consumer.context();
         let place = (message.topic(), message.partition());
@@ -354,7 +313,7 @@ impl<B: Backend> Work<B> {
         match expected {
             Expected::Yes => {
                 events::kafka::consumed(place.0);
-                // The partitions are not locked here: a large record takes time, and the lanes continue meanwhile.
+                // The partitions are not locked here: a large record takes time, and the lanes need the lock meanwhile.
                 let (topic, reader) = (self.intake.rules.shared_name(place.0), context.reader());
                 let record = record::read(message, topic, reader.as_deref());
                 let row = match self.intake.decide(record) {
@@ -385,13 +344,16 @@ impl<B: Backend> Work<B> {
         ))
     }
 
-    /// Drops waiting records (the next owner reads them again), waits for running writes, and commits.
+    /// Drops waiting records (the next owner reads them again), waits for running writes, and commits. While no broker
+    /// answers, a commit would block for the session timeout, and the ledger has the positions.
     fn end(&mut self) {
         let context = self.consumer.context();
         let places = context.assigned().places();
         context.assigned().drop_waiting(&places);
         context.wait_written(&places, Instant::now() + LAST_BATCHES);
-        self.commit(CommitMode::Sync);
+        if !context.is_cut_off() {
+            self.commit(CommitMode::Sync);
+        }
         context.set_closing();
         self.tasks.abort_all();
         watch::end(&self.intake, self.source());

@@ -38,9 +38,9 @@ impl<B: Backend> Work<B> {
     }
 }
 
-/// Writes a batch, retrying without end. A batch that follows another of its partition is sent at once. If the store
-/// answers that the earlier batch is not stored yet, or does not answer, the batch is sent again when the earlier one
-/// has ended.
+/// Writes a batch and retries until it is stored. A batch that follows another of its partition is first tried once
+/// without waiting for that one. If this does not store it (the earlier batch is not stored yet, the database fails, or
+/// the batch must not be sent early), it is written after the earlier batch has ended.
 async fn write<B: Backend>(intake: &Arc<Intake<B>>, context: &Context, batch: Batch) -> Vec<LedgerMove> {
     let Batch { id, rows, ledger, is_following } = batch;
     let followed = match is_following {
@@ -56,7 +56,7 @@ async fn write<B: Backend>(intake: &Arc<Intake<B>>, context: &Context, batch: Ba
             retry_forever(intake.limits.backoff_max, "accept", || accept::write(intake, batch, Patience::ForEver)).await
         }
     };
-    // The rows are dropped here, on the store's thread and before room is made for others. The ingest thread may be
-    // busy reading.
+    // The rows are dropped here: before room is made for others, and not on the ingest thread, which may be busy
+    // reading.
     written.ledger
 }

@@ -1,5 +1,5 @@
-//! Starts partitions: requests their positions and seeks the consumer to them. Also keeps the consumer's token, without
-//! which it cannot connect.
+//! Starts partitions: requests their positions and seeks the consumer to them. Also keeps the consumer's token valid,
+//! because without a token it cannot connect.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,8 +80,8 @@ impl<B: Backend> Work<B> {
         }
     }
 
-    /// Stops a partition until an operator acts. The event is emitted once for each assignment, and again when the
-    /// reason changes.
+    /// Stops a partition until an operator acts. The event is not repeated while the partition stays assigned and
+    /// stopped for the same reason.
     fn stop(&self, place: &TopicPartition, ledger: i64, why: &str) {
         if self.consumer.context().assigned().stop(place, why, Instant::now()) {
             events::kafka::partition_stopped(self.source(), &place.0, place.1, ledger, why);

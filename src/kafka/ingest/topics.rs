@@ -1,7 +1,7 @@
 //! Subscribes to topics: to named ones at once, to those that match patterns when the cluster has them.
 //!
-//! librdkafka gets names only, never patterns, because it and the brokers each use another pattern syntax. So a pattern
-//! means the same for the subscription, the handlers and the identity, with every group protocol.
+//! librdkafka gets names only, never patterns, because its pattern syntax differs from that of the brokers. So a
+//! pattern means the same for the subscription, the handlers and the identity, with every group protocol.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl<B: Backend> Work<B> {
     }
 
     /// Subscribes again when topics that match patterns were created or deleted. Partitions of other topics are read
-    /// without interruption.
+    /// without interruption, unless `partition.assignment.strategy` was set to an eager one.
     pub(super) fn follow_topics(&mut self) {
         let Some(changed) = self.topics.take_change() else { return };
         let names: Vec<&str> = changed.now.iter().map(String::as_str).collect();

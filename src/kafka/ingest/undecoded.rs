@@ -1,7 +1,7 @@
 //! Records whose identity cannot be decoded yet: their partitions wait for the decoder, other partitions are read.
 //!
 //! Each waiting partition has one task. It holds the record and calls the decoder until it answers. Then the record is
-//! queued, or quarantined if it can never be decoded. Nothing is read from Kafka again for it.
+//! queued, for the quarantine if it can never be decoded. It need not be read from Kafka again.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -22,7 +22,8 @@ use crate::types::sanitize;
 const WHY_CHARS_MAX: usize = 500;
 
 impl<B: Backend> Work<B> {
-    /// Lets a record wait whose identity cannot be decoded yet. Returns true, so that no record behind it is taken in.
+    /// Lets a record wait whose identity cannot be decoded yet. Returns true: reading stops, so that the partition is
+    /// paused before the records behind this one are polled, which would be dropped.
     pub(super) fn wait_for_decoder(&self, undecided: Undecided, partition: i32, at: At, now: Instant) -> bool {
         let place = (Arc::clone(undecided.topic()), partition);
         let wait = self.consumer.context().assigned().wait_for_decoder(place, at, now);
@@ -51,8 +52,8 @@ impl<B: Backend> Work<B> {
     }
 }
 
-/// Calls the decoder until the record is decided, and queues it. Aborting it has no effect on the partition, which
-/// then has been revoked or has to find its position again.
+/// Calls the decoder until the record is decided, and queues it. Aborting it loses nothing: then the partition was
+/// revoked, has to find its position again, or the ingest ends, and the record is read again.
 async fn ask<B: Backend>(
     intake: Arc<Intake<B>>,
     context: Arc<Context>,

@@ -272,3 +272,41 @@ async fn stored_records_are_committed_although_the_leader_of_their_partition_is_
     on.is_committed(3).await;
     end(running).await;
 }
+
+// A group may have more readers than partitions.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_without_a_partition_notices_that_brokers_are_back() {
+    let mock = MockKafka::start(1);
+    let stage = Stage::about(Kafka::at(mock.brokers()), unique_name("absent")).await;
+    let events = Events::capture();
+    let is_ours = |event: &Event| event.has("group", &stage.group);
+    let running = stage.start_from(quick(stage.source()), &Runs::new()).await;
+    mock.take_down(MockBrokers::All);
+    let are_gone = |event: &Event| is_ours(event) && event.field("error").is_some_and(|e| e.contains("AllBrokersDown"));
+    events.wait_for(are_gone).await;
+    mock.bring_up(MockBrokers::All);
+
+    events.wait_for(|event| is_ours(event) && event.message == "brokers are back").await;
+
+    end(running).await;
+}
+
+// A commit would wait for the session timeout, and what comes after it would not happen in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ingest_that_ends_without_brokers_removes_its_row() {
+    let on = MockStage::new(1).await;
+    on.mock.fail_requests(OffsetCommit, &[RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE; 1_000]);
+    let running = on.start().await;
+    on.three_more().await;
+    let events = Events::capture();
+    on.mock.take_down(MockBrokers::All);
+    let is_gone = |event: &Event| {
+        event.has("group", &on.stage.group)
+            && event.field("error").is_some_and(|error| error.contains("AllBrokersDown"))
+    };
+    events.wait_for(is_gone).await;
+
+    running.shutdown(Duration::ZERO).await.unwrap();
+
+    assert_eq!(on.stage.scene.count("inbox_ingest").await, 0);
+}
