@@ -41,7 +41,8 @@ pub(super) struct Producing {
     producer: Option<Arc<ThreadedProducer<ProducerCallbacks>>>,
     /// Topics that exist and may be written to. Brokers are asked about others before their records are sent.
     known: HashSet<Arc<str>>,
-    /// Whether no record has failed.
+    /// False once a delivery has failed, or the result of a record is unknown. Records that are refused before they are
+    /// sent do not count.
     is_usable: bool,
     /// A call that asks whether a broker answers. Kept while it runs, so that there is one at a time.
     call: Option<JoinHandle<bool>>,
@@ -122,11 +123,17 @@ impl Producing {
         }
         handed_over
     }
+
+    /// Drops the records that wait; each is reported as failed. After a fatal error they would wait forever.
+    fn purge(&self) -> bool {
+        self.producer.iter().for_each(|producer| producer.purge(PurgeConfig::default().queue().inflight()));
+        true
+    }
 }
 
 impl Wire for Producing {
     async fn send(&mut self, records: &[Outgoing]) -> Vec<SendResult> {
-        // Its answer would be out of date when it is asked for again.
+        // The answer of an earlier call would be out of date when `reaches_brokers` is called again.
         self.call = None;
         let wrong = self.ask(records).await;
         let of_topic =
@@ -136,16 +143,16 @@ impl Wire for Producing {
         let mut left = self.hand_over(records, &mut results, &reports);
         self.is_usable &= !results.iter().any(|result| matches!(result, Some(SendResult::Unknown { .. })));
         drop(reports);
+        // The error may have come before all records were handed over.
+        let is_fatal = self.producer.as_ref().is_some_and(|producer| producer.client().fatal_error().is_some());
+        let mut is_purged = is_fatal && self.purge();
         while left > 0
             && let Some(RecordReport { index, result }) = reported.recv().await
         {
             left -= 1;
-            if self.is_usable && !matches!(result, SendResult::Acknowledged { .. }) {
+            if !is_purged && !matches!(result, SendResult::Acknowledged { .. }) {
                 self.is_usable = false;
-                // After a fatal error, the other records would wait forever. Purging them reports each as failed.
-                if let Some(producer) = &self.producer {
-                    producer.purge(PurgeConfig::default().queue().inflight());
-                }
+                is_purged = self.purge();
             }
             results[index] = Some(result);
         }
@@ -228,7 +235,7 @@ fn call_brokers(producer: &ThreadedProducer<ProducerCallbacks>, topic: Option<&s
     if is_answered {
         producer.context().heard();
     }
-    // A connection may outlive its token.
+    // An open connection may still answer after its token has expired.
     is_answered && !producer.context().access.is_shut_out()
 }
 
