@@ -84,7 +84,7 @@ impl Behind {
         if let (offset, Some(newest)) = read
             && self.points.back().is_none_or(|(last, _)| *last != offset)
         {
-            self.points.truncate(POINTS_MAX);
+            self.points.truncate(POINTS_MAX - 1);
             self.points.push_back((offset, newest));
         }
         while let Some((offset, newest)) = self.points.front().copied()

@@ -1,5 +1,5 @@
-//! The requests of an audit: one round to each leader about its partitions. Where few offsets are left, the next record
-//! is read. Every call blocks.
+//! The requests of an audit: each leader is asked about all of its partitions at once. Where few offsets are left, or a
+//! transaction is open, the next record is read. Every call blocks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::{KafkaAnswers, KnownPartition, PartitionAudit};
 
 /// The timeout for each answer of Kafka.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// Only partitions with a lag up to this are checked for transaction markers: a longer lag certainly has records.
+/// Only partitions with a lag up to this are checked for transaction markers: a longer lag is assumed to have records.
 const FEW: i64 = 100;
 
 /// Asks Kafka about these partitions, and about the other partitions of their topics. Partitions of other clusters are
@@ -40,6 +40,7 @@ pub(super) fn query(
         known.iter().filter_map(|one| Some((place(&one.audit), one.topic_id.clone()?))).collect();
     let mut audited: Vec<PartitionAudit> = known.into_iter().map(|one| one.audit).collect();
     let mut topics: Vec<String> = audited.iter().map(|partition| partition.topic.clone()).collect();
+    topics.sort_unstable();
     topics.dedup();
     if topics.is_empty() && cluster_id.is_none() {
         // Without an answer nothing can be compared, so the audit returns an error instead of an empty result.
@@ -155,6 +156,7 @@ fn peek(
 ) -> KafkaResult<HashMap<TopicPartition, Peeked>> {
     let mut peeked = HashMap::new();
     let mut topics: Vec<&Arc<str>> = starts.iter().map(|((topic, _), _)| topic).collect();
+    topics.sort_unstable();
     topics.dedup();
     for topic in topics {
         let mut config = config.clone();
