@@ -85,9 +85,11 @@ async fn a_handler_that_ends_its_own_transaction_has_failed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn session_settings_of_a_handler_do_not_reach_the_next() {
     async fn setting(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
-        let seen = "INSERT INTO effect SELECT concat_ws(' ', current_setting('work_mem'), current_setting('TimeZone'), current_user)";
+        let seen = "INSERT INTO effect SELECT concat_ws(' ', current_setting('work_mem'), current_setting('TimeZone'), current_user,
+                        current_setting('transaction_isolation'))";
         effect::execute(conn, seen).await?;
-        for set in ["SET work_mem = '7MB'", "SET TIME ZONE 'Asia/Tokyo'", "SET ROLE pg_monitor"] {
+        let serializable = "SET default_transaction_isolation = 'serializable'";
+        for set in ["SET work_mem = '7MB'", "SET TIME ZONE 'Asia/Tokyo'", serializable, "SET ROLE pg_monitor"] {
             effect::execute(conn, set).await?;
         }
         // The outcome is written with the role of the session.
@@ -105,7 +107,7 @@ async fn session_settings_of_a_handler_do_not_reach_the_next() {
         seen,
         [scene
             .database
-            .query_texts("SELECT concat_ws(' ', current_setting('work_mem'), 'UTC', current_user)")
+            .query_texts("SELECT concat_ws(' ', current_setting('work_mem'), 'UTC', current_user, 'read committed')")
             .await
             .concat()]
     );
