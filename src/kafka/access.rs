@@ -72,9 +72,9 @@ impl Access {
         was_refused
     }
 
-    /// Takes over which topics may be read now, each with the reason if it may not; returns what has changed. Topics
-    /// that are not `subscribed` any more are neither refused nor allowed: their refusals are dropped, and an answer
-    /// about one is late and ignored.
+    /// Updates the refusals of topics. `topics` has the reason why each topic may not be read; `None` if it may.
+    /// Returns what has changed. Topics that are not `subscribed` any more cause no change: their refusals are dropped,
+    /// and late answers about them are ignored.
     pub(super) fn judge_topics(
         &self,
         topics: impl IntoIterator<Item = (String, Option<String>)>,

@@ -35,7 +35,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The pause before the next check whether an operator has repaired a stopped partition.
 const ASK_STOPPED_AGAIN: Duration = Duration::from_secs(15);
 
-/// Whether the batches of a topic's partition are sent one at a time.
+/// Whether the batches of each partition of this topic are sent one at a time.
 pub(super) type InOrder = Box<dyn Fn(&str) -> bool + Send>;
 
 /// The state of all assigned partitions. `Context` holds it behind a mutex, because the ingest thread and the tasks

@@ -22,11 +22,11 @@ const HANGING_AFTER: Duration = Duration::from_secs(15 * 60);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Audit {
-    /// Every partition that is in the ledger or in Kafka, sorted.
+    /// Every partition of the topics that are in the ledger, also those that only Kafka has; sorted.
     pub partitions: Vec<PartitionAudit>,
     /// Known gaps: records that were deleted before they were read.
     pub gaps: Vec<Gap>,
-    /// The group, if the ledger has no entry of it.
+    /// The group, if the ledger has no entry of it for this cluster.
     pub unknown_group: Option<String>,
 }
 
@@ -83,7 +83,7 @@ pub enum Finding {
     TopicRecreated(PartitionAudit),
     /// A transaction is open for longer than brokers allow, and records wait behind it.
     HangingTransaction(PartitionAudit),
-    /// The ledger has no entry of the group.
+    /// The ledger has no entry of the group for this cluster.
     UnknownGroup(String),
     /// Records were deleted before they were read, and the gap was recorded.
     Gap(Gap),

@@ -26,7 +26,8 @@ pub(super) async fn watch<B: Backend>(intake: Arc<Intake<B>>, tell: Sender<Notic
     }
 }
 
-/// Whether the backlog exceeds its limits; `None` when the database does not answer. Counts at most up to the limit.
+/// Whether the open deliveries have reached `backlog_rows_max`, or the oldest one is older than `backlog_age_max`;
+/// `None` when the database does not answer. Counts at most up to the limit.
 async fn is_over<B: Backend>(intake: &Arc<Intake<B>>) -> Option<bool> {
     let limits = &intake.limits;
     let handlers = intake.handlers().await.ok()?;

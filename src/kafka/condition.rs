@@ -29,7 +29,8 @@ impl Condition {
         self.context.reader().map(|reader| Arc::clone(&reader.cluster_id))
     }
 
-    /// All problems. `stopped_why` is why the accept stage has stopped. An ingest that has failed has no other problem.
+    /// All problems. `stopped_why` is why the accept stage has stopped. If the ingest has failed, only its error is
+    /// returned.
     pub(super) fn reasons(&self, stopped_why: Option<String>) -> Vec<HealthReason> {
         if let Some(error) = self.failed.get() {
             return vec![HealthReason::Failed { error: error.clone() }];

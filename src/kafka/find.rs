@@ -47,7 +47,7 @@ pub(super) struct Located {
 struct PartitionToFind {
     asked: Asked,
     ledger: Option<LedgerRow>,
-    /// Replaces the group's offset, if the group is not asked.
+    /// Used in place of the group's offset, if [`beginning::decide`] has decided the topic.
     decided: Option<Committed>,
 }
 
@@ -172,7 +172,7 @@ struct ByLeader {
 fn led(consumer: &Weak<BaseConsumer<Context>>, sought: Vec<PartitionToFind>) -> ByLeader {
     let mut led = ByLeader::default();
     let Some(consumer) = consumer.upgrade() else { return led };
-    // The answer is not needed: the consumer is being closed.
+    // There is nothing to ask, or the consumer is being closed and the answer is not needed.
     if sought.is_empty() || consumer.context().is_closing() {
         return led;
     }

@@ -1,6 +1,6 @@
-//! Functions of librdkafka that rdkafka does not offer: headers and metadata as bytes, and the low watermark of the
-//! last fetch. `native/leader.rs` asks a broker about all partitions that it leads, `native/epoch.rs` has leader epochs
-//! and the cluster id, `native/token.rs` sets a client's token.
+//! Functions of librdkafka that rdkafka does not offer: headers and metadata as bytes, asynchronous commits with an
+//! answer, and the watermarks of the last fetch. `native/leader.rs` asks a broker about all partitions that it leads,
+//! `native/epoch.rs` has leader epochs and the cluster id, `native/token.rs` sets a client's token.
 //!
 //! rdkafka 0.39 panics on a header name that is not UTF-8, which would let any producer stop the consumer forever. So
 //! names are read through librdkafka. There a name is a C string: the part after a NUL is lost. The unsafe code of the
@@ -39,7 +39,7 @@ pub(super) fn headers(message: &BorrowedMessage<'_>) -> Option<Headers> {
     for index in 0.. {
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
         // SAFETY: `native` is valid while the message is borrowed; librdkafka answers with an error past the end and
-        // writes all three places otherwise.
+        // writes all three variables otherwise.
         let found = unsafe { rd_kafka_header_get_all(native, index, &mut name, &mut value, &mut size) };
         if found != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR || name.is_null() {
             break;
@@ -107,7 +107,7 @@ pub(super) fn watermarks<C: ConsumerContext>(
 ) -> Option<(i64, i64)> {
     let topic = CString::new(topic).ok()?;
     let (mut low, mut high) = (-1, -1);
-    // SAFETY: the client lives as long as the consumer, the name is a C string, both places are ours.
+    // SAFETY: the client lives as long as the consumer, the name is a C string, both variables are ours.
     let known = unsafe {
         let client = consumer.client().native_ptr();
         rd_kafka_get_watermark_offsets(client, topic.as_ptr(), partition, &mut low, &mut high)

@@ -1,9 +1,10 @@
 //! librdkafka's callbacks: assigned and revoked partitions, and answers to commits; `rebalance/errors.rs` handles
 //! errors.
 //!
-//! Runs on the ingest thread, inside its poll; only the end of a batch is recorded from the store's thread. Partitions
-//! are assigned paused and at their beginning, so that nothing is read before their position is found. When they are
-//! revoked, batches that are being written get five seconds to end, and stored offsets are committed.
+//! Rebalances and commit answers are handled on the ingest thread, inside its poll. Tasks on other threads change the
+//! shared state too, for example when a batch has ended. Partitions are assigned paused and at their beginning, so that
+//! nothing is read before their position is found. When they are revoked, batches that are being written get five
+//! seconds to end, and stored offsets are committed.
 
 mod errors;
 
@@ -69,8 +70,8 @@ pub(super) struct Context {
     is_backlogged: AtomicBool,
     /// The consumer is being closed; stored offsets are committed already.
     is_closing: AtomicBool,
-    /// No broker is reachable. Then no commit is sent: a commit that is queued until the session has timed out would
-    /// fence a static member for good.
+    /// A broker could not be reached, and none has answered since. Then no commit is sent: a commit that is queued
+    /// until the session has timed out would fence a static member for good.
     is_cut_off: AtomicBool,
     /// Why this process cannot read at all; cleared when a broker answers.
     problem: Mutex<Option<String>>,
@@ -194,8 +195,8 @@ impl Context {
         }
     }
 
-    /// Handles notices that arrive within `wait`; returns whether there was one. Ends with the first notice and those
-    /// that have arrived by then.
+    /// Waits at most `wait` for a notice, and handles it and those that have arrived by then. Returns whether there was
+    /// one.
     pub(super) fn handle_notices(&self, wait: Duration) -> bool {
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = match notices.recv_timeout(wait) {
@@ -308,7 +309,7 @@ impl ConsumerContext for Context {
     }
 }
 
-/// The partitions of a list, with shared topic names.
+/// The partitions of a list.
 fn places(list: &TopicPartitionList) -> Vec<TopicPartition> {
     list.elements().iter().map(|element| (Arc::from(element.topic()), element.partition())).collect()
 }

@@ -1,5 +1,5 @@
-//! Retries a database call until it succeeds: the database may come back, or its schema may be repaired. There is no
-//! other end than aborting the task.
+//! Retries a database call until it succeeds: the database may come back, or its schema may be repaired. Only aborting
+//! the task ends the retries early.
 
 use std::future::Future;
 use std::time::Duration;

@@ -80,7 +80,7 @@ pub(super) fn config(kafka: &Kafka) -> Result<ClientConfig> {
     Ok(config)
 }
 
-/// The configuration of a client for admin requests: the consumer's, without statistics.
+/// The configuration of a client for admin requests and audits: the consumer's, without statistics.
 pub(super) fn to_ask(config: &ClientConfig) -> ClientConfig {
     let mut config = config.clone();
     config.set("statistics.interval.ms", "0");

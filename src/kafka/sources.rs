@@ -111,8 +111,8 @@ impl ReadTopics {
         self.search_every
     }
 
-    /// Takes over the topics that the cluster has. A missing topic is unsubscribed only when the second check in a row
-    /// does not find it: a broker that is starting may not know all topics.
+    /// Determines the next subscription from the topics that the cluster has. A missing topic is unsubscribed only when
+    /// the second check in a row does not find it: a broker that is starting may not know all topics.
     pub(super) fn note(&self, names: &[String]) {
         let there: BTreeSet<&str> = names.iter().map(String::as_str).collect();
         let mut found = self.found();
@@ -138,7 +138,8 @@ impl ReadTopics {
         Some(TopicChange { come, gone, now: now.into_iter().collect() })
     }
 
-    /// Undoes a change that could not be applied, so that the next search reports it again.
+    /// Undoes a change that could not be applied, so that a later search reports it again: the next one for new topics,
+    /// the one after it for missing topics.
     pub(super) fn forget_change(&self, change: &TopicChange) {
         let mut found = self.found();
         found.current.retain(|topic| !change.come.contains(topic));

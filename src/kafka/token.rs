@@ -54,7 +54,7 @@ pub struct Token {
 
 impl Token {
     /// Creates a token from the value that the broker gets, usually a JWT, and its expiry. The next token is requested
-    /// when four fifths of the time until then are over.
+    /// when four fifths of the time until then are over, and at least once a day.
     ///
     /// ```
     /// # use std::time::{Duration, SystemTime};
@@ -283,7 +283,7 @@ fn give<C: Authenticated>(client: &Weak<C>, asked: Result<Token, String>) -> Opt
 
 /// When to request the next token, given that the current one was received at `now`.
 fn refresh_at(now: SystemTime, ends_at: SystemTime) -> SystemTime {
-    // A token without expiry is renewed after a day.
+    // A token that is valid for longer than a day, or without end, is renewed as if it were valid for a day.
     let left = ends_at.duration_since(now).unwrap_or_default().min(Duration::from_secs(86_400));
     now + left.mul_f64(REFRESH_AFTER)
 }

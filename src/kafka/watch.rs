@@ -196,8 +196,8 @@ impl<B: Backend> Watch<B> {
     }
 }
 
-/// The order of magnitude of a lag. The lag is written only when this changes: when it has doubled or halved, or begins
-/// or ends.
+/// The order of magnitude of a lag. The lag is written only when this changes: when it crosses a power of two, or
+/// becomes known or unknown.
 fn magnitude(lag: Option<i64>) -> u32 {
     lag.map_or(0, |lag| 1 + i64::BITS - lag.leading_zeros())
 }

@@ -42,7 +42,7 @@ impl AssignedPartitions {
         let mut batch = Batch { id, rows: Vec::new(), ledger: Vec::new(), is_following: false };
         let (mut size_bytes, mut ends) = (0, Vec::new());
         for place in chosen {
-            // `self.get_mut` would borrow all of it, and `self.waiting` is changed below.
+            // `self.get_mut` would borrow all of `self`, and `self.waiting` is changed below.
             let owned = self.topics.get_mut(&place.0).and_then(|partitions| partitions.get_mut(&place.1));
             let Some(owned) = owned else { continue };
             let before = owned.waiting.load();

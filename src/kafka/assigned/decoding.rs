@@ -14,7 +14,7 @@ use crate::accept::Row;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::kafka) struct Wait {
     pub(in crate::kafka) place: TopicPartition,
-    /// Unique within the process, so that an old wait is not taken for the current one.
+    /// Unique within the ingest, so that an old wait is not mistaken for the current one.
     number: u64,
     /// The position of the record.
     at: At,

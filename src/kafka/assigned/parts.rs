@@ -127,7 +127,7 @@ pub(super) enum PartitionState {
         wait: u64,
         since: Instant,
     },
-    /// There is no position, see `position::Start::Nowhere`. The ledger is checked again at `ask_at`.
+    /// It has no position: see `Nowhere` and `Stopped` of `position::Start`. The ledger is checked again at `ask_at`.
     Stopped {
         ask_at: Instant,
     },

@@ -59,9 +59,9 @@ impl AssignedPartitions {
         }
     }
 
-    /// Compares earlier observations with the ledger that was read after them, and with whether Kafka has another topic
-    /// of that name now. The position of a partition that differs is determined again, and it is returned with whether
-    /// its ledger is behind. A ledger that is ahead was moved by an operator.
+    /// Compares observations with the ledger. Each comes with the row that was read after it, and with whether Kafka
+    /// has another topic of that name now. If a partition differs, its position is determined again; it is returned
+    /// with whether its ledger is behind. A ledger that is ahead was moved by an operator.
     pub(in crate::kafka) fn compare(
         &mut self,
         watched: &[(&Watched, Option<&LedgerRow>, bool)],

@@ -92,7 +92,7 @@ pub(super) fn tell(context: &Context, derived: &[DerivedPosition]) {
     for (topic, partitions) in begun {
         let begin = match context.begins.of(topic) {
             Begin::Group => Begin::Group,
-            // Partitions that were added to a topic later, and those whose ledger was lost.
+            // With `Latest` and `At`, these partitions were added to the topic later, or their ledger was lost.
             Begin::Earliest | Begin::Latest | Begin::At(_) => Begin::Earliest,
         };
         events::kafka::topic_begins(&context.source, topic, &begin, partitions);
