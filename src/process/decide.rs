@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::breaker::{Away, Blame};
 use super::lane::Redact;
 use crate::handler::{Failure, FailureKind, RetryPolicy};
-use crate::types::{FailedBy, Outcome, PoisonReason, sanitize};
+use crate::types::{DURATION_MAX, FailedBy, Outcome, PoisonReason, sanitize};
 
 /// How a run of a handler ended.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
             FailureKind::Undecodable => poisoned(PoisonReason::Undecodable, &error, false),
             // Up to half longer, at random: deliveries that failed together do not retry together.
             FailureKind::NotDecodableNow(after) => Outcome::Unavailable {
-                after: after.mul_f64(1.0 + circumstances.chance / 2.0),
+                after: after.min(DURATION_MAX).mul_f64(1.0 + circumstances.chance / 2.0),
                 outages: None,
                 error: clean(&error),
                 by: FailedBy::Unavailable,
@@ -304,6 +304,15 @@ mod tests {
         let expected = Outcome::Retry { after: Duration::from_secs(7), error: "busy".to_owned(), by: FailedBy::Error };
         assert_eq!(decide_with(answer(), 0, &policy), Some(expected));
         assert!(matches!(decide_with(answer(), 1, &policy), Some(Outcome::Poisoned { .. })));
+    }
+
+    #[test]
+    fn a_decoder_may_ask_to_be_called_again_after_any_time() {
+        let policy = RetryPolicy::exponential();
+        let mut never = Failure::retry("the registry is down");
+        never.kind = FailureKind::NotDecodableNow(Duration::MAX);
+        let outcome = decide_with(Answer::Finished(Err(never)), 0, &policy);
+        assert!(matches!(outcome, Some(Outcome::Unavailable { charged: false, .. })), "{outcome:?}");
     }
 
     #[test]
