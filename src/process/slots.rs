@@ -185,6 +185,9 @@ impl<B: Backend> Slot<B> {
 
 impl<B: Backend> Drop for Slot<B> {
     fn drop(&mut self) {
+        // Before the slot: who sees that nothing runs finds the connections free too. Otherwise a drain could find no
+        // place, and end as if nothing were due.
+        drop(self.connections.take());
         self.lane.slots.free.fetch_add(self.count, Ordering::AcqRel);
     }
 }
