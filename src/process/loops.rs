@@ -19,13 +19,14 @@ use super::alarm::alarm_loop;
 use super::claim::{Claimer, Round, claim_loop};
 use super::decide::StopReason;
 use super::engine::{Engine, Phase};
+use super::heartbeat::{alive_for, handler_ids, heartbeat_loop, note_blocked};
 use super::lane::Lane;
 use super::probe::asking;
 use super::renew::{renew_loop, watch_loop};
 use super::retain::retain_loop;
 use super::sample::sample_loop;
 use super::settle::settle_loop;
-use super::upkeep::{alive_for, handler_ids, note_blocked, return_parked, upkeep_loop};
+use super::upkeep::{return_parked, upkeep_loop};
 use crate::accept::HandOver;
 use crate::handler::PoisonHook;
 use crate::operate::Retention;
@@ -65,6 +66,8 @@ pub(crate) struct Loops<B: Backend> {
     engine: Arc<Engine<B>>,
     /// The loops that start work. They are joined before the deliveries that they brought in are released.
     bringing_in: JoinSet<()>,
+    /// The heartbeat, which goes on while handlers finish. Joined before the entry of this process is removed.
+    beating: JoinSet<()>,
     /// The loops that run until everything is settled.
     settling: JoinSet<()>,
 }
@@ -89,7 +92,7 @@ impl<B: Backend> Loops<B> {
         let engine = Arc::new(Engine::new(store, limits, mode, lanes, processor));
         // Before anything is claimed, for callers of `drain`; upkeep does it again later.
         return_parked(&engine, &name).await;
-        let mut loops = Self { engine, bringing_in: JoinSet::new(), settling: JoinSet::new() };
+        let mut loops = Self { engine, bringing_in: JoinSet::new(), beating: JoinSet::new(), settling: JoinSet::new() };
         let engine = &loops.engine;
         for (name, settling) in [
             ("settle", settle_loop(Arc::clone(engine)).boxed()),
@@ -99,6 +102,9 @@ impl<B: Backend> Loops<B> {
             let reactor = engine.store.backend.reactor();
             loops.settling.spawn_on(supervised(Arc::clone(engine), name, Phase::Closed, settling), reactor);
         }
+        let beating = heartbeat_loop(Arc::clone(engine), Arc::clone(&name));
+        let beating = supervised(Arc::clone(engine), "heartbeat", Phase::Closing, beating);
+        loops.beating.spawn_on(beating, engine.store.backend.reactor());
         loops.bring_in("upkeep", |engine| upkeep_loop(engine, name));
         match mode {
             ClaimMode::InBackground => {
@@ -229,12 +235,15 @@ impl<B: Backend> Loops<B> {
         engine.phase.send_replace(Phase::Closing);
         engine.in_flight.stop_all(StopReason::Shutdown);
         let _ = timeout_at(last, self.quiet()).await;
+        // A heartbeat that is still under way would enter this process again.
+        let _ = timeout_at(last, joined(&mut self.beating)).await;
         // An entry that stays in the list of processors does no harm: it expires.
         let _ = timeout_at(last, engine.store.backend.remove_processor(engine.processor)).await;
         engine.phase.send_replace(Phase::Closed);
         // Loops end when they see the phase. Waiting for them is bounded, because a database call may hang.
         let _ = timeout_at(last, joined(&mut self.settling)).await;
         self.bringing_in.abort_all();
+        self.beating.abort_all();
         self.settling.abort_all();
         let left = engine.in_flight.len();
         if left == 0 {
@@ -262,6 +271,7 @@ impl<B: Backend> Drop for Loops<B> {
         let ending = Self {
             engine: Arc::clone(&self.engine),
             bringing_in: std::mem::take(&mut self.bringing_in),
+            beating: std::mem::take(&mut self.beating),
             settling: std::mem::take(&mut self.settling),
         };
         // The engine keeps the store alive, and the store its reactor, so this task runs.

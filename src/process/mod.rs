@@ -17,6 +17,7 @@ mod engine;
 mod floors;
 mod gate;
 mod hand_over;
+mod heartbeat;
 mod in_flight;
 mod lane;
 mod large;

@@ -165,6 +165,30 @@ async fn assert_ends_with_an_error(running: Running<Postgres>) {
     assert!(error.to_string().contains("1 outcomes unwritten"), "{error}");
 }
 
+// Without heartbeats in this time, it would count as crashed two thirds of a lease after the last one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_handlers_may_still_finish_is_alive() {
+    let (scene, runs, gate) = (Scene::new().await, Runs::new(), watch::Sender::new(false));
+    let limits = quick().lease(Duration::from_secs(3));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.gated("stock", &gate)).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    runs.reached(1).await;
+    let since = scene.database.query_texts("SELECT now()::text").await.remove(0);
+    let ending = tokio::spawn(running.shutdown(Duration::from_secs(600)));
+
+    let alive_later = format!(
+        "SELECT (count(*) = 1)::int::bigint FROM inbox_processor
+         WHERE alive_until > timestamptz '{since}' + interval '6 s' AND alive_until > now()"
+    );
+    scene.until(&alive_later).await;
+
+    gate.send_replace(true);
+    within(ending).await.unwrap().unwrap();
+    assert_eq!(scene.states().await, ["a stock done"]);
+    assert_eq!(scene.count("inbox_processor").await, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unlimited_grace_lets_handlers_end() {
     let scene = Scene::new().await;
