@@ -1,15 +1,15 @@
 //! Writes outcomes in batches: outcomes that arrive while a batch is written go into the next one.
 //!
 //! An outcome is written only while its claim is current. While the database is unavailable, outcomes wait in a bounded
-//! queue and their claims are kept. A row that cannot be written, because another session locks it, does not hold up
-//! the others.
+//! queue and their claims are kept. A row that cannot be written, because another session locks it, holds up neither the
+//! other outcomes nor later ones.
 
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -31,121 +31,231 @@ const LINGER: Duration = Duration::from_millis(1);
 const PACE: Duration = Duration::from_millis(4);
 const FEW: usize = 16;
 
+/// While a batch takes longer than this, for example because another session locks one of its rows, the next one does
+/// not wait for it, however small it is.
+const SLOW: Duration = Duration::from_millis(50);
+
+/// Refused outcomes are written again for this long at a time, so that those refused meanwhile get their turn.
+const AGAIN_FOR: Duration = Duration::from_secs(10);
+
 /// Writes outcomes until the engine is closed. Outcomes that are not written by then are dropped with their claims:
 /// those deliveries run again.
 pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let outcomes = &engine.outcomes;
     let _open = outcomes.open();
     let batch_rows = engine.limits.settle_batch_rows;
-    let mut backoff = Backoff::new(engine.limits.backoff_max);
+    let mut refused = Refused::new(&engine);
+    // Batches of outcomes that are written for the first time.
     let mut writes: JoinSet<Result<(), Unwritten>> = JoinSet::new();
-    let mut left = Vec::new();
-    let mut has_failed = false;
     // Set by the first outcomes of a batch.
     let mut linger_until: Option<Instant> = None;
-    let mut paced_until = Instant::now();
+    let mut began_at = Instant::now();
     // The next delivery of a key waits for the outcome of the one before it.
     let pace = if engine.settler.ordered_ids.is_empty() { PACE } else { Duration::ZERO };
     let mut closed = pin!(engine.reached(Phase::Closed));
     loop {
+        refused.write_again(&engine);
         let waiting = outcomes.len();
         let now = Instant::now();
         let until = *linger_until.get_or_insert(now + LINGER);
         if waiting == 0 {
             linger_until = None;
         }
+        let paced_until = began_at + pace;
         let is_filling = waiting < batch_rows && engine.in_flight.len() > waiting && now < until;
         let is_paced = waiting < FEW.min(batch_rows) && now < paced_until;
-        let lingers = left.is_empty() && (is_filling || is_paced);
-        let check_at = if is_filling { until } else { paced_until };
-        let is_due = match writes.len() {
-            0 => !lingers && waiting + left.len() > 0,
-            under_way => under_way < WRITES_MAX && waiting >= batch_rows,
+        let check_at = match writes.len() {
+            0 if is_filling => until,
+            0 => paced_until,
+            _ => began_at + SLOW,
         };
-        if is_due {
-            // Outcomes that could not be written before stay in a separate part: one locked row would hold up the
-            // others again.
-            let parts = vec![std::mem::take(&mut left), outcomes.take_batch()];
+        let is_due = match writes.len() {
+            0 => !is_filling && !is_paced,
+            under_way => under_way < WRITES_MAX && (waiting >= batch_rows || now >= check_at),
+        };
+        let check_at = check_at.max(refused.away_until);
+        if waiting > 0 && is_due && now >= refused.away_until {
             linger_until = None;
-            paced_until = now + pace;
-            writes.spawn(observed(Arc::clone(&engine), parts));
+            began_at = now;
+            writes.spawn(write(Arc::clone(&engine), outcomes.take_batch()));
             continue;
         }
-        tokio::select! {
-            () = outcomes.arrived() => {}
-            () = tokio::time::sleep_until(check_at), if lingers && waiting > 0 => {}
-            Some(written) = writes.join_next() => match written {
-                Ok(Ok(())) => {
-                    if std::mem::take(&mut has_failed) {
-                        events::store_recovered("settle");
-                    }
-                    backoff.reset();
-                }
-                Ok(Err(Unwritten { error, settlements })) => {
-                    events::store_error("settle", &error);
-                    has_failed = true;
-                    left.extend(settlements);
-                    tokio::select! {
-                        () = backoff.pause() => {}
-                        () = &mut closed => return,
-                    }
-                }
-                // The supervisor reports the panic. Without a panic, the reactor has ended.
-                Err(ended) => match ended.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(_) => return,
-                },
-            },
+        let written = tokio::select! {
+            () = outcomes.arrived() => continue,
+            () = tokio::time::sleep_until(check_at), if waiting > 0 && now < check_at => continue,
+            () = tokio::time::sleep_until(refused.again_at), if refused.is_waiting() => continue,
+            Some(written) = writes.join_next() => refused.note(written),
+            Some(written) = refused.writes.join_next() => refused.note_again(written),
             () = &mut closed => return,
+        };
+        match written {
+            Ok(()) => {}
+            // The supervisor reports the panic. Without a panic, the reactor has ended.
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => return,
+            },
         }
     }
 }
 
-/// The outcomes that could not be written, and why. They stay claimed, and are written again after a pause.
+/// Outcomes that could not be written. They are written again beside new outcomes, one batch at a time: a row that
+/// another session locks does not hold up new outcomes, however long it is locked.
+struct Refused {
+    /// Batches, the last of which is written first. Bounded, because each outcome is on the in-flight list.
+    left: Vec<Vec<Settlement>>,
+    /// At most one.
+    writes: JoinSet<Result<(), Unwritten>>,
+    /// When `left` is written again.
+    again_at: Instant,
+    backoff: Backoff,
+    /// Nothing is written before this time: the database is unavailable, or refuses one batch after the other.
+    away_until: Instant,
+    away_backoff: Backoff,
+    /// Batches refused one after the other, of those written for the first time.
+    in_a_row: u32,
+    /// Something has failed since everything was written.
+    has_failed: bool,
+}
+
+impl Refused {
+    fn new<B: Backend>(engine: &Engine<B>) -> Self {
+        let (now, backoff) = (Instant::now(), || Backoff::new(engine.limits.backoff_max));
+        let (left, writes) = (Vec::new(), JoinSet::new());
+        Self {
+            left,
+            writes,
+            again_at: now,
+            backoff: backoff(),
+            away_until: now,
+            away_backoff: backoff(),
+            in_a_row: 0,
+            has_failed: false,
+        }
+    }
+
+    /// Whether outcomes wait to be written again.
+    fn is_waiting(&self) -> bool {
+        !self.left.is_empty() && self.writes.is_empty()
+    }
+
+    /// Writes the outcomes again when they are due.
+    fn write_again<B: Backend>(&mut self, engine: &Arc<Engine<B>>) {
+        if self.is_waiting() && Instant::now() >= self.again_at {
+            let parts = std::mem::take(&mut self.left);
+            self.writes.spawn(write_again(Arc::clone(engine), parts));
+        }
+    }
+
+    /// Notes the result of a batch that was written for the first time.
+    fn note(&mut self, written: Written) -> Result<(), JoinError> {
+        match written? {
+            Ok(()) => {
+                self.in_a_row = 0;
+                self.answered();
+            }
+            Err(unwritten) => {
+                self.in_a_row = self.in_a_row.saturating_add(1);
+                self.refused(unwritten);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the result of writing outcomes again.
+    fn note_again(&mut self, written: Written) -> Result<(), JoinError> {
+        match written? {
+            Ok(()) => {
+                self.backoff.reset();
+                self.answered();
+            }
+            Err(unwritten) => self.refused(unwritten),
+        }
+        Ok(())
+    }
+
+    /// The database has written a whole batch.
+    fn answered(&mut self) {
+        self.away_backoff.reset();
+        if self.left.is_empty() && self.writes.is_empty() && std::mem::take(&mut self.has_failed) {
+            events::store_recovered("settle");
+        }
+    }
+
+    fn refused(&mut self, Unwritten { error, parts }: Unwritten) {
+        events::store_error("settle", &error);
+        self.has_failed = true;
+        self.left.extend(parts);
+        self.again_at = Instant::now() + self.backoff.next();
+        if error.is_connection() || self.in_a_row > 1 {
+            self.away_until = Instant::now() + self.away_backoff.next();
+            self.again_at = self.again_at.max(self.away_until);
+        }
+    }
+}
+
+type Written = Result<Result<(), Unwritten>, JoinError>;
+
+/// Batches that could not be written, and why. They stay claimed, and are written again after a pause.
 struct Unwritten {
     error: Error,
-    settlements: Vec<Settlement>,
+    parts: Vec<Vec<Settlement>>,
 }
 
-/// Writes within a span.
-async fn observed<B: Backend>(engine: Arc<Engine<B>>, parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
-    let writing = Writing::settle(parts.iter().map(Vec::len).sum());
-    let written = write(engine, parts).instrument(writing.span.clone()).await;
-    writing.ended(written.as_ref().err().map(|unwritten| &unwritten.error));
-    written
-}
-
-/// Writes as much as possible, the last part first. Returns the rest with the reason.
-async fn write<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
-    let mut left = Vec::new();
-    let mut failure = None;
-    while let Some(mut part) = parts.pop() {
-        if part.is_empty() {
-            continue;
+/// Writes a batch. If the server refuses it, perhaps because of a single row, it is left in halves.
+async fn write<B: Backend>(engine: Arc<Engine<B>>, batch: Vec<Settlement>) -> Result<(), Unwritten> {
+    let writing = Writing::settle(batch.len());
+    let settled = engine.store.backend.settle(&engine.settler, &batch).instrument(writing.span.clone()).await;
+    writing.ended(settled.as_ref().err());
+    match settled {
+        Ok(lost) => {
+            written(&engine, &batch, &lost);
+            Ok(())
         }
-        match engine.store.backend.settle(&engine.settler, &part).await {
+        Err(error) => Err(Unwritten { parts: halves(batch, &error), error }),
+    }
+}
+
+/// Writes refused batches again, the last one first. A batch that the server refuses is halved, which finds the rows
+/// that cannot be written. Returns those.
+async fn write_again<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
+    let writing = Writing::settle(parts.iter().map(Vec::len).sum());
+    let until = Instant::now() + AGAIN_FOR;
+    let (mut left, mut failure) = (Vec::new(), None);
+    while let Some(part) = parts.pop() {
+        match engine.store.backend.settle(&engine.settler, &part).instrument(writing.span.clone()).await {
             Ok(lost) => written(&engine, &part, &lost),
             Err(error) => {
-                // The server refused the batch, perhaps because of a single row: halving finds it. A lost connection
-                // has nothing to do with a row.
-                let is_worth_splitting = matches!(error.kind(), Kind::Server | Kind::Data) && part.len() > 1;
-                if is_worth_splitting {
-                    let half = part.split_off(part.len() / 2);
-                    parts.extend([half, part]);
+                let mut halves = halves(part, &error);
+                if error.is_connection() || Instant::now() >= until {
+                    left.append(&mut parts);
+                    left.append(&mut halves);
+                } else if halves.len() > 1 {
+                    parts.append(&mut halves);
                 } else {
-                    left.append(&mut part);
-                    if error.is_connection() {
-                        left.extend(parts.drain(..).flatten());
-                    }
-                    failure = Some(error);
+                    left.append(&mut halves);
                 }
+                failure = Some(error);
             }
         }
     }
-    match failure {
+    let refused = failure.filter(|_| !left.is_empty());
+    writing.ended(refused.as_ref());
+    match refused {
         None => Ok(()),
-        Some(error) => Err(Unwritten { error, settlements: left }),
+        Some(error) => Err(Unwritten { error, parts: left }),
     }
+}
+
+/// A batch that the server has refused as two, if it has several outcomes. A lost connection has nothing to do with a
+/// row.
+fn halves(mut batch: Vec<Settlement>, error: &Error) -> Vec<Vec<Settlement>> {
+    let is_worth_splitting = matches!(error.kind(), Kind::Server | Kind::Data) && batch.len() > 1;
+    if !is_worth_splitting {
+        return vec![batch];
+    }
+    let half = batch.split_off(batch.len() / 2);
+    vec![half, batch]
 }
 
 /// Takes the settled claims off the in-flight list, reports them, and wakes what waited for them.
