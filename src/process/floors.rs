@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::scans::Scan;
 use super::slots::Place;
 use crate::store::Backend;
-use crate::store::seam::{Ask, Claimed, ScanFrom, Stamp, Turns};
+use crate::store::seam::{Ask, AskedRate, Claimed, ScanFrom, Stamp, Turns};
 
 /// How many empty claims in a row are repeated at once because not all tenants were checked. After that, the next claim
 /// waits for a notification or the poll.
@@ -83,8 +83,7 @@ pub(super) fn asks<B: Backend>(floors: &mut Floors, places: &Place<B>, round: us
             limit: i32::try_from(limit).unwrap_or(i32::MAX),
             after: lane.is_fair.then(|| floors.after(handler_id, rand::random())),
             is_probe: places.probe.is_some(),
-            is_rated: lane.is_rated(),
-            rate_id: lane.ids.lowest(),
+            rate: if lane.is_rated() { AskedRate::Limited(lane.ids.lowest()) } else { AskedRate::Unlimited },
             from: match (scan.depth(), floors.of(handler_id)) {
                 (None, _) => ScanFrom::Beginning,
                 (Some(depth), floor) => ScanFrom::Below { floor, depth },

@@ -19,7 +19,7 @@ use super::engine::Engine;
 use super::gate::Purpose;
 use super::large;
 use crate::store::Backend;
-use crate::store::seam::{Ask, ClaimScope, Claimed, ScanFrom, Settlement, Stamp};
+use crate::store::seam::{Ask, AskedRate, ClaimScope, Claimed, ScanFrom, Settlement, Stamp};
 use crate::telemetry::events;
 use crate::types::{Outcome, PoisonReason, Result};
 
@@ -51,10 +51,11 @@ async fn turns<B: Backend>(engine: &Arc<Engine<B>>, places: &[(i16, Stamp)]) -> 
         () = tokio::time::sleep(engine.limits.suspect_wait_max) => {}
         () = engine.stopping() => return Ok(()),
     }
-    // The quiet period is bounded, however long the suspects run.
+    // The quiet period is bounded, however long the suspects run. The first of them runs in any case: with a bound of
+    // zero, suspects would be claimed and released forever.
     let until = Instant::now() + engine.limits.suspect_wait_max;
-    for &(handler_id, due_at) in places.iter().take(TURNS_MAX) {
-        if !engine.is_running() || Instant::now() >= until {
+    for (turns, &(handler_id, due_at)) in places.iter().take(TURNS_MAX).enumerate() {
+        if !engine.is_running() || (turns > 0 && Instant::now() >= until) {
             break;
         }
         turn(engine, handler_id, due_at).await?;
@@ -82,8 +83,8 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stam
         from,
         after: None,
         is_probe: probe.is_some(),
-        is_rated: lane.is_rated(),
-        rate_id: lane.ids.lowest(),
+        // Taken again, the limit would allow nothing: then a suspect would be claimed and released forever.
+        rate: AskedRate::Paid,
     }];
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.emit_claimed(claimed));

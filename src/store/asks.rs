@@ -18,10 +18,33 @@ pub struct Ask {
     pub after: Option<i64>,
     /// The delivery may be claimed although the handler's breaker is open.
     pub is_probe: bool,
-    /// As far as this process knows, the handler has a rate limit over all processes.
-    pub is_rated: bool,
-    /// The id under which that limit is stored: the lowest id of the handler.
-    pub rate_id: i16,
+    pub rate: AskedRate,
+}
+
+/// What a claim takes from the handler's rate limit over all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedRate {
+    /// As far as this process knows, the handler has no such limit. If it has one, nothing is claimed.
+    Unlimited,
+    /// The claimed deliveries are taken from the limit that is stored under this id, the lowest id of the handler.
+    Limited(i16),
+    /// An earlier claim has taken the delivery from the limit already.
+    Paid,
+}
+
+impl AskedRate {
+    /// Whether the handler may have a limit.
+    pub fn is_rated(self) -> bool {
+        self != Self::Unlimited
+    }
+
+    /// The id of the limit to take from.
+    pub fn limit_id(self) -> Option<i16> {
+        match self {
+            Self::Limited(id) => Some(id),
+            Self::Unlimited | Self::Paid => None,
+        }
+    }
 }
 
 /// Where a scan of the claim index begins. Rows before it are not found, and cost nothing. From the beginning, it also

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use smallvec::SmallVec;
 
-pub use super::asks::{Ask, ScanFrom, Stamp};
+pub use super::asks::{Ask, AskedRate, ScanFrom, Stamp};
 use super::ledger::{LedgerEntry, LedgerMove};
 use super::operating::SchemaVersion;
 pub use super::processors::{BlockedHandlers, PoolStatus, ProcessorInfo, UnknownHandler};

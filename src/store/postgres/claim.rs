@@ -87,7 +87,7 @@ pub(super) use gate;
 
 /// The handlers that may be claimed for: how many deliveries of each, and where the index scan begins. OFFSET 0 keeps
 /// `bottom` a value, which the index is probed with. The plain claim skips handlers with a rate limit. Ids of one
-/// handler share its limit.
+/// handler share its limit. An ask with the rate id 0 was taken from the limit before.
 macro_rules! asked {
     (plain) => {
         "SELECT a.handler_id, a.fair_hash, a.wanted, coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom
@@ -97,7 +97,8 @@ macro_rules! asked {
                          FROM inbox_handler h WHERE h.id = a.handler_id) OFFSET 0"
     };
     (rated) => {
-        "SELECT a.handler_id, a.fair_hash, least(a.wanted, greatest((SELECT g.allowed FROM gate g WHERE g.id = a.rate_id) - a.before, 0)) AS wanted,
+        "SELECT a.handler_id, a.fair_hash, CASE WHEN a.rate_id = 0 THEN a.wanted
+                              ELSE least(a.wanted, greatest((SELECT g.allowed FROM gate g WHERE g.id = a.rate_id) - a.before, 0)) END AS wanted,
                          coalesce(a.floor, now()) - a.depth_ms * interval '1 millisecond' AS bottom
                   FROM (SELECT u.*, sum(u.wanted) OVER (PARTITION BY u.rate_id ORDER BY u.handler_id ROWS UNBOUNDED PRECEDING) - u.wanted AS before
                         FROM unnest(:handler_ids, :limits, :floors, :depths_ms, :are_probes, :rate_ids, :tenants)
@@ -259,7 +260,8 @@ impl Binds {
             floors,
             depths_ms,
             are_probes: asks.iter().map(|ask| ask.is_probe).collect(),
-            rate_ids: asks.iter().map(|ask| ask.rate_id).collect(),
+            // No handler has the id 0.
+            rate_ids: asks.iter().map(|ask| ask.rate.limit_id().unwrap_or_default()).collect(),
             tenants,
             with_suspects: request.scope.has_suspects(),
             suspect_from_crashes: request.suspect_from_crashes,
@@ -357,7 +359,7 @@ pub(super) enum Kind {
 impl Kind {
     /// For deliveries that are not claimed by tenant.
     fn of(ask: &Ask, request: &ClaimRequest) -> Self {
-        match (request.ordered_ids.contains(&ask.handler_id), ask.is_rated) {
+        match (request.ordered_ids.contains(&ask.handler_id), ask.rate.is_rated()) {
             (false, false) => Self::Plain,
             (false, true) => Self::Rated,
             (true, false) => Self::Ordered,
@@ -369,7 +371,7 @@ impl Kind {
 /// When the rate limits allow more starts; `None` if they do now. If the query fails, the claim loop uses its normal
 /// poll interval.
 pub(super) async fn scan_again_in(conn: &mut AsyncPgConnection, asks: &[Ask]) -> Option<Duration> {
-    let rate_ids = asks.iter().map(|ask| ask.rate_id).collect();
+    let rate_ids = asks.iter().filter_map(|ask| ask.rate.limit_id()).collect();
     let limits = RateLimits { rate_ids }.load::<RateRow>(conn).await.ok()?;
     limits.into_iter().filter_map(|row| rate::scan_again_in(row.early_us, row.interval_us, row.burst)).min()
 }

@@ -136,7 +136,7 @@ impl Claiming<'_> {
         };
         self.is_answered = true;
         for (kind, is_rated) in [(Kind::Fair, false), (Kind::FairAndRated, true)] {
-            let of_kind = turns.iter().filter(|turn| turn.ask.is_rated == is_rated);
+            let of_kind = turns.iter().filter(|turn| turn.ask.rate.is_rated() == is_rated);
             let (asks, tenants) = of_kind.flat_map(Turn::of_tenants).unzip();
             self.run(conn, kind, asks, tenants).await;
         }
@@ -145,10 +145,10 @@ impl Claiming<'_> {
             *counts.entry(delivery.claim.handler_id).or_default() += 1;
         }
         let count = |ask: &Ask| counts.get(&ask.handler_id).copied().unwrap_or_default();
-        let stand = |turn: &Turn| turn.shares.turns(&turn.scanned, count(&turn.ask), turn.ask.is_rated);
+        let stand = |turn: &Turn| turn.shares.turns(&turn.scanned, count(&turn.ask), turn.ask.rate.is_rated());
         self.claims.turns.extend(turns.iter().map(stand));
         // Also if the limit allows nothing, and so no tenant was checked.
-        let is_less = |ask: &&Ask| ask.is_rated && count(ask) < ask.limit.unsigned_abs() as usize;
+        let is_less = |ask: &&Ask| ask.rate.is_rated() && count(ask) < ask.limit.unsigned_abs() as usize;
         let limited: Vec<Ask> = fair.iter().filter(is_less).copied().collect();
         if !limited.is_empty() {
             self.claims.scan_again_in = scan_again_in(conn, &limited).await;

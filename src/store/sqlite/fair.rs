@@ -155,7 +155,7 @@ impl Asked<'_> {
             suspect_from_crashes: request.suspect_from_crashes,
             suspect_from_store_errors: request.suspect_from_store_errors,
             is_probe: ask.is_probe,
-            is_rated: ask.is_rated,
+            is_rated: ask.rate.is_rated(),
         };
         is_any.load(conn).and_then(only_row)
     }

@@ -152,7 +152,10 @@ pub(super) fn claim(conn: &mut SqliteConnection, sent_at: Instant, request: &Cla
     let now = clock::now(conn).map_err(cannot())?;
     let (mut deliveries, mut turns, mut scan_again_in) = (Vec::new(), Vec::new(), None);
     for ask in &request.asks {
-        let rate = if ask.is_rated { Rate::of(conn, ask.rate_id, now).map_err(cannot())? } else { None };
+        let rate = match ask.rate.limit_id() {
+            Some(id) => Rate::of(conn, id, now).map_err(cannot())?,
+            None => None,
+        };
         let limit = rate.as_ref().map_or(ask.limit, |rate| rate.allowed().min(ask.limit));
         let allowed = Ask { limit, ..*ask };
         let claimed = match ask.after {
@@ -187,7 +190,7 @@ fn of_oldest(conn: &mut SqliteConnection, request: &ClaimRequest, ask: Ask, now:
         with_ages: request.with_ages,
         payload_bytes_max: request.payload_bytes_max,
         is_probe: ask.is_probe,
-        is_rated: ask.is_rated,
+        is_rated: ask.rate.is_rated(),
         limit: ask.limit,
     };
     let mut due = claims(due.load::<ClaimRow<i64>>(conn)?);
@@ -207,7 +210,7 @@ fn of_tenants(
 ) -> QueryResult<(Vec<Claimed>, Turns)> {
     let Turn { scanned, shares, mut due } = fair::turn(conn, request, ask, floor(ask, now), now)?;
     lock(conn, request, &due, now)?;
-    let stand = shares.turns(&scanned, due.len(), ask.is_rated);
+    let stand = shares.turns(&scanned, due.len(), ask.rate.is_rated());
     if shares.unmarked > 0 {
         due.extend(of_oldest(conn, request, Ask { limit: shares.unmarked, ..ask }, now)?);
     }

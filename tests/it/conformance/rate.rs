@@ -80,6 +80,23 @@ async fn a_handler_under_two_ids_has_one_limit() {
     assert_eq!(inbox.drain().await.unwrap(), ALLOWED);
 }
 
+// The claim that finds a suspect takes it from the limit; the claim with which it runs alone must not take it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_has_to_run_alone_is_taken_from_the_limit_once() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let one_an_hour = runs.handler("mail").rate(RateLimit::per_hour(1).burst(1));
+    let inbox = inbox_of(&scene, one_an_hour).await;
+    inbox.accept_all(records(2)).await.unwrap();
+    scene.database.execute("UPDATE inbox_delivery SET crashes = 2").await;
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!((runs.count(), scene.count("inbox_status WHERE state = 'done'").await), (1, 1));
+    scene.database.execute(ALLOW_MORE).await;
+    inbox.drain().await.unwrap();
+    assert_eq!((runs.count(), scene.count("inbox_status WHERE state = 'done'").await), (2, 2));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_continue() {
     let (scene, rated, throttled, free) = (Scene::new().await, Runs::new(), Runs::new(), Runs::new());

@@ -134,6 +134,19 @@ async fn the_smallest_allowed_limits_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_has_to_run_alone_runs_although_it_waits_for_nothing() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let limits = Limits::default().suspect_wait_max(Duration::ZERO);
+    let inbox = scene.inbox().limits(limits).subscribe("orders", runs.handler("stock")).build().unwrap();
+    inbox.accept_all(records(3)).await.unwrap();
+    scene.database.execute("UPDATE inbox_delivery SET crashes = 2").await;
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!((runs.count(), scene.count("inbox_status WHERE state = 'done'").await), (3, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_was_another_handlers_former_key_is_refused_at_the_start() {
     let scene = Scene::new().await;
     let renamed = scene.inbox().subscribe("orders", named("new").formerly("old")).build().unwrap();

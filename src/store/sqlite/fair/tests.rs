@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use tokio::runtime::Builder;
 
 use crate::store::seam::{
-    Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, ScanFrom, Seam, Settlement, Settler,
-    Turns, WantedHandler,
+    Accepted, Ask, AskedRate, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, ScanFrom, Seam, Settlement,
+    Settler, Turns, WantedHandler,
 };
 use crate::store::sqlite::tests::{batch, new_delivery, new_message};
 use crate::store::{Sqlite, Store};
@@ -101,8 +101,7 @@ impl Bench {
                 after: Some(self.after),
                 from: ScanFrom::Beginning,
                 is_probe: false,
-                is_rated: false,
-                rate_id: handler_id,
+                rate: AskedRate::Unlimited,
             }],
             scope: ClaimScope::All,
             ordered_ids: Vec::new(),

@@ -8,8 +8,8 @@ use tokio::runtime::Builder;
 
 use crate::store::operating::{Act, Operating, Signed, Verb};
 use crate::store::seam::{
-    Accepted, Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, Order, ScanFrom, Seam, Settlement,
-    Settler, WantedHandler,
+    Accepted, Ask, AskedRate, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, Order, ScanFrom, Seam,
+    Settlement, Settler, WantedHandler,
 };
 use crate::store::sqlite::tests::{batch, new_delivery, new_message};
 use crate::store::{Sqlite, Store};
@@ -174,8 +174,7 @@ impl Bench {
                 after: None,
                 from: ScanFrom::Beginning,
                 is_probe: false,
-                is_rated: false,
-                rate_id: handler_id,
+                rate: AskedRate::Unlimited,
             }],
             scope: ClaimScope::All,
             ordered_ids: vec![handler_id],

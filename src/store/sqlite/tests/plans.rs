@@ -14,8 +14,8 @@ use diesel::{Connection, QueryableByName, RunQueryDsl, SqliteConnection, sql_que
 use super::super::{accept, migrate, process, register, upkeep};
 use super::{batch, new_delivery, new_message};
 use crate::store::seam::{
-    Ask, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, Order, ProcessorInfo, ScanFrom,
-    Settlement, Settler, WantedHandler,
+    Ask, AskedRate, ClaimId, ClaimRequest, ClaimScope, HandlerIds, NewDelivery, NewMessage, Order, ProcessorInfo,
+    ScanFrom, Settlement, Settler, WantedHandler,
 };
 use crate::types::{FailedBy, Outcome, PoisonReason};
 
@@ -79,8 +79,7 @@ fn claim(conn: &mut SqliteConnection, ids: &HandlerIds, after: Option<i64>, scop
         after,
         from: ScanFrom::Beginning,
         is_probe: false,
-        is_rated: true,
-        rate_id: handler_id,
+        rate: AskedRate::Limited(handler_id),
     };
     let request = ClaimRequest {
         processor: 1,
