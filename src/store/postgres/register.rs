@@ -79,12 +79,28 @@ statements! {
 
     /// The handlers of one program are separate, even if a later version united their ids: that version was rolled
     /// back. The id that others were united with keeps its `same_as`, because further ids may be united with it.
+    /// Returns all ids that belonged together before, or none if nothing changes.
     Part<'a>("
-        UPDATE inbox_handler h SET same_as = NULL
-        WHERE h.id = ANY (:own) AND h.same_as <> h.id
-          AND (SELECT true FROM inbox_handler o
-               WHERE o.id = ANY (:others) AND coalesce(o.same_as, o.id) = h.same_as LIMIT 1)")
-    { own: &'a [i16], others: &'a [i16] }
+        WITH parted AS MATERIALIZED (
+            SELECT h.id, h.same_as FROM inbox_handler h
+            WHERE h.id = ANY (:own) AND h.same_as <> h.id
+              AND (SELECT true FROM inbox_handler o
+                   WHERE o.id = ANY (:others) AND coalesce(o.same_as, o.id) = h.same_as LIMIT 1)),
+        part AS (
+            UPDATE inbox_handler h SET same_as = NULL WHERE h.id = ANY (ARRAY(SELECT id FROM parted)))
+        SELECT g.id FROM inbox_handler g WHERE g.same_as = ANY (ARRAY(SELECT same_as FROM parted))")
+    -> i16 { own: &'a [i16], others: &'a [i16] }
+
+    /// A delivery may be held behind one of an id that is another handler now, whose end does not promote it. So the
+    /// first held delivery of each key becomes due; one that still has a member before it is held again by the next
+    /// claim. Not now(): this may have waited for the lock.
+    PromoteParted<'a>("
+        UPDATE inbox_delivery d SET due_at = clock_timestamp()
+        FROM (SELECT DISTINCT ON (h.handler_id, h.order_hash) h.message_seq, h.handler_id FROM inbox_delivery h
+              WHERE h.handler_id = ANY (:parted) AND h.finished_at IS NULL AND h.due_at = 'infinity' AND h.order_hash IS NOT NULL
+              ORDER BY h.handler_id, h.order_hash, h.message_seq) first
+        WHERE d.message_seq = first.message_seq AND d.handler_id = first.handler_id AND d.finished_at IS NULL AND d.due_at = 'infinity'")
+    { parted: &'a [i16] }
 }
 
 /// Registers all handlers of a process in one transaction, under a lock per schema: two processes that start at the
@@ -117,7 +133,10 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 subscribe(&handler.wants, ids).execute(conn).await?;
                 poison::set(conn, handler, &ids.all).await?;
                 let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();
-                Part { own: &ids.all, others: &others }.execute(conn).await?;
+                let parted = Part { own: &ids.all, others: &others }.load::<i16>(conn).await?;
+                if !parted.is_empty() {
+                    PromoteParted { parted: &parted }.execute(conn).await?;
+                }
                 if ids.all.len() > 1 {
                     Unite { current: ids.current, all: &ids.all }.execute(conn).await?;
                 }

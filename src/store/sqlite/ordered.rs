@@ -32,13 +32,15 @@ statements! {
         WHERE d.message_seq = :message_seq AND d.handler_id = :handler_id")
     -> (i16, Option<i64>) { message_seq: i64, handler_id: i16 }
 
-    /// Whether a delivery that is open or holds the key comes before a new one.
+    /// Whether a delivery that is open or holds the key comes before a new one. Held ones do not count: before each of
+    /// them is one that does.
     IsBlocked("
         SELECT count(*) > 0 FROM (
             SELECT 1 FROM inbox_handler own
             CROSS JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
             CROSS JOIN inbox_delivery d INDEXED BY inbox_delivery_order
-              ON d.handler_id = same.id AND d.order_hash = :order_hash AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
+              ON d.handler_id = same.id AND d.order_hash = :order_hash AND d.due_at < 9223372036854775807
+             AND (d.finished_at IS NULL OR d.status = 3 AND d.passed IS NULL)
             WHERE own.id = :handler_id LIMIT 1)") -> bool { order_hash: i64, handler_id: i16 }
 
     /// The deliveries of a key that are not held: first those that block the key, then by seq.

@@ -45,6 +45,17 @@ statements! {
 
     SetSameAs("UPDATE inbox_handler SET same_as = :same_as WHERE id = :handler_id")
     { same_as: Option<i16>, handler_id: i16 }
+
+    /// A delivery may be held behind one of an id that is another handler now, whose end does not promote it. So the
+    /// first held delivery of each key becomes due; one that still has a member before it is held again by the next
+    /// claim.
+    PromoteParted("
+        UPDATE inbox_delivery SET due_at = :now
+        WHERE (message_seq, handler_id) IN (
+            SELECT min(message_seq), handler_id FROM inbox_delivery INDEXED BY inbox_delivery_due
+            WHERE handler_id = :handler_id AND finished_at IS NULL AND due_at = 9223372036854775807 AND order_hash IS NOT NULL
+            GROUP BY order_hash)")
+    { now: i64, handler_id: i16 }
 }
 
 /// One transaction of the writer, so that two processes that start at the same time see each other's keys.
@@ -80,6 +91,7 @@ fn add_missing(conn: &mut SqliteConnection, wanted: &[WantedHandler], known: &Ha
 
 /// Writes the options of each handler, and which of its ids belong together.
 fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[HandlerIds]) -> QueryResult<()> {
+    let now = clock::now(conn)?;
     let every: Vec<i16> = ids.iter().flat_map(|ids| ids.all.iter().copied()).collect();
     for (handler, ids) in wanted.iter().zip(ids) {
         Rename { key: &handler.key, handler_id: ids.current }.execute(conn)?;
@@ -96,10 +108,16 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
         let stands_for =
             |id: i16| rows.iter().find(|(row, _)| *row == id).map_or(id, |(row, same)| same.unwrap_or(*row));
         let others: Vec<i16> = every.iter().filter(|id| !ids.all.contains(id)).map(|id| stands_for(*id)).collect();
-        for (id, same_as) in rows.iter().filter(|(id, _)| ids.all.contains(id)) {
-            if same_as.is_some_and(|same_as| others.contains(&same_as)) {
-                SetSameAs { same_as: None, handler_id: *id }.execute(conn)?;
-            }
+        let is_parted = |(id, same_as): &&(i16, Option<i16>)| {
+            ids.all.contains(id) && same_as.is_some_and(|same_as| others.contains(&same_as))
+        };
+        let mut parted = Vec::new();
+        for &(id, same_as) in rows.iter().filter(is_parted) {
+            SetSameAs { same_as: None, handler_id: id }.execute(conn)?;
+            parted.push(same_as);
+        }
+        for &(handler_id, _) in rows.iter().filter(|(_, same_as)| parted.contains(same_as)) {
+            PromoteParted { now, handler_id }.execute(conn)?;
         }
         // Processes that know only one of the ids must not add deliveries to messages that have one under another id.
         if ids.all.len() > 1 {

@@ -1,12 +1,15 @@
 //! A renamed handler stays the same handler: it owns deliveries under a former key, and does not get a message again
 //! that it has had, whichever versions run side by side.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+use wharf::order::OrderKey;
 use wharf::{Inbox, Receipt, Registration};
 
-use super::scene::{Database, Db, Runs, Scene, record, records};
+use super::scene::{Database, Db, Runs, Scene, State, record, records};
 
 const DUPLICATE: Receipt = Receipt::Duplicate { added: 0 };
 
@@ -199,6 +202,33 @@ async fn handlers_that_are_separate_again_each_get_their_delivery() {
     again.drain().await.unwrap();
 
     assert_eq!((old.count(), new.count()), (3, 3));
+}
+
+// While both were one handler, deliveries of one id were held behind those of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn ordered_handlers_that_are_separate_again_run_what_was_held() {
+    let scene = Scene::new().await;
+    let (old, new) = (Runs::new(), Runs::new());
+    let ordered = |registration: Registration<Db>| registration.ordered_by(OrderKey::record_key()).concurrency(1);
+    let two = async || {
+        let builder = scene.another_inbox().await.subscribe("orders", ordered(old.handler("old")));
+        builder.subscribe("orders", ordered(new.handler("new"))).build().unwrap()
+    };
+    let of_key = |id: &str| record(id).with_key("k".to_owned());
+    two().await.accept_all(["m1", "m2", "m3"].map(of_key)).await.unwrap();
+    let gate = Arc::new(Semaphore::new(0));
+    let one = version(&scene, ordered(new.held("new", &gate)).formerly("old")).await;
+    let running = one.start().await.unwrap();
+    new.reached(1).await;
+
+    let again = two().await;
+    again.accept(of_key("m4")).await.unwrap();
+    let open = async { gate.add_permits(1) };
+    tokio::join!(running.shutdown(Duration::from_secs(5)), open).0.unwrap();
+    again.drain().await.unwrap();
+
+    assert_eq!((old.count() + new.count(), scene.count_in(State::Done).await), (8, 8));
+    assert!(old.ids().is_sorted() && new.ids().is_sorted(), "{:?} {:?}", old.ids(), new.ids());
 }
 
 #[tokio::test(flavor = "multi_thread")]
