@@ -18,12 +18,16 @@ rows! {
 }
 
 statements! {
-    /// All ids of a handler change together; a breaker that is open keeps its error.
+    /// All ids of a handler change together, also those that this process does not know: the probe of a process that
+    /// knows more of them is stored under another id. A breaker that is open keeps its error.
     Open<'a>("
         UPDATE inbox_handler
         SET breaker_opened_at = now(), breaker_error = :error, breaker_probe_at = now() + :probe_after_ms * interval '1 millisecond',
             breaker_probe_until = NULL
-        WHERE id = ANY (:handler_ids) AND breaker_opened_at IS NULL")
+        WHERE id IN (SELECT same.id FROM inbox_handler own
+                     JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+                     WHERE own.id = ANY (:handler_ids))
+          AND breaker_opened_at IS NULL")
     { handler_ids: &'a [i16], probe_after_ms: i64, error: &'a str }
 
     /// Of two concurrent requests, the second waits for the row lock of the first, and finds the right granted.
@@ -47,7 +51,10 @@ statements! {
             SELECT 1 FROM inbox_handler WHERE id = :id AND breaker_probe_no = :no AND breaker_opened_at IS NOT NULL FOR NO KEY UPDATE)
         UPDATE inbox_handler
         SET breaker_opened_at = NULL, breaker_error = NULL, breaker_probe_at = NULL, breaker_probe_until = NULL
-        WHERE id = ANY (:handler_ids) AND (SELECT count(*) FROM current) > 0") { id: i16, no: i64, handler_ids: &'a [i16] }
+        WHERE id IN (SELECT same.id FROM inbox_handler own
+                     JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id)
+                     WHERE own.id = ANY (:handler_ids))
+          AND (SELECT count(*) FROM current) > 0") { id: i16, no: i64, handler_ids: &'a [i16] }
 
     /// Fenced by the number: a right that has expired and was granted again is not ended.
     GiveBack("

@@ -77,6 +77,14 @@ statements! {
         WHERE (id = ANY (:all) OR same_as = ANY (:all)) AND same_as IS DISTINCT FROM :current")
     { current: i16, all: &'a [i16] }
 
+    /// The open state belongs to every id: the probe of the lowest one could not close the breaker of another.
+    ShareBreaker("
+        UPDATE inbox_handler h
+        SET breaker_opened_at = o.breaker_opened_at, breaker_error = o.breaker_error, breaker_probe_at = o.breaker_probe_at
+        FROM (SELECT * FROM inbox_handler WHERE same_as = :current AND breaker_opened_at IS NOT NULL ORDER BY id LIMIT 1) o
+        WHERE h.same_as = :current AND h.breaker_opened_at IS NULL")
+    { current: i16 }
+
     /// The handlers of one program are separate, even if a later version united their ids: that version was rolled
     /// back. The id that others were united with keeps its `same_as`, because further ids may be united with it.
     /// Returns all ids that belonged together before, or none if nothing changes.
@@ -139,6 +147,7 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 }
                 if ids.all.len() > 1 {
                     Unite { current: ids.current, all: &ids.all }.execute(conn).await?;
+                    ShareBreaker { current: ids.current }.execute(conn).await?;
                 }
             }
             Result::<_, Rollback>::Ok(ids)

@@ -17,10 +17,14 @@ rows! {
 }
 
 statements! {
+    /// All ids of a handler change together, also those that this process does not know: the probe of a process that
+    /// knows more of them is stored under another id.
     Open<'a>("
         UPDATE inbox_handler
         SET breaker_opened_at = :now, breaker_error = :error, breaker_probe_at = :probe_at, breaker_probe_until = NULL
-        WHERE id = :id AND breaker_opened_at IS NULL") { id: i16, now: i64, probe_at: i64, error: &'a str }
+        WHERE id IN (SELECT same.id FROM inbox_handler own
+                     JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id) WHERE own.id = :id)
+          AND breaker_opened_at IS NULL") { id: i16, now: i64, probe_at: i64, error: &'a str }
 
     ReadProbe("
         SELECT breaker_opened_at IS NOT NULL, breaker_probe_no, max(coalesce(breaker_probe_at, 0), coalesce(breaker_probe_until, 0))
@@ -36,7 +40,9 @@ statements! {
     Close("
         UPDATE inbox_handler
         SET breaker_opened_at = NULL, breaker_error = NULL, breaker_probe_at = NULL, breaker_probe_until = NULL
-        WHERE id = :id AND breaker_opened_at IS NOT NULL") { id: i16 }
+        WHERE id IN (SELECT same.id FROM inbox_handler own
+                     JOIN inbox_handler same ON coalesce(same.same_as, same.id) = coalesce(own.same_as, own.id) WHERE own.id = :id)
+          AND breaker_opened_at IS NOT NULL") { id: i16 }
 
     GiveBack("
         UPDATE inbox_handler SET breaker_probe_until = NULL, breaker_probe_at = max(coalesce(breaker_probe_at, 0), :probe_at)

@@ -46,6 +46,14 @@ statements! {
     SetSameAs("UPDATE inbox_handler SET same_as = :same_as WHERE id = :handler_id")
     { same_as: Option<i16>, handler_id: i16 }
 
+    /// The open state belongs to every id: the probe of the lowest one could not close the breaker of another.
+    ShareBreaker("
+        UPDATE inbox_handler AS h
+        SET breaker_opened_at = o.breaker_opened_at, breaker_error = o.breaker_error, breaker_probe_at = o.breaker_probe_at
+        FROM (SELECT * FROM inbox_handler WHERE same_as = :current AND breaker_opened_at IS NOT NULL ORDER BY id LIMIT 1) o
+        WHERE h.same_as = :current AND h.breaker_opened_at IS NULL")
+    { current: i16 }
+
     /// A delivery may be held behind one of an id that is another handler now, whose end does not promote it. So the
     /// first held delivery of each key becomes due; one that still has a member before it is held again by the next
     /// claim.
@@ -127,6 +135,7 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
                     SetSameAs { same_as: Some(ids.current), handler_id: *id }.execute(conn)?;
                 }
             }
+            ShareBreaker { current: ids.current }.execute(conn)?;
         }
     }
     Ok(())

@@ -279,6 +279,36 @@ async fn an_operator_opens_and_closes_the_breaker_of_any_handler_and_it_is_audit
     assert!(operator.open_breaker("nobody").await.is_err());
 }
 
+// The probe is stored under the lower id, whose breaker was closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_that_was_open_for_one_of_two_ids_is_probed_and_closes() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    for name in ["post", "mail"] {
+        let inbox = scene.another_inbox().await.subscribe("orders", runs.handler(name)).build().unwrap();
+        inbox.accept(record(&format!("of {name}"))).await.unwrap();
+    }
+    assert!(scene.store.operate().open_breaker("mail").await.unwrap());
+    scene.database.execute(PROBE_NOW).await;
+    let united = breaking(runs.handler("mail")).formerly("post");
+    assert_eq!(scene.inbox().subscribe("orders", united).build().unwrap().drain().await.unwrap(), 2);
+    assert_eq!(scene.database.query_one_i64(IS_CLOSED).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_opened_by_a_process_that_knows_one_of_two_ids_is_closed_by_one_that_knows_both() {
+    let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
+    scene.another_inbox().await.subscribe("orders", runs.handler("post")).build().unwrap().drain().await.unwrap();
+    let old = scene.another_inbox().await.subscribe("orders", breaking(service.plain(&runs))).build().unwrap();
+    old.accept_all(records(MESSAGES)).await.unwrap();
+    let united = breaking(runs.handler("mail")).formerly("post");
+    let united = scene.inbox().subscribe("returns", united).build().unwrap();
+    united.accept(Record::new("nothing").with_id("a")).await.unwrap();
+    old.drain().await.unwrap();
+    scene.database.execute(PROBE_NOW).await;
+    scene.database.execute(ALL_DUE).await;
+    assert_eq!(united.drain().await.unwrap(), MESSAGES);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_is_reported_by_two_events() {
     let (scene, service, runs) = (Scene::new().await, Service::default(), Runs::new());
