@@ -85,6 +85,16 @@ statements! {
         WHERE h.same_as = :current AND h.breaker_opened_at IS NULL")
     { current: i16 }
 
+    /// A limit that an operator has set belongs to every id, because claims read that of the lowest one. It comes with
+    /// its schedule. If several ids have one, that of the current id stays.
+    ShareRate("
+        UPDATE inbox_handler h
+        SET rate_is_set = true, rate_interval_us = s.rate_interval_us, rate_burst = s.rate_burst, rate_next_at = s.rate_next_at
+        FROM (SELECT * FROM inbox_handler WHERE same_as = :current AND rate_is_set ORDER BY id <> :current, id LIMIT 1) s
+        WHERE h.same_as = :current
+          AND (h.rate_is_set, h.rate_interval_us, h.rate_burst) IS DISTINCT FROM (true, s.rate_interval_us, s.rate_burst)")
+    { current: i16 }
+
     /// The handlers of one program are separate, even if a later version united their ids: that version was rolled
     /// back. The id that others were united with keeps its `same_as`, because further ids may be united with it.
     /// Returns all ids that belonged together before, or none if nothing changes.
@@ -148,6 +158,7 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 if ids.all.len() > 1 {
                     Unite { current: ids.current, all: &ids.all }.execute(conn).await?;
                     ShareBreaker { current: ids.current }.execute(conn).await?;
+                    ShareRate { current: ids.current }.execute(conn).await?;
                 }
             }
             Result::<_, Rollback>::Ok(ids)

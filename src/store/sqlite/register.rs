@@ -54,6 +54,16 @@ statements! {
         WHERE h.same_as = :current AND h.breaker_opened_at IS NULL")
     { current: i16 }
 
+    /// A limit that an operator has set belongs to every id, because claims read that of the lowest one. It comes with
+    /// its schedule. If several ids have one, that of the current id stays.
+    ShareRate("
+        UPDATE inbox_handler AS h
+        SET rate_is_set = true, rate_interval_us = s.rate_interval_us, rate_burst = s.rate_burst, rate_next_at = s.rate_next_at
+        FROM (SELECT * FROM inbox_handler WHERE same_as = :current AND rate_is_set ORDER BY id <> :current, id LIMIT 1) s
+        WHERE h.same_as = :current
+          AND (NOT h.rate_is_set OR h.rate_interval_us IS NOT s.rate_interval_us OR h.rate_burst IS NOT s.rate_burst)")
+    { current: i16 }
+
     /// A delivery may be held behind one of an id that is another handler now, whose end does not promote it. So the
     /// first held delivery of each key becomes due; one that still has a member before it is held again by the next
     /// claim.
@@ -136,6 +146,7 @@ fn unite_and_part(conn: &mut SqliteConnection, wanted: &[WantedHandler], ids: &[
                 }
             }
             ShareBreaker { current: ids.current }.execute(conn)?;
+            ShareRate { current: ids.current }.execute(conn)?;
         }
     }
     Ok(())

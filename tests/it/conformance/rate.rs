@@ -97,6 +97,26 @@ async fn a_delivery_that_has_to_run_alone_is_taken_from_the_limit_once() {
     assert_eq!((runs.count(), scene.count("inbox_status WHERE state = 'done'").await), (2, 2));
 }
 
+// Claims read the limit of the lower id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_an_operator_set_for_one_of_two_keys_applies_when_both_are_one_handler() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    for name in ["post", "mail"] {
+        let inbox = inbox_of(&scene, runs.handler(name)).await;
+        inbox.accept_all((0..MESSAGES).map(|n| record(&format!("{name} {n}")))).await.unwrap();
+    }
+    let operator = scene.store.operate();
+    assert!(operator.limit_rate("mail", hourly()).await.unwrap());
+    let united = async || inbox_of(&scene, runs.handler("mail").formerly("post")).await;
+
+    assert_eq!(united().await.drain().await.unwrap(), ALLOWED);
+
+    // A restart grants no new burst.
+    assert_eq!(united().await.drain().await.unwrap(), 0);
+    assert!(operator.reset_rate("mail").await.unwrap());
+    assert_eq!(united().await.drain().await.unwrap(), 2 * MESSAGES - ALLOWED);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_continue() {
     let (scene, rated, throttled, free) = (Scene::new().await, Runs::new(), Runs::new(), Runs::new());
