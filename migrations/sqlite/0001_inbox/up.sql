@@ -651,21 +651,26 @@ CREATE TRIGGER inbox_set_rate_now INSTEAD OF INSERT ON inbox_set_rate
 BEGIN
     SELECT RAISE(ABORT, 'a rate limit must be greater than 0 and at most 1000000 starts a second, with a burst of 1 to 1000000')
     WHERE NEW.per_sec <= 0 OR NEW.per_sec > 1000000 AND NEW.per_sec < 9e999 OR NEW.burst NOT BETWEEN 1 AND 1000000;
-    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
-    SELECT (SELECT at FROM inbox_now), 'set rate',
-           json_object('handler_key', NEW.handler_key,
-                       'interval_us', CASE WHEN NEW.per_sec < 9e999 THEN CAST(round(1000000.0 / NEW.per_sec) AS INTEGER) END,
-                       'burst', CASE WHEN NEW.per_sec < 9e999 THEN coalesce(NEW.burst, max(CAST(NEW.per_sec AS INTEGER), 1)) END,
-                       'is_registered', json(iif(NEW.per_sec IS NULL, 'true', 'false'))),
-           min(count(*), 1), NEW.because, NEW.actor
-    FROM inbox_handler WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
     UPDATE inbox_handler
     SET rate_is_set = NEW.per_sec IS NOT NULL, rate_next_at = NULL,
         rate_interval_us = CASE WHEN NEW.per_sec IS NULL THEN registered_interval_us
                                 WHEN NEW.per_sec < 9e999 THEN CAST(round(1000000.0 / NEW.per_sec) AS INTEGER) END,
         rate_burst = CASE WHEN NEW.per_sec IS NULL THEN registered_burst
                           WHEN NEW.per_sec < 9e999 THEN coalesce(NEW.burst, max(CAST(NEW.per_sec AS INTEGER), 1)) END
-    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key);
+    WHERE id IN (SELECT id FROM inbox_handler_ids WHERE handler_key = NEW.handler_key)
+      AND (rate_is_set IS NOT (NEW.per_sec IS NOT NULL)
+           OR rate_interval_us IS NOT CASE WHEN NEW.per_sec IS NULL THEN registered_interval_us
+                                           WHEN NEW.per_sec < 9e999 THEN CAST(round(1000000.0 / NEW.per_sec) AS INTEGER) END
+           OR rate_burst IS NOT CASE WHEN NEW.per_sec IS NULL THEN registered_burst
+                                     WHEN NEW.per_sec < 9e999 THEN coalesce(NEW.burst, max(CAST(NEW.per_sec AS INTEGER), 1)) END);
+    -- In a trigger, changes() counts the rows of the statement before this one.
+    INSERT INTO inbox_audit (acted_at, action, filter, affected, because, actor)
+    VALUES ((SELECT at FROM inbox_now), 'set rate',
+            json_object('handler_key', NEW.handler_key,
+                        'interval_us', CASE WHEN NEW.per_sec < 9e999 THEN CAST(round(1000000.0 / NEW.per_sec) AS INTEGER) END,
+                        'burst', CASE WHEN NEW.per_sec < 9e999 THEN coalesce(NEW.burst, max(CAST(NEW.per_sec AS INTEGER), 1)) END,
+                        'is_registered', json(iif(NEW.per_sec IS NULL, 'true', 'false'))),
+            min(changes(), 1), NEW.because, NEW.actor);
 END;
 
 -- Sets positions to an offset, or without one to the first record that Kafka has; without a partition, for the whole

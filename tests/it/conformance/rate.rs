@@ -118,6 +118,22 @@ async fn a_limit_that_an_operator_set_for_one_of_two_keys_applies_when_both_are_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_limit_set_again_in_sql_changes_nothing_and_grants_no_new_burst() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = inbox_of(&scene, runs.handler("mail")).await;
+    inbox.accept_all(records(MESSAGES)).await.unwrap();
+    let set = async |per_sec| {
+        let more = [("per_sec", per_sec), ("burst", "3")];
+        scene.database.act_on_handler("set_rate", "mail", &more).await
+    };
+    assert_eq!((set("0.001").await, inbox.drain().await.unwrap()), (1, 3));
+
+    assert_eq!((set("0.001").await, inbox.drain().await.unwrap()), (0, 0));
+
+    assert_eq!((set("0.002").await, inbox.drain().await.unwrap()), (1, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hand_over_obeys_both_kinds_of_limits_and_other_handlers_continue() {
     let (scene, rated, throttled, free) = (Scene::new().await, Runs::new(), Runs::new(), Runs::new());
     let inbox = scene
