@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::intake::Intake;
 use super::observe::observed;
 use super::quarantine_run;
-use super::write::{BatchTurn, Row, RowBatch, WrittenBatch, try_write};
+use super::write::{Row, RowBatch, WrittenBatch, try_write};
 use crate::store::Backend;
 use crate::store::ledger::LedgerEntry;
 use crate::telemetry::events;
@@ -35,7 +35,7 @@ pub(crate) async fn follow<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row], le
         return Followed::NotYet;
     }
     let batch = RowBatch { rows, ledger, is_in_doubt: false };
-    let writing = try_write(intake, batch, BatchTurn::Unknown, intake.hand_over());
+    let writing = try_write(intake, batch, intake.hand_over());
     match observed(AcceptedBy::Engine, batch, writing).await {
         Ok(Some((written, _))) => {
             quarantine_run::note(intake, rows, ledger, &written.receipts);

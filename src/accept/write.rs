@@ -30,7 +30,7 @@ pub(crate) enum Row {
     Quarantine(Box<Quarantined>),
 }
 
-/// A batch, or a part of one. Only the last part has the ledger.
+/// A batch, or a part of one. Only the last part moves the ledger.
 #[derive(Clone, Copy)]
 pub(crate) struct RowBatch<'a> {
     pub(crate) rows: &'a [Row],
@@ -40,14 +40,14 @@ pub(crate) struct RowBatch<'a> {
 }
 
 impl<'a> RowBatch<'a> {
-    /// A part of the batch. Parts are written in order, so the ledger moves only when all parts are stored.
-    fn part(&self, part: Range<usize>) -> RowBatch<'a> {
-        let ledger = if part.end == self.rows.len() { self.ledger } else { &[] };
+    /// A part of the batch. Parts are written in order: the last one moves the ledger, and the others only check it.
+    fn part(&self, part: Range<usize>, checks: &'a [LedgerEntry]) -> RowBatch<'a> {
+        let ledger = if part.end == self.rows.len() { self.ledger } else { checks };
         RowBatch { rows: &self.rows[part], ledger, is_in_doubt: self.is_in_doubt }
     }
 }
 
-/// The results of a written batch, in its order.
+/// The results of a written batch, in its order. Without receipts if nothing was written because of the ledger.
 #[derive(Default)]
 pub(crate) struct WrittenBatch {
     pub(crate) receipts: Vec<Receipt>,
@@ -100,11 +100,12 @@ async fn write_batch<B: Backend>(
     }
     let mut receipts: Vec<Receipt> = Vec::with_capacity(batch.rows.len());
     let mut ledger = Vec::new();
+    let checks: Vec<LedgerEntry> = batch.ledger.iter().map(LedgerEntry::check).collect();
     let whole = 0..batch.rows.len();
     let mut parts: Vec<Range<usize>> = vec![whole];
     let mut hand_over = if batch.is_in_doubt { HandOvers::InDoubt } else { HandOvers::Allowed };
     while let Some(range) = parts.pop() {
-        let part = batch.part(range.clone());
+        let part = batch.part(range.clone(), &checks);
         let written = match write_part(intake, part, patience, &mut hand_over).await {
             Ok(written) => written,
             Err(WriteError::GaveUp(error)) => return Err(error),
@@ -118,11 +119,11 @@ async fn write_batch<B: Backend>(
                 continue;
             }
         };
+        let Some(written) = written else { return unwritten(intake, batch.ledger).await };
         // The parts come in the order of the batch.
         debug_assert_eq!((receipts.len(), written.receipts.len()), (range.start, range.len()));
         receipts.extend(written.receipts);
-        // Only the last part has a ledger.
-        ledger.extend(written.ledger);
+        ledger = written.ledger;
     }
     if receipts.len() != batch.rows.len() {
         return Err(Error::bug(format!("{} rows got {} receipts", batch.rows.len(), receipts.len())));
@@ -134,6 +135,16 @@ async fn write_batch<B: Backend>(
     Ok(WrittenBatch { receipts, ledger })
 }
 
+/// The result of a batch that was not written because the ledger of a partition is not there: the database has lost
+/// records, or the partition is stopped. The positions of all its partitions are determined again.
+async fn unwritten<B: Backend>(intake: &Intake<B>, ledger: &[LedgerEntry]) -> Result<WrittenBatch> {
+    let Some(first) = ledger.first() else { return Err(Error::bug("the store deferred a batch without a position")) };
+    let partitions: Vec<_> = ledger.iter().map(|entry| (Arc::clone(&entry.topic), entry.partition)).collect();
+    let rows = intake.store.backend.ledger(&first.reader, &partitions).await?;
+    let ledger = ledger.iter().zip(rows).map(|(entry, row)| entry.unwritten(row.as_ref())).collect();
+    Ok(WrittenBatch { receipts: Vec::new(), ledger })
+}
+
 /// Whether deliveries may be inserted as claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandOvers {
@@ -143,13 +154,13 @@ enum HandOvers {
     InDoubt,
 }
 
-/// Writes a part; retries while the database is away.
+/// Writes a part; retries while the database is away. Returns `None` if the ledger of a partition is not there.
 async fn write_part<B: Backend>(
     intake: &Arc<Intake<B>>,
     part: RowBatch<'_>,
     patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<WrittenBatch, WriteError> {
+) -> Result<Option<WrittenBatch>, WriteError> {
     let rows = part.rows;
     let mut backoff = Backoff::new(intake.limits.backoff_max);
     let mut refusals = 0;
@@ -158,13 +169,13 @@ async fn write_part<B: Backend>(
             HandOvers::Allowed => intake.hand_over(),
             HandOvers::InDoubt => None,
         };
-        match try_write(intake, part, BatchTurn::Come, hand_over).await {
-            Ok(None) => return Err(WriteError::GaveUp(Error::bug("the store deferred a first batch"))),
+        match try_write(intake, part, hand_over).await {
+            Ok(None) => return Ok(None),
             Ok(Some((written, known))) => {
                 if *hand_overs == HandOvers::InDoubt {
                     release_lost_hand_overs(intake, rows, &known).await;
                 }
-                return Ok(written);
+                return Ok(Some(written));
             }
             Err(error) => {
                 *hand_overs = HandOvers::InDoubt;
@@ -206,21 +217,11 @@ async fn is_blamed_on<B: Backend>(intake: &Arc<Intake<B>>, rows: &[Row]) -> bool
 /// For each row, the seq of its message if that was stored before.
 pub(super) type KnownSeqs = Vec<Option<i64>>;
 
-/// Whether this process knows that everything before a batch is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BatchTurn {
-    Come,
-    /// It does not know that, so the database checks it.
-    #[cfg(feature = "kafka")]
-    Unknown,
-}
-
 /// Tries once. With `hand_over`, deliveries of handlers with room are handed over. Returns `None` and writes
-/// nothing if an earlier batch is not stored yet.
+/// nothing if the ledger of a partition is not where the batch begins.
 pub(super) async fn try_write<B: Backend>(
     intake: &Arc<Intake<B>>,
     RowBatch { rows, ledger, .. }: RowBatch<'_>,
-    turn: BatchTurn,
     hand_over: Option<Arc<dyn HandOver>>,
 ) -> Result<Option<(WrittenBatch, KnownSeqs)>> {
     let handlers = intake.handlers().await?;
@@ -240,7 +241,6 @@ pub(super) async fn try_write<B: Backend>(
         messages,
         quarantined,
         ledger: ledger.to_vec(),
-        is_following: turn != BatchTurn::Come,
         processor: reservations.as_ref().map(|reservations| reservations.processor()),
         lease: intake.limits.lease,
     });
@@ -388,7 +388,7 @@ async fn quarantine<B: Backend>(
     error: &Error,
     patience: Patience,
     hand_overs: &mut HandOvers,
-) -> Result<WrittenBatch> {
+) -> Result<Option<WrittenBatch>> {
     let [Row::Message { message, .. }] = part.rows else { return Err(error.repeat()) };
     let reason = "refused by the database";
     let record = Record::from(&**message);

@@ -66,13 +66,29 @@ pub struct LedgerEntry {
     pub reader: Arc<Reader>,
     pub topic: Arc<str>,
     pub partition: i32,
-    /// The expected position of the ledger. If the database is behind it, the database has lost data, and the ledger
-    /// does not move.
+    /// The expected position of the ledger. If the database is behind it, the database has lost data, and nothing of
+    /// the batch is written.
     pub from_offset: i64,
     /// The offset after the last record of the batch.
     pub next_offset: i64,
     /// The epoch of the record before `next_offset`, if Kafka reported it.
     pub leader_epoch: Option<i32>,
+}
+
+impl LedgerEntry {
+    /// An entry for the first parts of a batch, which are written only if the ledger is there, and do not move it: it
+    /// ends before every position that the ledger may have.
+    pub fn check(&self) -> Self {
+        Self { next_offset: self.from_offset - 1, leader_epoch: None, ..self.clone() }
+    }
+
+    /// The result for a batch of which nothing was written, given the row of the ledger.
+    pub fn unwritten(&self, row: Option<&LedgerRow>) -> LedgerMove {
+        match row.is_some_and(|row| row.next_offset >= self.from_offset && row.stopped.is_none()) {
+            true => LedgerMove::Unwritten,
+            false => LedgerMove::Behind,
+        }
+    }
 }
 
 /// Whether an accept has moved the ledger of a partition.
@@ -82,6 +98,8 @@ pub enum LedgerMove {
     /// The ledger is not at the expected offset, or is stopped: the database was restored to an earlier state, or an
     /// operator or another process has written it.
     Behind,
+    /// The ledger is at the expected offset, but another one of the batch is not, so nothing was written.
+    Unwritten,
 }
 
 /// The position of a partition.

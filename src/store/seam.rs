@@ -59,7 +59,7 @@ pub trait Seam: Send + Sync + Sized + 'static {
     fn register(&self, wanted: &[WantedHandler]) -> impl Future<Output = Result<Vec<HandlerIds>>> + Send;
 
     /// Writes messages, their deliveries and quarantined records, all or nothing. Returns one result per message, in
-    /// order. Returns `None` and writes nothing if the batch follows another one that is not stored yet.
+    /// order. Returns `None` and writes nothing if the ledger of one of its partitions has not reached the batch, or is stopped.
     fn accept(&self, batch: &Arc<AcceptBatch>) -> impl Future<Output = Result<Option<Answers>>> + Send;
 
     /// Writes messages in the transaction that is open on `conn`; nothing if one of them is a conflict or there is an
@@ -158,11 +158,10 @@ pub struct AcceptBatch {
     pub messages: Vec<NewMessage>,
     /// Records that cannot become messages. Written in the same transaction.
     pub quarantined: Vec<Quarantined>,
-    /// The ledger moves in the transaction that stores the last part of the batch.
+    /// The ledger moves in the transaction that stores the last part of the batch. Nothing is written unless every
+    /// ledger row has reached the first offset of this batch, so the stored records of a partition are always a prefix
+    /// of it: also when an earlier batch is not committed yet, and when the database has lost records in a failover.
     pub ledger: Vec<LedgerEntry>,
-    /// An earlier batch of one of its partitions may not be committed yet. Then nothing is written unless every ledger
-    /// row has reached the first offset of this batch, so the stored records of a partition are always a prefix of it.
-    pub is_following: bool,
     /// Set when deliveries may be inserted already claimed.
     pub processor: Option<i32>,
     /// How long deliveries that are inserted as claimed stay claimed.

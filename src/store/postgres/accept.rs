@@ -30,7 +30,7 @@ use known::add_to_known;
 const ROUNDS_MAX: usize = 5;
 
 rows! {
-    /// The reserved seqs, one per message in the order of the batch (none if an earlier batch is not stored yet); the
+    /// The reserved seqs, one per message in the order of the batch (none if the ledger is not there); the
     /// seqs that were used; and the partitions whose ledger has moved.
     InsertedRow { seqs: Vec<i64>, used: Vec<i64>, moved_topics: Vec<String>, moved_partitions: Vec<i32> }
 }
@@ -42,7 +42,7 @@ statements! {
     /// times slower. An identity that is kept without its message is not new. synchronous_commit is forced: the offset
     /// is committed after this statement. The ledger's rows are locked first and in order: a batch that follows another
     /// one of its partition waits here until that one is committed, reads the current ledger (`held`, not the
-    /// statement's snapshot), and writes nothing if the earlier batch is missing.
+    /// statement's snapshot), and writes nothing if the records before it are missing.
     ///
     /// An ordered delivery is stored as held if it follows another of its key in the batch, or if a member before it
     /// could be locked: a statement that finishes that member waits for this one, and then finds the held delivery.
@@ -56,7 +56,7 @@ statements! {
             JOIN inbox_ledger l USING (consumer_group, cluster_id, topic, kafka_partition)
             ORDER BY consumer_group, cluster_id, topic, kafka_partition FOR NO KEY UPDATE OF l),
         turn AS MATERIALIZED (
-            SELECT count(*) FILTER (WHERE is_there) = cardinality(:ledger_topics) OR NOT :is_following AS has_come,
+            SELECT count(*) FILTER (WHERE is_there) = cardinality(:ledger_topics) AS has_come,
                    CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END
             FROM held),
         remembered AS MATERIALIZED (
@@ -124,7 +124,7 @@ statements! {
         delivery_orders: Vec<Option<i64>>, delivery_tenants: Vec<Option<i64>>, delivery_followers: Vec<bool>, order_handlers: Vec<i16>, order_hashes: Vec<i64>,
         ledger_groups: Vec<&'a str>, ledger_clusters: Vec<&'a str>, ledger_topics: Vec<&'a str>,
         ledger_partitions: Vec<i32>, ledger_from_offsets: Vec<i64>, ledger_next_offsets: Vec<i64>,
-        ledger_epochs: Vec<Option<i32>>, is_following: bool,
+        ledger_epochs: Vec<Option<i32>>,
     }
 }
 
@@ -136,8 +136,8 @@ struct Progress {
     moved: Moved,
 }
 
-/// Accepts the batch; `None` if an earlier batch is not stored yet. If an identity occurs twice in the batch, the first
-/// is new and the slow path finds the others.
+/// Accepts the batch; `None` if the ledger of a partition is not where the batch begins. If an identity occurs twice in
+/// the batch, the first is new and the slow path finds the others.
 pub(super) async fn accept(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> Result<Option<Answers>> {
     let sent_at = Instant::now();
     let answers = vec![None; batch.messages.len()];
@@ -266,6 +266,5 @@ fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Insert<'a> {
         ledger_from_offsets: batch.ledger.iter().map(|entry| entry.from_offset).collect(),
         ledger_next_offsets: batch.ledger.iter().map(|entry| entry.next_offset).collect(),
         ledger_epochs: batch.ledger.iter().map(|entry| entry.leader_epoch).collect(),
-        is_following: batch.is_following,
     }
 }

@@ -143,11 +143,11 @@ statements! {
     -> GapRow<PgTimestamp> { group: &'a str }
 }
 
-/// Waits for the batch before this one, in a transaction of several statements. Reads nothing for a batch that follows
-/// no other.
+/// Waits for the batch before this one, in a transaction of several statements. Reads nothing for a batch without a
+/// position.
 pub(super) async fn turn(conn: &mut AsyncPgConnection, batch: &AcceptBatch) -> QueryResult<LedgerTurn> {
     let entries = &batch.ledger;
-    if !batch.is_following {
+    if entries.is_empty() {
         return Ok(LedgerTurn::Come);
     }
     let hold = Hold {

@@ -116,7 +116,7 @@ fn insert(rows: &[Quarantined]) -> InsertQuarantined<'_> {
 }
 
 /// Writes a batch without messages: nothing in it was wanted, or everything is quarantined. Returns the ids of its rows
-/// and which ledgers moved; `None` when an earlier batch is not stored yet.
+/// and which ledgers moved; `None` when the ledger of a partition is not there.
 pub(super) async fn write_alone(
     conn: &mut AsyncPgConnection,
     batch: &AcceptBatch,

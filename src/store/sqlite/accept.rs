@@ -59,11 +59,11 @@ statements! {
     IsRemembered<'a>("SELECT count(*) > 0 FROM inbox_identity WHERE hash = :hash") -> bool { hash: &'a [u8] }
 }
 
-/// Returns `None` and writes nothing if an earlier batch of a partition is not stored yet.
+/// Returns `None` and writes nothing if the ledger of a partition has not reached the batch.
 pub(super) fn accept(conn: &mut SqliteConnection, sent_at: Instant, batch: &AcceptBatch) -> Result<Option<Answers>> {
     let count = batch.messages.len();
     let cannot = || database(format!("cannot accept {count} messages"));
-    if batch.is_following && !ledger::are_there(conn, &batch.ledger).map_err(cannot())? {
+    if !ledger::are_there(conn, &batch.ledger).map_err(cannot())? {
         return Ok(None);
     }
     let now = clock::now(conn).map_err(cannot())?;

@@ -52,7 +52,6 @@ fn accept_all(conn: &mut SqliteConnection, batches: Vec<Vec<NewMessage>>) -> Res
             messages,
             quarantined: Vec::new(),
             ledger: Vec::new(),
-            is_following: false,
             processor: None,
             lease: Duration::ZERO,
         };

@@ -47,7 +47,6 @@ pub(super) fn batch(messages: Vec<NewMessage>) -> AcceptBatch {
         ledger: Vec::new(),
         processor: None,
         lease: Duration::from_secs(60),
-        is_following: false,
     }
 }
 
@@ -59,15 +58,15 @@ fn message(ids: &HandlerIds, offset: i64) -> NewMessage {
 }
 
 async fn accept(store: &Store<Sqlite>, messages: &[NewMessage], from_offset: i64, next_offset: i64) -> Answers {
-    accept_as(store, messages, from_offset, next_offset, false).await.unwrap()
+    try_accept(store, messages, from_offset, next_offset).await.unwrap()
 }
 
-async fn accept_as(
+/// `None`: nothing was stored.
+async fn try_accept(
     store: &Store<Sqlite>,
     messages: &[NewMessage],
     from_offset: i64,
     next_offset: i64,
-    is_following: bool,
 ) -> Option<Answers> {
     let entry = LedgerEntry {
         reader: Arc::new(shop()),
@@ -79,7 +78,7 @@ async fn accept_as(
     };
     let lease = Duration::from_secs(30);
     let (messages, ledger) = (messages.to_vec(), vec![entry]);
-    let batch = AcceptBatch { messages, quarantined: Vec::new(), ledger, is_following, processor: None, lease };
+    let batch = AcceptBatch { messages, quarantined: Vec::new(), ledger, processor: None, lease };
     store.backend.accept(&Arc::new(batch)).await.unwrap()
 }
 
@@ -104,7 +103,7 @@ async fn the_ledger_moves_with_the_batch_and_never_back() {
     let (store, ids) = store().await;
     assert_eq!(next_offset(&store).await, None);
     // The ledger has no row yet.
-    assert_eq!(accept(&store, &[], 0, 1).await.ledger, [LedgerMove::Behind]);
+    assert!(try_accept(&store, &[], 0, 1).await.is_none());
 
     store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
     let answers = accept(&store, &[message(&ids, 5), message(&ids, 6)], 5, 7).await;
@@ -115,7 +114,7 @@ async fn the_ledger_moves_with_the_batch_and_never_back() {
     let late = accept(&store, &[message(&ids, 5)], 5, 6).await;
     assert!(matches!(late.messages[..], [Accepted::Duplicate { seq: 1, added: 0 }]));
     assert_eq!(late.ledger, [LedgerMove::Moved]);
-    assert_eq!(accept(&store, &[], 9, 10).await.ledger, [LedgerMove::Behind]);
+    assert!(try_accept(&store, &[], 9, 10).await.is_none());
     assert_eq!(next_offset(&store).await, Some(7));
 
     store.backend.open_ledger(&shop(), &[opening(3, None)]).await.unwrap();
@@ -145,17 +144,48 @@ async fn a_topic_begins_once_and_its_ledger_rows_stay() {
 async fn a_following_batch_is_written_only_after_the_earlier_one() {
     let (store, ids) = store().await;
     store.backend.open_ledger(&shop(), &[opening(0, None)]).await.unwrap();
-    assert!(accept_as(&store, &[message(&ids, 1)], 1, 2, true).await.is_none());
+    assert!(try_accept(&store, &[message(&ids, 1)], 1, 2).await.is_none());
     assert_eq!(next_offset(&store).await, Some(0));
 
     accept(&store, &[message(&ids, 0)], 0, 1).await;
-    let answers = accept_as(&store, &[message(&ids, 1)], 1, 2, true).await.unwrap();
+    let answers = try_accept(&store, &[message(&ids, 1)], 1, 2).await.unwrap();
     assert!(matches!(answers.messages[..], [Accepted::New { seq: 2 }]));
     assert_eq!((answers.ledger, next_offset(&store).await), (vec![LedgerMove::Moved], Some(2)));
 
     let stop = Stopping { topic: "orders".into(), partition: 0, next_offset: 2, why: "cut".to_owned() };
     store.backend.stop_partitions(&shop(), &[stop]).await.unwrap();
-    assert!(accept_as(&store, &[message(&ids, 2)], 2, 3, true).await.is_none());
+    assert!(try_accept(&store, &[message(&ids, 2)], 2, 3).await.is_none());
+}
+
+// The database has lost what a process had stored. On PostgreSQL: `kafka::position`.
+#[tokio::test]
+async fn a_batch_beyond_the_ledger_stores_nothing() {
+    let (store, ids) = store().await;
+    store.backend.open_ledger(&shop(), &[opening(0, None)]).await.unwrap();
+    let stored = async || store.backend.ledger_report("shop").await.unwrap().partitions[0].stored;
+    assert!(try_accept(&store, &[message(&ids, 5), message(&ids, 6)], 5, 7).await.is_none());
+    assert_eq!((stored().await, next_offset(&store).await), (0, Some(0)));
+
+    // A batch whose first try was committed, without an answer: its ledger is at its end.
+    for _ in 0..2 {
+        assert_eq!(accept(&store, &[message(&ids, 0)], 0, 1).await.ledger, [LedgerMove::Moved]);
+    }
+    // The first half of a batch does not move the ledger.
+    let entry = |from_offset, next_offset| LedgerEntry {
+        reader: Arc::new(shop()),
+        topic: "orders".into(),
+        partition: 0,
+        from_offset,
+        next_offset,
+        leader_epoch: Some(4),
+    };
+    for (from_offset, is_stored) in [(1, true), (2, false)] {
+        let ledger = vec![entry(from_offset, from_offset + 2).check()];
+        let half = AcceptBatch { ledger, ..batch(vec![message(&ids, from_offset)]) };
+        assert_eq!(store.backend.accept(&Arc::new(half)).await.unwrap().is_some(), is_stored);
+    }
+    let LedgerRow { next_offset, leader_epoch, .. } = row(&store).await.unwrap();
+    assert_eq!((stored().await, next_offset, leader_epoch), (2, 1, Some(3)));
 }
 
 #[tokio::test]
@@ -190,7 +220,7 @@ async fn a_stopped_ledger_keeps_its_position_and_a_position_belongs_to_one_clust
     store.backend.stop_partitions(&shop(), &[stop(6)]).await.unwrap();
 
     assert_eq!(row(&store).await.unwrap().stopped.as_deref(), Some("cut"));
-    assert_eq!(accept(&store, &[message(&ids, 6)], 6, 7).await.ledger, [LedgerMove::Behind]);
+    assert!(try_accept(&store, &[message(&ids, 6)], 6, 7).await.is_none());
     store.backend.open_ledger(&shop(), &[opening(9, None)]).await.unwrap();
     assert_eq!(next_offset(&store).await, Some(6));
     let other = Reader { cluster_id: "cluster-2".into(), ..shop() };
@@ -201,6 +231,7 @@ async fn a_stopped_ledger_keeps_its_position_and_a_position_belongs_to_one_clust
 async fn the_backlog_is_counted_up_to_a_limit() {
     let (store, ids) = store().await;
     assert_eq!(store.backend.backlog(&ids.all, 10).await.unwrap().open, 0);
+    store.backend.open_ledger(&shop(), &[opening(0, None)]).await.unwrap();
     let messages: Vec<NewMessage> = (0..5).map(|offset| message(&ids, offset)).collect();
     accept(&store, &messages, 0, 5).await;
 

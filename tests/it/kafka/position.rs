@@ -103,6 +103,10 @@ async fn a_database_that_loses_commits_under_a_running_inbox_is_refilled() {
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!(stage.positions().await, range(0, 0..11));
     assert_eq!(stage.ledger(0).await, Some(11));
+    // The new record was not stored before those that were lost, so ordered handlers see them in the order of offsets.
+    let in_order = "SELECT (count(*) = 0)::int::bigint FROM
+                    (SELECT seq > lag(seq, 1, 0) OVER (ORDER BY kafka_offset) AS is_later FROM inbox_message) m WHERE NOT is_later";
+    assert_eq!(stage.scene.database.query_one_i64(in_order).await, 1);
 }
 
 // No record arrives: the ledger itself is compared with what this process wrote.

@@ -62,7 +62,7 @@ pub const STATEMENTS: [(&str, &str); 44] = [
     ("look for the next of a key", "h.order_hash = OLD.order_hash"),
     ("load large payloads", "SELECT seq, payload FROM inbox_message"),
     ("look for parked deliveries", "d.status = 3 AND d.reason = 'unknown key'"),
-    ("accept one message", "coalesce((SELECT is_there FROM held), false)"),
+    ("accept one message", "coalesce((SELECT is_there FROM held),"),
 ];
 
 /// More handlers than those that work, so that a claim is for many handlers.

@@ -126,6 +126,21 @@ fn a_position_is_found_anew_only_when_all_batches_of_the_partition_have_ended() 
     assert_eq!(span(&assigned.next_batch(0, &small()).unwrap()), (0, 1, 2, false));
 }
 
+// A batch is written whole or not at all: the ledger of one partition is behind, that of the other is not.
+#[test]
+fn a_partition_beside_one_whose_ledger_is_behind_is_read_again_and_not_reported() {
+    let mut assigned = begun(AssignedPartitions::new(1, Box::new(|_| false)), &[0, 1]);
+    let now = Instant::now();
+    (0..2).for_each(|partition| read_more(&mut assigned, partition, 1));
+    let batch = assigned.next_batch(0, &small()).unwrap();
+    let step = |entry: &LedgerEntry| if entry.partition == 0 { LedgerMove::Behind } else { LedgerMove::Unwritten };
+    let moves: Vec<LedgerMove> = batch.ledger.iter().map(step).collect();
+    assert_eq!(moves.len(), 2);
+    assert_eq!(assigned.written(batch.id, &moves, now), [place(0)]);
+    assert_eq!(assigned.ask(now).len(), 2);
+    assert_eq!(assigned.to_commit(), []);
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Read(i32, usize),
@@ -163,19 +178,22 @@ impl Database {
         &mut self.ledger[usize::try_from(partition).unwrap()]
     }
 
-    /// Like the stores: a batch that follows another is written only after it. Returns `None` if nothing is written.
+    /// Like the stores: a batch is written whole, if the ledger of each of its partitions is there, or not at all.
+    /// Returns `None` if it has to be sent again after the one that it follows.
     fn write(&mut self, batch: &Batch, is_first: bool) -> Option<Vec<LedgerMove>> {
         let is_there =
             |database: &mut Self, entry: &LedgerEntry| *database.ledger(entry.partition) >= entry.from_offset;
-        if batch.is_following && !is_first && !batch.ledger.iter().all(|entry| is_there(self, entry)) {
+        let is_written = batch.ledger.iter().all(|entry| is_there(self, entry));
+        if batch.is_following && !is_first && !is_written {
             return None;
         }
         let step = |entry: &LedgerEntry| match is_there(self, entry) {
-            true => {
+            true if is_written => {
                 let ledger = self.ledger(entry.partition);
                 *ledger = entry.next_offset.max(*ledger);
                 LedgerMove::Moved
             }
+            true => LedgerMove::Unwritten,
             false => LedgerMove::Behind,
         };
         Some(batch.ledger.iter().map(step).collect())

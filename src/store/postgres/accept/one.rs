@@ -21,7 +21,7 @@ statements! {
             WHERE consumer_group = :consumer_group AND cluster_id = :cluster_id AND topic = :ledger_topic AND kafka_partition = :ledger_partition
             FOR NO KEY UPDATE),
         turn AS MATERIALIZED (
-            SELECT coalesce((SELECT is_there FROM held), false) OR NOT :is_following AS has_come,
+            SELECT coalesce((SELECT is_there FROM held), :from_offset IS NULL) AS has_come,
                    CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END),
         message AS (
             INSERT INTO inbox_message (message_id, source, topic, payload_hash, kafka_partition, kafka_offset, recorded_at, record_key,
@@ -57,7 +57,7 @@ statements! {
         processor: Option<i32>, handlers: Vec<i16>, handed_over: Vec<bool>, delays_ms: Vec<Option<i64>>,
         due_ats: Vec<Option<PgTimestamp>>, tenants: Vec<Option<i64>>, consumer_group: Option<&'a str>,
         cluster_id: Option<&'a str>, ledger_topic: Option<&'a str>, ledger_partition: Option<i32>,
-        from_offset: Option<i64>, next_offset: Option<i64>, leader_epoch: Option<i32>, is_following: bool,
+        from_offset: Option<i64>, next_offset: Option<i64>, leader_epoch: Option<i32>,
     }
 }
 
@@ -97,6 +97,5 @@ pub(super) fn insert<'a>(batch: &'a AcceptBatch, open: &[usize]) -> Option<Inser
         from_offset: entry.map(|entry| entry.from_offset),
         next_offset: entry.map(|entry| entry.next_offset),
         leader_epoch: entry.and_then(|entry| entry.leader_epoch),
-        is_following: batch.is_following,
     })
 }
