@@ -52,12 +52,22 @@ pub(super) fn prepare(
         Ok(Some((wanted_by, Identified { id, source, fallback }))) => {
             let size_bytes = record.size_bytes();
             let payload_hash = payload_hash(record.payload.as_ref());
-            let Record { topic, position, key, headers, payload, recorded_at, .. } = record;
+            let Record { topic, position, cluster, key, headers, payload, recorded_at, .. } = record;
             let topic = shared_text(topic, &rules.topic);
             let source = source.map_or_else(|| Arc::clone(&topic), |source| shared_text(source, &topic));
             let is_corrected = false;
-            let message =
-                StoredMessage { id, source, topic, position, key, headers, payload, recorded_at, is_corrected };
+            let message = StoredMessage {
+                id,
+                source,
+                topic,
+                position,
+                cluster,
+                key,
+                headers,
+                payload,
+                recorded_at,
+                is_corrected,
+            };
             Prepared::Message { message: Arc::new(message), payload_hash, wanted_by, size_bytes, fallback }
         }
     }

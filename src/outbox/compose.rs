@@ -149,6 +149,7 @@ mod tests {
             source: "/orders".into(),
             topic: "orders".into(),
             position: None,
+            cluster: None,
             key: None,
             headers,
             payload: None,

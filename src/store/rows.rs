@@ -103,6 +103,7 @@ fn claimed<S: DatabaseStamp>(row: ClaimRow<S>, last_topic: &mut Arc<str>) -> Cla
                 source,
                 topic,
                 position: position(partition, offset),
+                cluster: None,
                 key: row.key.map(Bytes::from),
                 headers: headers(row.headers),
                 payload: row.payload.map(Bytes::from),

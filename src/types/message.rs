@@ -62,6 +62,8 @@ pub(crate) struct StoredMessage {
     pub(crate) source: Arc<str>,
     pub(crate) topic: Arc<str>,
     pub(crate) position: Option<Position>,
+    /// The Kafka cluster of the position. Known while the message is accepted: the message table does not have it.
+    pub(crate) cluster: Option<Arc<str>>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
     pub(crate) payload: Option<Bytes>,
@@ -86,8 +88,7 @@ impl From<&StoredMessage> for Record {
             id: Some(Bytes::copy_from_slice(stored.id.as_bytes())),
             source: Some(Bytes::copy_from_slice(stored.source.as_bytes())),
             position: stored.position,
-            // The id is explicit, so the cluster is not needed for an identity.
-            cluster: None,
+            cluster: stored.cluster.clone(),
             key: stored.key.clone(),
             headers: stored.headers.clone(),
             payload: stored.payload.clone(),
@@ -155,6 +156,7 @@ impl<P> Message<P> {
             source: text(&record.source, "ce_source").unwrap_or_else(|| Arc::clone(&record.topic)),
             topic: record.topic,
             position: record.position,
+            cluster: record.cluster,
             key: record.key,
             headers: record.headers,
             payload: record.payload,

@@ -25,6 +25,7 @@ pub(super) fn new_message(id: String, delivery: NewDelivery) -> NewMessage {
         source: "orders".into(),
         topic: "orders".into(),
         position: None,
+        cluster: None,
         key: None,
         headers: Headers::default(),
         payload: None,

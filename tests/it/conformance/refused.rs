@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use wharf::operate::QuarantineFilter;
 use wharf::{Inbox, Receipt, Record};
 
 use super::scene::{Database, Db, Runs, Scene, record};
@@ -74,4 +75,23 @@ async fn neighbours_of_a_refused_record_run_once_and_count_no_crash() {
     assert_eq!(runs.count(), 95);
     assert_eq!(scene.count_done_at_first().await, 95);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// An operator finds the records of a cluster, whatever they are quarantined for.
+#[tokio::test(flavor = "multi_thread")]
+async fn conflicts_and_refused_records_are_found_by_their_cluster() {
+    let scene = Scene::new().await;
+    scene.database.refuse_bad_by_constraint().await;
+    let runs = Runs::new();
+    let inbox = stock_inbox(&scene, &runs).await;
+    let forged = record("a").with_payload("forged");
+    let records = [record("a"), forged, record("bad")].map(|record| record.with_position(0, 1).with_cluster("here"));
+
+    inbox.accept_or_quarantine(records).await.unwrap();
+
+    let of_cluster = QuarantineFilter::default().cluster_id("here");
+    let found = scene.store.operate().quarantined(&of_cluster, 10).await.unwrap();
+    let mut reasons: Vec<&str> = found.iter().map(|row| row.reason.as_str()).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["conflict", "refused by the database"]);
 }
