@@ -208,8 +208,13 @@ impl Rules {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
+    use super::super::prepare::{Prepared, prepare};
+    use super::super::ready::Answers;
     use super::*;
     use crate::handler::{HandlerKey, OrderKey};
+    use crate::types::Limits;
 
     fn subscription(key: &'static str, topics: &[&str], order: Option<OrderKey>) -> Subscription {
         Subscription {
@@ -248,6 +253,24 @@ mod tests {
             Rules::new(vec![subscription("stock", &["orders"], Some(OrderKey::header("")))], Vec::new());
         assert_eq!(problems, ["the order of stock: the header name is empty"]);
     }
+
+    #[test]
+    fn a_function_for_the_key_gets_the_cluster_of_the_record() {
+        let by_cluster = OrderKey::by(|record| record.cluster().map(str::to_owned));
+        let (rules, _) = Rules::new(vec![subscription("stock", &["orders"], Some(by_cluster))], Vec::new());
+        let order = |record: Record| {
+            let (limits, answers) = (Limits::default(), Answers::default());
+            let of = rules.of("orders").unwrap();
+            match prepare(record.with_id("a"), &limits, &of, |_| smallvec![0], &answers, || 0) {
+                Prepared::Message { message, wanted_by, .. } => rules.key_hashes(&wanted_by, &message)[0].order,
+                Prepared::Quarantine(_) | Prepared::Unwanted | Prepared::NotYet(..) => panic!("it is a message"),
+            }
+        };
+        let of_cluster = |id: &'static str| order(Record::new("orders").with_cluster(id));
+        assert!(of_cluster("a").is_some() && of_cluster("a") != of_cluster("b"));
+        assert_eq!(order(Record::new("orders")), None);
+    }
+
     /// The field that gives the identity of a topic's records, as `Debug` shows it.
     fn identity(rules: &Rules, topic: &str) -> Option<String> {
         rules.of(topic).map(|rules| format!("{:?}", rules.identity))
