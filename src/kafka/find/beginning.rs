@@ -151,14 +151,16 @@ fn ask(consumer: &BaseConsumer<Context>, topic: &Arc<str>, begin: Begin) -> Kafk
             return Ok(Beginning::LedgerLost);
         }
     }
-    let ends = || leader::log_ends(consumer, &places, LogEnd::Committed, ANSWER_WAIT);
+    // Read before the search for a time: a record that is written after this and before the search is at this end or
+    // behind it, so it is not skipped if the search does not find it.
+    let ends = leader::log_ends(consumer, &places, LogEnd::Committed, ANSWER_WAIT);
     let offsets: Vec<KafkaResult<i64>> = match begin {
         Begin::At(time) => {
             let found = leader::offsets_at(consumer, &places, millis(time), ANSWER_WAIT);
-            let at = |(found, end): (KafkaResult<Option<i64>>, KafkaResult<i64>)| found?.map_or(end, Ok);
-            found.into_iter().zip(ends()).map(at).collect()
+            let at = |(end, found): (KafkaResult<i64>, KafkaResult<Option<i64>>)| found?.map_or(end, Ok);
+            ends.into_iter().zip(found).map(at).collect()
         }
-        Begin::Latest | Begin::Group | Begin::Earliest => ends(),
+        Begin::Latest | Begin::Group | Begin::Earliest => ends,
     };
     let opening = |((topic, partition), offset): (TopicPartition, KafkaResult<i64>)| {
         offset.map(|at| Opening { topic, topic_id: None, partition, at, gap_from: None })
