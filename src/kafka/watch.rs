@@ -150,7 +150,7 @@ impl<B: Backend> Watch<B> {
     fn mark_refused(&self, watched: &mut [Watched]) {
         for one in watched.iter_mut().filter(|one| one.why.is_none()) {
             if let Some(why) = self.context.access.of_topic(&one.place.0) {
-                (one.state, one.why) = ("blocked", Some(why.into()));
+                (one.state, one.why) = ("refused", Some(why.into()));
             }
         }
     }

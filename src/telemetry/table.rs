@@ -144,8 +144,8 @@ table! {
         { values: &["ingest failed", "topics changed", "partitions assigned", "partitions revoked", "partition begun", "gap", "partition stopped", "ledger behind", "ledger moved", "ledger lost", "group ahead", "record out of place", "partition blocked", "partition waits for its decoder", "partition paused", "partition resumed", "intake open", "intake closed", "topic begins", "access refused", "access granted"] }
         "Events of consumption. `partition stopped` counts once for each assignment.";
     KAFKA_PARTITIONS: Gauge "wharf_kafka_partitions" ["source", "state"] Count Process
-        { values: &["reading", "waiting", "blocked", "stopped"] }
-        "Partitions that are assigned to this process. `waiting`: the position is not known yet, or the decoder of its identity is unavailable. `blocked`: the next records cannot be read. `stopped`: until an operator acts.";
+        { values: &["reading", "waiting", "blocked", "refused", "stopped"] }
+        "Partitions that are assigned to this process. `waiting`: the position is not known yet, or the decoder of its identity is unavailable. `blocked`: the next records cannot be read. `refused`: Kafka does not allow to read the topic. `stopped`: until an operator acts.";
     KAFKA_LAG: Gauge "wharf_kafka_lag_records" ["source", "topic", "partition"] Count Process
         "Offsets that Kafka had at the last fetch and that are not stored yet. 0 for partitions that this process does not read.";
     KAFKA_LAG_SECONDS: Gauge "wharf_kafka_lag_seconds" ["source", "topic", "partition"] Seconds Process

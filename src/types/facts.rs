@@ -145,8 +145,8 @@ pub struct GroupFacts {
     pub gaps: u64,
 }
 
-/// A partition that is stopped, makes no progress, waits for an unavailable decoder, or has waited long for its
-/// position.
+/// A partition that is stopped, makes no progress, is refused by Kafka, waits for an unavailable decoder, or has waited
+/// long for its position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PartitionFacts {
@@ -160,7 +160,7 @@ pub struct PartitionFacts {
     /// Kafka's own id of the cluster.
     #[serde(default)]
     pub cluster_id: String,
-    /// `stopped`, `blocked` or `waiting`.
+    /// `stopped`, `blocked`, `refused` or `waiting`.
     pub state: String,
     /// For how long it has been in that state.
     pub secs: f64,

@@ -110,7 +110,7 @@ pub struct LedgerStatus {
     pub stopped_at: Option<SystemTime>,
     /// Why it is stopped.
     pub stopped_why: Option<String>,
-    /// The last reported state: `reading`, `waiting`, `blocked` or `stopped`. None when no process has reported.
+    /// The last reported state: `reading`, `waiting`, `blocked`, `refused` or `stopped`. None when no process has reported.
     #[serde(default)]
     pub state: Option<String>,
     /// Since when it has been in that state.

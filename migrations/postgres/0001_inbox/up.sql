@@ -221,7 +221,7 @@ CREATE TABLE inbox_partition (
     topic           text        NOT NULL,
     kafka_partition integer     NOT NULL,
     cluster_id      text        NOT NULL,
-    state           text        NOT NULL,            -- reading, waiting (for its position), blocked (records cannot be read), stopped
+    state           text        NOT NULL,            -- reading, waiting (for its position), blocked (records cannot be read), refused (by Kafka), stopped
     since           timestamptz NOT NULL DEFAULT now(),
     seen_at         timestamptz NOT NULL DEFAULT now(),
     -- Offsets that Kafka has and that are not stored, at seen_at, without transaction markers at the end of the log.

@@ -189,7 +189,7 @@ CREATE TABLE inbox_partition (
     topic           TEXT    NOT NULL,
     kafka_partition INTEGER NOT NULL,
     cluster_id      TEXT    NOT NULL,
-    state           TEXT    NOT NULL,                -- reading, waiting (for its position), blocked (records cannot be read), stopped
+    state           TEXT    NOT NULL,                -- reading, waiting (for its position), blocked (records cannot be read), refused (by Kafka), stopped
     since           INTEGER NOT NULL,
     seen_at         INTEGER NOT NULL,
     -- Offsets that Kafka has and that are not stored, at seen_at, without transaction markers at the end of the log.

@@ -128,7 +128,7 @@ fn row(position: &LedgerStatus, now: SystemTime) -> PartitionRow {
         class: match state {
             "reading" => "done",
             "stopped" => "poisoned",
-            "blocked" => "failed",
+            "blocked" | "refused" => "failed",
             _ => "pending",
         },
         state: state.to_owned(),

@@ -64,6 +64,10 @@ impl Symptoms {
                     let advice = "its next records are damaged or compressed in an unknown way: repair the log, or wharf ledger skip";
                     self.problem("partition blocked", what, advice);
                 }
+                "refused" => {
+                    let advice = "Kafka refuses the topic: grant READ on it, no record is skipped; reading resumes by itself";
+                    self.problem("partition refused", what, advice);
+                }
                 // A partition that waits for its position has no reason.
                 _ if one.why.is_some() => self.problem(
                     "partition waits",
@@ -94,7 +98,9 @@ impl Symptoms {
                             "intake stopped",
                             "wharf quarantine list shows why: correct the identity policy or the producer, then replay or discard the records",
                         ),
-                        false => ("kafka error", "check the brokers, the credentials and the topic names"),
+                        false => {
+                            ("kafka error", "check the brokers, the credentials, the permissions and the topic names")
+                        }
                     };
                     self.problem(code, what, advice);
                 }

@@ -169,6 +169,7 @@ fn each_problem_of_the_database_is_named() {
     let of_partition = |state| codes_of_facts(&Facts { partitions: vec![partition(state)], ..facts() });
     assert_eq!(of_partition("stopped"), ["partition stopped"]);
     assert_eq!(of_partition("blocked"), ["partition blocked"]);
+    assert_eq!(of_partition("refused"), ["partition refused"]);
     assert_eq!(of_partition("waiting"), ["partition waits"]);
     let ingest = |seen_secs_ago, problem: Option<&str>| IngestFacts {
         consumer_group: "shop".to_owned(),

@@ -111,12 +111,13 @@ async fn the_doctor_reports_stopped_partitions_and_unreadable_topics_without_a_b
         .database
         .execute(
             "INSERT INTO inbox_partition (consumer_group, topic, kafka_partition, cluster_id, state, since, seen_at, ingest, why) \
-             VALUES ('shop', 'orders', 1, 'c1', 'blocked', now(), now(), 'host/7', 'bad checksum')",
+             VALUES ('shop', 'orders', 1, 'c1', 'blocked', now(), now(), 'host/7', 'bad checksum'), \
+                    ('shop', 'returns', 0, 'c1', 'refused', now(), now(), 'host/7', 'topic returns may not be read')",
         )
         .await;
     let diagnosis = scene.store.operate().doctor().await.unwrap();
     let codes: Vec<&str> = diagnosis.symptoms.iter().map(|symptom| &*symptom.code).collect();
-    for code in ["partition stopped", "partition blocked", "kafka error"] {
+    for code in ["partition stopped", "partition blocked", "partition refused", "kafka error"] {
         assert!(codes.contains(&code), "{codes:?}");
     }
     // It is reported once, although two sources of the process read for the group.

@@ -45,9 +45,15 @@ async fn a_missing_topic_permission_is_reported_once_and_delays_no_other_topic()
     let health = running.health().to_string();
     assert!(health.contains(&format!("topic {} may not be read", stage.topic)), "{health}");
     let said = format!("why LIKE 'topic {} may not be read%'", stage.topic);
-    stage.scene.until(&format!("SELECT count(*) FROM inbox_partition WHERE state = 'blocked' AND {said}")).await;
+    stage.scene.until(&format!("SELECT count(*) FROM inbox_partition WHERE state = 'refused' AND {said}")).await;
     stage.scene.until("SELECT count(*) FROM inbox_ingest WHERE problem LIKE 'topic % may not be read%'").await;
     assert_eq!(events.matching(is_refused(&stage, "topic")).len(), 1);
+    // The advice is to grant access. A skip would lose good records.
+    let diagnosis = stage.scene.store.operate().doctor().await.unwrap();
+    let of_partition: Vec<_> = diagnosis.symptoms.iter().filter(|one| one.code.starts_with("partition ")).collect();
+    let [refused] = &of_partition[..] else { panic!("{diagnosis:?}") };
+    assert_eq!(refused.code, "partition refused");
+    assert!(refused.advice.contains("grant READ") && !refused.advice.contains("wharf ledger"), "{refused:?}");
 
     stage.kafka.grant(&user, Operation::Read, Resource::Topic(&stage.topic)).await;
     runs.reached(3).await;

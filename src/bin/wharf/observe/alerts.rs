@@ -105,11 +105,11 @@ pub static ALERTS: &[Alert] = &[
     },
     Alert {
         name: "WharfPartitionStopped",
-        expr: "sum by (source, state) (wharf_kafka_partitions{state=~\"stopped|blocked\"}) > 0",
+        expr: "sum by (source, state) (wharf_kafka_partitions{state=~\"stopped|blocked|refused\"}) > 0",
         lasts: "2m",
         severity: Severity::Page,
         summary: "{{ $value }} partitions of source {{ $labels.source }} are not read: {{ $labels.state }}.",
-        action: "`wharf doctor` shows which and why. A stopped partition resumes after `wharf ledger reset` or `wharf ledger skip`.",
+        action: "`wharf doctor` shows which and why. A stopped partition resumes after `wharf ledger reset` or `wharf ledger skip`, a refused one when READ on its topic is granted.",
     },
     Alert {
         name: "WharfPartitionWithoutPosition",

@@ -60,7 +60,7 @@ statements! {
                     UNION ALL
                     SELECT p.consumer_group, p.topic, p.kafka_partition, p.cluster_id, p.state, ((SELECT at FROM inbox_now) - p.since) / 1e6, p.why
                     FROM inbox_partition p
-                    WHERE (p.state = 'blocked' OR p.state = 'waiting' AND (p.why IS NOT NULL OR p.since < (SELECT at FROM inbox_now) - 60000000))
+                    WHERE (p.state IN ('blocked', 'refused') OR p.state = 'waiting' AND (p.why IS NOT NULL OR p.since < (SELECT at FROM inbox_now) - 60000000))
                       AND EXISTS (SELECT 1 FROM inbox_ingest i WHERE i.consumer_group = p.consumer_group AND i.name = p.ingest)
                     ORDER BY 1, 2, 3, 4 LIMIT 100)),
             'ingests', (
