@@ -75,6 +75,9 @@ pub(super) struct Context {
     is_cut_off: AtomicBool,
     /// Why this process cannot read at all; cleared when a broker answers.
     problem: Mutex<Option<String>>,
+    /// A topic that cannot be read for another reason than a refusal: it does not exist. Also set when no topic matches
+    /// a pattern. Other topics may be read meanwhile, so `watch.rs` decides when it is over.
+    topics_problem: Mutex<Option<String>>,
     /// Whether `problem` is set: checked for each record.
     has_problem: AtomicBool,
     /// Limits the log lines about brokers that are away.
@@ -82,8 +85,8 @@ pub(super) struct Context {
     /// A token, a group, a topic or the cluster that Kafka refuses to this process.
     pub(super) access: Access,
     pub(super) statistics: Statistics,
-    /// Notified when Kafka refused a topic without naming it, and when topics were unsubscribed: `watch.rs` then asks
-    /// about each topic.
+    /// Notified when Kafka refused a topic without naming it or does not know one, when the subscription has changed,
+    /// and when partitions come while topics have a problem: `watch.rs` then asks about each topic.
     pub(super) check_topics: Notify,
 }
 
@@ -106,6 +109,7 @@ impl Context {
             is_closing: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             problem: Mutex::default(),
+            topics_problem: Mutex::default(),
             has_problem: AtomicBool::new(false),
             outage: Outage::default(),
             access: Access::default(),
@@ -232,6 +236,7 @@ impl Context {
         let places = places(list);
         self.broker_answered();
         self.allowed(&Refused::Group);
+        self.topics_came();
         events::kafka::partitions_assigned(&self.source, places.len());
         // Not at the group's offset, because the ledger decides. The partition is paused until its position is found.
         // If a record is read too early nevertheless, it is one from the beginning, so none before it is skipped.

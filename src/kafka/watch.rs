@@ -81,7 +81,7 @@ impl<B: Backend> Watch<B> {
                 gauges.set(&watched, &lags);
             }
             if self.compare(&watched, &topics).await {
-                self.report(&watched, &lags, &topics, &mut reported).await;
+                self.report(&watched, &lags, &mut reported).await;
             }
             tokio::select! {
                 () = tokio::time::sleep(WATCH_EVERY) => {}
@@ -118,7 +118,7 @@ impl<B: Backend> Watch<B> {
     }
 
     /// Writes the state of the process and of partitions that have changed since the last report.
-    async fn report(&self, watched: &[Watched], lags: &[Option<i64>], topics: &TopicAnswers, reported: &mut Reported) {
+    async fn report(&self, watched: &[Watched], lags: &[Option<i64>], reported: &mut Reported) {
         let reader = self.context.reader();
         let state = |one: &Watched, lag| (one.state, one.why.clone(), magnitude(lag));
         let is_new = |(one, lag): &(&Watched, &Option<i64>)| reported.get(&one.place) != Some(&state(one, **lag));
@@ -137,7 +137,7 @@ impl<B: Backend> Watch<B> {
             source: Arc::clone(&self.context.source.name),
             cluster_id: reader.map_or_else(|| "".into(), |reader| Arc::clone(&reader.cluster_id)),
             name: Arc::clone(&self.name),
-            problem: stopped.or_else(|| self.problem()).or_else(|| topics.problem.clone()),
+            problem: stopped.or_else(|| self.problem()),
             partitions: partitions.collect(),
         };
         match self.intake.store.backend.report_ingest(&report).await {
@@ -162,6 +162,10 @@ impl<B: Backend> Watch<B> {
 
     /// Reports topics whose access has changed. The subscription may have changed since Kafka was asked.
     fn judge_topics(&self, topics: &TopicAnswers) {
+        // Without all answers, a problem that is known stays.
+        if topics.is_complete || topics.problem.is_some() {
+            self.context.topics_judged(topics.problem.clone());
+        }
         for change in self.context.access.judge_topics(topics.may_read.clone(), &self.topics.current()) {
             let source = &self.context.source;
             match change {
@@ -221,6 +225,8 @@ struct TopicAnswers {
     may_read: Vec<(String, Option<String>)>,
     /// Another problem: a topic that does not exist, or no topic that matches.
     problem: Option<String>,
+    /// Whether Kafka has answered for every topic.
+    is_complete: bool,
 }
 
 /// Asks about one topic after the other, and stops at the first one that Kafka does not answer for. Blocks.
@@ -230,8 +236,10 @@ fn ask_topics(consumer: &Weak<BaseConsumer<Context>>, names: &[String]) -> Topic
         topics.problem = Some("the cluster has no topic that matches a handler's pattern".to_owned());
     }
     for name in names {
-        let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else { break };
-        let Ok(metadata) = consumer.fetch_metadata(Some(name), ANSWER_WAIT) else { break };
+        let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else {
+            return topics;
+        };
+        let Ok(metadata) = consumer.fetch_metadata(Some(name), ANSWER_WAIT) else { return topics };
         let error = metadata.topics().iter().find_map(|topic| topic.error());
         if let Some(error) = error {
             let error = RDKafkaErrorCode::from(error);
@@ -251,5 +259,6 @@ fn ask_topics(consumer: &Weak<BaseConsumer<Context>>, names: &[String]) -> Topic
             }
         }
     }
+    topics.is_complete = true;
     topics
 }

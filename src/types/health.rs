@@ -102,7 +102,8 @@ pub enum HealthReason {
         /// Which topic, and how many records.
         why: String,
     },
-    /// No broker can be reached, or Kafka refuses the credentials, the group, the cluster or a topic.
+    /// No broker can be reached, Kafka refuses the credentials, the group, the cluster or a topic, or a topic does not
+    /// exist.
     #[non_exhaustive]
     KafkaError {
         /// The name of the source; none for the relay of the outbox.

@@ -57,9 +57,7 @@ impl<B: Backend> Work<B> {
         match subscribed {
             Ok(()) => {
                 events::kafka::topics_changed(self.source(), &changed.come, &changed.gone);
-                if !changed.gone.is_empty() {
-                    self.consumer.context().topics_unsubscribed();
-                }
+                self.consumer.context().topics_changed();
                 self.check_retention(changed.come);
             }
             Err(error) => {

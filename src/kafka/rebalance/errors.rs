@@ -1,7 +1,7 @@
 //! Handles librdkafka's errors: distinguishes outages from refusals, and reports the root cause once.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rdkafka::ClientContext;
@@ -43,18 +43,31 @@ impl Context {
     pub(in crate::kafka) fn problems(&self) -> Vec<String> {
         let mut problems = self.access.reasons();
         problems.extend(self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        problems.extend(self.topics_problem().clone());
         problems
     }
 
-    /// Called when topics were unsubscribed: errors about them are not a reason any more. `watch.rs` asks Kafka about
-    /// the topics that are still read.
-    pub(in crate::kafka) fn topics_unsubscribed(&self) {
-        // Without an outage, the problem is a topic that does not exist. If that is another topic, which is still read,
-        // `watch.rs` finds it again for the status of the process.
-        if !self.outage.is_on() {
-            self.clear_problem();
-        }
+    fn topics_problem(&self) -> MutexGuard<'_, Option<String>> {
+        self.topics_problem.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Called when Kafka has answered about all topics that are read. `problem` is a topic that cannot be read.
+    pub(in crate::kafka) fn topics_judged(&self, problem: Option<String>) {
+        *self.topics_problem() = problem;
+    }
+
+    /// Called when the subscription has changed: errors about earlier topics are not a reason any more. `watch.rs` asks
+    /// Kafka about the topics that are read now.
+    pub(in crate::kafka) fn topics_changed(&self) {
+        self.topics_judged(None);
         self.check_topics.notify_one();
+    }
+
+    /// Called when partitions are assigned: the topic that had a problem may be among them.
+    pub(super) fn topics_came(&self) {
+        if self.topics_problem().is_some() {
+            self.check_topics.notify_one();
+        }
     }
 
     /// Stores the reason for health checks until a broker answers.
@@ -139,7 +152,11 @@ impl ClientContext for Context {
                 self.check_topics.notify_one();
                 return events::kafka::quiet_failure(&self.source, "consume", &format_args!("{error}: {reason}"));
             }
-            Some(RDKafkaErrorCode::UnknownTopicOrPartition) => self.note_problem(format!("{error}: {reason}")),
+            Some(RDKafkaErrorCode::UnknownTopicOrPartition) => {
+                // librdkafka reports a missing topic once, so the next answer of a broker must not end the problem.
+                self.topics_judged(Some(format!("{error}: {reason}")));
+                self.check_topics.notify_one();
+            }
             // Records that librdkafka cannot read. It repeats the error, and the partition makes no progress.
             Some(
                 RDKafkaErrorCode::BadMessage | RDKafkaErrorCode::BadCompression | RDKafkaErrorCode::NotImplemented,
@@ -204,12 +221,14 @@ mod tests {
         let (context, failed) = (context(), KafkaError::MessageConsumption);
         context.error(failed(RDKafkaErrorCode::UnknownTopicOrPartition), "Subscribed topic not available: t");
         assert_eq!(context.problems().len(), 1);
-        context.topics_unsubscribed();
+        context.broker_answered();
+        assert_eq!(context.problems().len(), 1, "brokers answer, and the topic is missing");
+        context.topics_changed();
         assert_eq!(context.problems(), [""; 0]);
         assert!(context.check_topics.notified().now_or_never().is_some(), "Kafka is asked about the other topics");
 
         context.error(failed(RDKafkaErrorCode::AllBrokersDown), "1/1 brokers are down");
-        context.topics_unsubscribed();
+        context.topics_changed();
         assert_eq!(context.problems(), ["no broker answers: 1/1 brokers are down"]);
     }
 

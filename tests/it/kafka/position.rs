@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use wharf::Identity;
 use wharf::operate::LedgerFilter;
 
 use super::stage::{Stage, range};
+use crate::kafka_failures::sources::until;
 use crate::scene::{Runs, within};
 use support::events::Events;
+use support::kafka_admin::unique_name;
+use support::kafka_records::TestRecord;
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -164,6 +168,35 @@ async fn the_database_shows_the_topics_of_a_process_and_its_read_errors() {
     mistyped.scene.until("SELECT count(*) FROM inbox_ingest WHERE problem LIKE '%no-such-topic%'").await;
     let diagnosis = mistyped.scene.store.operate().doctor().await.unwrap();
     assert!(diagnosis.symptoms.iter().any(|symptom| symptom.code == "kafka error"), "{diagnosis:?}");
+    within(running.shutdown(GRACE)).await.unwrap();
+}
+
+// librdkafka reports a missing topic once, and records of other topics must not end the problem.
+#[tokio::test(flavor = "multi_thread")]
+async fn health_names_a_topic_that_does_not_exist_while_another_has_traffic() {
+    let (stage, runs, missing) = (Stage::new(1).await, Runs::new(), unique_name("missing"));
+    let inbox = stage.scene.inbox().subscribe(&*missing, runs.handler("b")).identity(&*missing, Identity::position());
+    let source = stage.source().set("topic.metadata.refresh.interval.ms", "500");
+    let running = within(stage.build(inbox, &runs).start_from(source)).await.unwrap();
+    let monitor = running.monitor();
+    until(&monitor, |health| health.to_string().contains(&missing)).await;
+
+    stage.produce(0, 5).await;
+    runs.reached(5).await;
+    // Not only records have come from the broker, but also answers to commits.
+    within(async {
+        while stage.committed(0).await != Some(5) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let health = running.health();
+    assert!(health.is_ready && health.to_string().contains(&missing), "{health}");
+
+    stage.kafka.create_topic(&missing, 1, &[]).await;
+    stage.kafka.produce(&missing, 0, &[TestRecord::new("first")]).await;
+    runs.reached(6).await;
+    until(&monitor, |health| !health.is_degraded()).await;
     within(running.shutdown(GRACE)).await.unwrap();
 }
 

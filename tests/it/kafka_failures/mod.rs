@@ -22,7 +22,7 @@ mod quarantine_run;
 mod racks;
 mod secure;
 mod skew;
-mod sources;
+pub mod sources;
 pub mod tokens;
 mod truncation;
 
