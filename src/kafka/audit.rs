@@ -53,6 +53,8 @@ pub struct PartitionAudit {
     pub is_recreated: bool,
     /// Whether only markers and aborted records of transactions are left to read.
     pub is_read_out: bool,
+    /// Whether only those are left to read before the open transaction.
+    is_open_next: bool,
     /// Messages and quarantined records that are stored now. Duplicates, unwanted and purged records are not included.
     pub stored: i64,
     /// The highest offset among them.
@@ -192,7 +194,8 @@ impl PartitionAudit {
 
     /// Whether everything before an open transaction is read, and the transaction has been open for too long.
     fn is_held_up(&self, now: SystemTime) -> bool {
-        let is_reached = self.open_transaction.is_some_and(|open| self.next_offset.is_some_and(|next| next >= open));
+        let is_at = |open| self.is_open_next || self.next_offset.is_some_and(|next| next >= open);
+        let is_reached = self.open_transaction.is_some_and(is_at);
         let age = self.open_since.and_then(|since| now.duration_since(since).ok());
         is_reached && age.is_some_and(|age| age > HANGING_AFTER)
     }
@@ -206,9 +209,9 @@ impl PartitionAudit {
         match (self.next_offset, self.watermarks) {
             (_, None) => Some(Finding::Unanswered(this())),
             (Some(_), Some(_)) if self.is_recreated => Some(Finding::TopicRecreated(this())),
+            (Some(next), Some((low, _))) if next < low => Some(Finding::Deleted(this())),
             (Some(_), Some(_)) if self.is_held_up(now) => Some(Finding::HangingTransaction(this())),
             (Some(next), Some((_, high))) if next > high => Some(Finding::LogEndsBefore(this())),
-            (Some(next), Some((low, _))) if next < low => Some(Finding::Deleted(this())),
             (Some(next), Some(_)) if self.committed.is_some_and(|committed| committed > next) => {
                 Some(Finding::CommittedAhead(this()))
             }
@@ -269,6 +272,7 @@ impl PartitionAudit {
             open_since: None,
             is_recreated: false,
             is_read_out: false,
+            is_open_next: false,
             stored: 0,
             highest_stored: None,
             stopped: None,
@@ -302,5 +306,9 @@ mod tests {
         assert_eq!(open(14, 5).finding(now), None);
         assert_eq!(open(16, 3).finding(now), None);
         assert_eq!((open(1, 5).lag(), open(1, 3).lag()), (Some(4), Some(6)));
+        // Offsets 3 and 4 are markers of transactions.
+        let behind_markers = PartitionAudit { is_open_next: true, ..open(16, 3) };
+        assert!(matches!(behind_markers.finding(now), Some(Finding::HangingTransaction(_))));
+        assert_eq!(behind_markers.lag(), Some(6));
     }
 }

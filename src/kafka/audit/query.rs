@@ -116,20 +116,24 @@ fn committed(consumer: &BaseConsumer, audited: &mut [PartitionAudit]) -> KafkaRe
 
 /// Checks whether the last few offsets of a partition are records, and how long a transaction has been open.
 fn peek_at_ends(config: &ClientConfig, token: Option<&Token>, audited: &mut [PartitionAudit]) -> KafkaResult<()> {
-    let is_short = |one: &&PartitionAudit| one.lag().is_some_and(|lag| (1..=FEW).contains(&lag));
-    let left: Vec<(TopicPartition, i64)> = audited
-        .iter()
-        .filter(is_short)
-        .filter(|one| one.open_transaction.is_none() && !one.is_recreated)
-        .filter_map(|one| Some((place(one), one.next_offset?.max(one.watermarks?.0))))
-        .collect();
+    // What can be read ends at the log's end, or at the oldest open transaction.
+    let few_left = |one: &PartitionAudit| {
+        let (low, high) = one.watermarks?;
+        let next = one.next_offset?.max(low);
+        let left = one.open_transaction.unwrap_or(high) - next;
+        (1..=FEW).contains(&left).then(|| (place(one), next))
+    };
+    let left: Vec<(TopicPartition, i64)> =
+        audited.iter().filter(|one| !one.is_recreated).filter_map(few_left).collect();
     let open: Vec<(TopicPartition, i64)> =
         audited.iter().filter_map(|one| Some((place(one), one.open_transaction?))).collect();
     let left = peek(config, token, "read_committed", &left)?;
     let open = peek(config, token, "read_uncommitted", &open)?;
     for audit in audited {
         let place = place(audit);
-        audit.is_read_out = matches!(left.get(&place), Some(Peeked::End));
+        let is_nothing_left = matches!(left.get(&place), Some(Peeked::End));
+        audit.is_read_out = is_nothing_left && audit.open_transaction.is_none();
+        audit.is_open_next = is_nothing_left && audit.open_transaction.is_some();
         audit.open_since = match open.get(&place) {
             Some(Peeked::Record(at)) => *at,
             Some(Peeked::End) | None => None,

@@ -128,6 +128,32 @@ async fn records_behind_an_open_transaction_are_lag_and_a_hanging_transaction_is
     within(async { while !audit(&stage).await.findings().is_empty() {} }).await;
 }
 
+// The ledger stays before the marker of a committed transaction, because no record comes after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hanging_transaction_behind_a_transaction_marker_is_found() {
+    let stage = Stage::new(1).await;
+    let committed = stage.kafka.transactional_producer(&unique_name("committed")).await;
+    committed.begin().await;
+    committed.produce(&stage.topic, 0, &[TestRecord::new("a"), TestRecord::new("b")]).await;
+    committed.commit().await;
+    let runs = Runs::new();
+    let running = stage.start(&runs).await;
+    runs.reached(2).await;
+    end(running).await;
+    let an_hour_ago = SystemTime::now() - Duration::from_secs(3_600);
+    let an_hour_ago = i64::try_from(an_hour_ago.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()).unwrap();
+    let hanging = stage.kafka.transactional_producer(&unique_name("hanging")).await;
+    hanging.begin().await;
+    hanging.produce(&stage.topic, 0, &[TestRecord::new("c").at(an_hour_ago)]).await;
+
+    let (finding, text) = only_finding(&stage).await;
+
+    let Finding::HangingTransaction(partition) = finding else { panic!("{text}") };
+    assert_eq!((partition.next_offset, partition.open_transaction), (Some(2), Some(3)));
+    assert_eq!(partition.lag(), Some(2));
+    hanging.abort().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_marker_at_the_end_is_not_lag() {
     let stage = Stage::new(1).await;
