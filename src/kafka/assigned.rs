@@ -72,6 +72,10 @@ pub(super) struct Asked {
     pub(super) has_ledger: bool,
     /// A record that proves that the log was truncated, if there is one.
     pub(super) cut: Option<At>,
+    /// Whether the ledger had the topic's id when it was compared.
+    pub(super) has_topic_id: bool,
+    /// Whether a batch has found the ledger behind, and this is not reported yet.
+    pub(super) is_behind: bool,
 }
 
 /// Whether a record is the expected one.
@@ -129,6 +133,8 @@ impl AssignedPartitions {
                 blocked_why: None,
                 undecoded_why: None,
                 asked_before: None,
+                has_topic_id: false,
+                is_behind: false,
                 stored: None,
                 committed: None,
             };
@@ -192,8 +198,14 @@ impl AssignedPartitions {
                 let place = (Arc::clone(topic), partition);
                 if ask_at <= now && !busy.contains(&place) {
                     owned.state = PartitionState::Asked;
-                    let (generation, has_ledger) = (owned.generation, owned.stored.is_some());
-                    asked.push(Asked { place, generation, has_ledger, cut: owned.cut });
+                    asked.push(Asked {
+                        place,
+                        generation: owned.generation,
+                        has_ledger: owned.stored.is_some(),
+                        cut: owned.cut,
+                        has_topic_id: owned.has_topic_id,
+                        is_behind: std::mem::take(&mut owned.is_behind),
+                    });
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use rdkafka::consumer::BaseConsumer;
 
 use super::{Kafka, settings};
-use crate::store::ledger::{Gap, LedgerRow, LedgerState, Reader};
+use crate::store::ledger::{BEGINNING, Gap, LedgerRow, LedgerState, Reader};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Result};
 
@@ -192,9 +192,17 @@ impl PartitionAudit {
         Some(if self.is_read_out { 0 } else { lag })
     }
 
+    /// Where reading continues: after a reset to the beginning, at the first record that Kafka has.
+    fn position(&self) -> Option<i64> {
+        match (self.next_offset, self.watermarks) {
+            (Some(BEGINNING), Some((low, _))) => Some(low),
+            (next, _) => next,
+        }
+    }
+
     /// Whether everything before an open transaction is read, and the transaction has been open for too long.
     fn is_held_up(&self, now: SystemTime) -> bool {
-        let is_at = |open| self.is_open_next || self.next_offset.is_some_and(|next| next >= open);
+        let is_at = |open| self.is_open_next || self.position().is_some_and(|next| next >= open);
         let is_reached = self.open_transaction.is_some_and(is_at);
         let age = self.open_since.and_then(|since| now.duration_since(since).ok());
         is_reached && age.is_some_and(|age| age > HANGING_AFTER)
@@ -206,13 +214,15 @@ impl PartitionAudit {
         if self.stopped.is_some() {
             return Some(Finding::Stopped(this()));
         }
-        match (self.next_offset, self.watermarks) {
+        // A person has reset the position, so the group's offset is of the time before.
+        let is_reset = self.next_offset == Some(BEGINNING);
+        match (self.position(), self.watermarks) {
             (_, None) => Some(Finding::Unanswered(this())),
             (Some(_), Some(_)) if self.is_recreated => Some(Finding::TopicRecreated(this())),
             (Some(next), Some((low, _))) if next < low => Some(Finding::Deleted(this())),
             (Some(_), Some(_)) if self.is_held_up(now) => Some(Finding::HangingTransaction(this())),
             (Some(next), Some((_, high))) if next > high => Some(Finding::LogEndsBefore(this())),
-            (Some(next), Some(_)) if self.committed.is_some_and(|committed| committed > next) => {
+            (Some(next), Some(_)) if !is_reset && self.committed.is_some_and(|committed| committed > next) => {
                 Some(Finding::CommittedAhead(this()))
             }
             (None, Some((low, high))) if low < high => Some(Finding::NeverRead(this())),
@@ -310,5 +320,16 @@ mod tests {
         let behind_markers = PartitionAudit { is_open_next: true, ..open(16, 3) };
         assert!(matches!(behind_markers.finding(now), Some(Finding::HangingTransaction(_))));
         assert_eq!(behind_markers.lag(), Some(6));
+    }
+
+    #[test]
+    fn a_position_that_a_person_has_reset_to_the_beginning_is_no_finding() {
+        let reset = PartitionAudit {
+            next_offset: Some(BEGINNING),
+            committed: Some(7),
+            watermarks: Some((3, 9)),
+            ..PartitionAudit::unknown("t", 0)
+        };
+        assert_eq!((reset.finding(SystemTime::now()), reset.lag()), (None, Some(6)));
     }
 }

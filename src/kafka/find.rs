@@ -75,7 +75,7 @@ pub(super) async fn find<B: Backend>(
         let unanswered = asked.into_iter().map(|asked| Located { asked, start: None }).collect();
         return drop(tell.send(Notice::Located(unanswered)));
     };
-    let (stopped, sought) = with_ledger(&intake, &reader, asked).await;
+    let (stopped, sought) = with_ledger(&intake, &context, &reader, asked).await;
     open(&intake, &reader, &stopped).await;
     drop(tell.send(Notice::Located(stopped.into_iter().map(|derived| derived.found).collect())));
     let (sought, undecided) = beginning::decide(&intake, &consumer, &context, &reader, sought).await;
@@ -125,6 +125,7 @@ fn reader(consumer: &Weak<BaseConsumer<Context>>) -> Option<Arc<Reader>> {
 /// be asked.
 async fn with_ledger<B: Backend>(
     intake: &Intake<B>,
+    context: &Context,
     reader: &Reader,
     asked: Vec<Asked>,
 ) -> (Vec<DerivedPosition>, Vec<PartitionToFind>) {
@@ -134,6 +135,9 @@ async fn with_ledger<B: Backend>(
     let ledger = retry_forever(intake.limits.backoff_max, "read the ledger", reading).await;
     let (mut stopped, mut sought) = (Vec::new(), Vec::new());
     for (asked, ledger) in asked.into_iter().zip(ledger) {
+        if asked.is_behind {
+            report_behind(context, &asked, ledger.as_ref());
+        }
         match ledger.as_ref().and_then(|ledger| position::stopped(ledger, asked.cut)) {
             Some(start) => {
                 stopped.push(DerivedPosition { found: Located { asked, start: Some(start) }, ledger, topic_id: None });
@@ -142,6 +146,15 @@ async fn with_ledger<B: Backend>(
         }
     }
     (stopped, sought)
+}
+
+/// Reports why a batch has found the ledger behind.
+fn report_behind(context: &Context, asked: &Asked, ledger: Option<&LedgerRow>) {
+    let (topic, partition) = &asked.place;
+    match ledger.is_some_and(|row| position::is_reset(row, asked.has_topic_id)) {
+        true => events::kafka::ledger_moved(&context.source, topic, *partition),
+        false => events::kafka::ledger_behind(&context.source, topic, *partition),
+    }
 }
 
 /// Writes the ledger rows that are needed before the partitions are read or reported as stopped.

@@ -156,6 +156,13 @@ pub(super) fn is_cut(expected: At, record: At) -> bool {
     record.offset < expected.offset && is_newer
 }
 
+/// Whether a person has reset the position. That sets the beginning, or an offset alone, without the topic's id and an
+/// epoch. `had_topic_id` is whether the row had the id before.
+pub(super) fn is_reset(ledger: &LedgerRow, had_topic_id: bool) -> bool {
+    let is_alone = ledger.topic_id.is_none() && ledger.leader_epoch.is_none();
+    ledger.next_offset == BEGINNING || had_topic_id && is_alone
+}
+
 /// A position that Kafka does not compare with its log.
 fn without_epoch(offset: i64) -> At {
     At { offset, epoch: None }

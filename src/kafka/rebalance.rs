@@ -178,12 +178,10 @@ impl Context {
     pub(super) fn written(&self, lane: usize, id: u64, moves: &[LedgerMove], limits: &Limits) -> Option<Batch> {
         let mut assigned = self.assigned();
         let behind = assigned.written(id, moves, Instant::now());
+        assigned.set_behind(&behind);
         let next = assigned.next_batch(lane, limits);
         drop(assigned);
         self.has_ended.notify_waiters();
-        for (topic, partition) in behind {
-            events::kafka::ledger_behind(&self.source, &topic, partition);
-        }
         next
     }
 

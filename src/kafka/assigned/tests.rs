@@ -6,7 +6,7 @@ mod prefix;
 mod room;
 
 use super::*;
-use crate::store::ledger::{LedgerMove, LedgerRow};
+use crate::store::ledger::{BEGINNING, LedgerMove, LedgerRow};
 use crate::types::Limits;
 
 fn place(partition: i32) -> TopicPartition {
@@ -207,8 +207,30 @@ fn a_ledger_that_is_not_where_it_was_left_sends_the_partition_back() {
     assert_eq!(compare(Some(row(1, None)), false), [true]);
     assert_eq!(compare(None, false), [true]);
     assert_eq!(compare(Some(row(9, None)), false), [false]);
+    assert_eq!(compare(Some(row(BEGINNING, None)), false), [false]);
     assert_eq!(compare(Some(row(2, Some("cut"))), false), [false]);
     assert_eq!(compare(Some(row(2, None)), true), [false]);
+}
+
+// A reset removes the topic's id from the row. A database that has lost commits has a row with the id.
+#[test]
+fn a_ledger_that_a_person_has_set_back_is_not_lost_data() {
+    let now = Instant::now();
+    let after = |next_offset, topic_id: Option<&str>| {
+        let mut assigned = assigned(&[0]);
+        assigned.begin(&place(0), at(5));
+        let row = |next_offset, topic_id: Option<&str>| LedgerRow {
+            next_offset,
+            leader_epoch: None,
+            topic_id: topic_id.map(str::to_owned),
+            stopped: None,
+        };
+        let watched = assigned.watched();
+        assert_eq!(assigned.compare(&[(&watched[0], Some(&row(5, Some("A"))), false)], now), []);
+        assigned.compare(&[(&watched[0], Some(&row(next_offset, topic_id)), false)], now)
+    };
+    assert_eq!(after(2, Some("A")), [(place(0), true)]);
+    assert_eq!(after(2, None), [(place(0), false)]);
 }
 
 // The ledger is read after the state of the partitions, and batches end in between.

@@ -2,6 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
+use super::super::position::is_reset;
 use super::{AssignedPartitions, PartitionState, TopicPartition};
 use crate::store::ledger::LedgerRow;
 
@@ -59,9 +60,19 @@ impl AssignedPartitions {
         }
     }
 
+    /// Called when a batch has found the ledger of these partitions behind: why is reported when their position is
+    /// found again.
+    pub(in crate::kafka) fn set_behind(&mut self, places: &[TopicPartition]) {
+        for (topic, partition) in places {
+            if let Some(owned) = self.get_mut(topic, *partition) {
+                owned.is_behind = true;
+            }
+        }
+    }
+
     /// Compares observations with the ledger. Each comes with the row that was read after it, and with whether Kafka
     /// has another topic of that name now. If a partition differs, its position is determined again; it is returned
-    /// with whether its ledger is behind. A ledger that is ahead was moved by an operator.
+    /// with whether its ledger is behind. A ledger that is ahead, or that was reset, was moved by an operator.
     pub(in crate::kafka) fn compare(
         &mut self,
         watched: &[(&Watched, Option<&LedgerRow>, bool)],
@@ -82,9 +93,11 @@ impl AssignedPartitions {
             let is_behind = row.is_none_or(|row| row.next_offset < before);
             let is_stopped = row.is_some_and(|row| row.stopped.is_some());
             let is_ahead = !is_busy && row.is_some_and(|row| Some(row.next_offset) > owned.stored);
+            let is_reset = row.is_some_and(|row| is_reset(row, owned.has_topic_id));
+            owned.has_topic_id |= row.is_some_and(|row| row.topic_id.is_some());
             if is_behind || is_stopped || is_ahead || *is_other_topic {
                 owned.state = PartitionState::New { ask_at: now };
-                sent_back.push((one.place.clone(), is_behind));
+                sent_back.push((one.place.clone(), is_behind && !is_reset));
             }
         }
         if !sent_back.is_empty() {

@@ -138,7 +138,7 @@ async fn a_database_that_loses_commits_is_refilled_even_if_the_topic_is_idle() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_process_follows_a_reset_of_its_ledger() {
     let stage = Stage::new(1).await;
-    let runs = Runs::new();
+    let (runs, events) = (Runs::new(), Events::capture());
     stage.produce(0, 5).await;
     let running = stage.start(&runs).await;
     runs.reached(5).await;
@@ -149,6 +149,39 @@ async fn a_running_process_follows_a_reset_of_its_ledger() {
     stage.stored(5).await;
     within(running.shutdown(GRACE)).await.unwrap();
     assert_eq!(stage.ledger(0).await, Some(5));
+    assert_eq!(moves_of_the_ledger(&stage, &events), ["ledger moved"]);
+}
+
+// The next record finds the moved position before the comparison does, or the other way round.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_while_records_arrive_is_not_reported_as_lost_data() {
+    let stage = Stage::new(1).await;
+    let (runs, events) = (Runs::new(), Events::capture());
+    stage.produce(0, 5).await;
+    let running = stage.start(&runs).await;
+    runs.reached(5).await;
+    stage.scene.settled().await;
+    // The ledger was compared, so the process knows that it has the topic's id.
+    stage.scene.until("SELECT count(*) FROM inbox_partition WHERE state = 'reading' AND lag = 0").await;
+    let filter = LedgerFilter::topic(&stage.group, &stage.topic).partition(0);
+    for to_offset in [None, Some(2)] {
+        assert_eq!(stage.scene.store.operate().reset_ledger(&filter, to_offset).await.unwrap(), 1);
+        let next = stage.produce(0, 1).await;
+        stage.scene.until(&format!("SELECT count(*) FROM inbox_ledger WHERE next_offset = {}", next + 1)).await;
+    }
+    within(running.shutdown(GRACE)).await.unwrap();
+    assert_eq!(stage.positions().await, range(0, 0..7));
+    assert_eq!(moves_of_the_ledger(&stage, &events), ["ledger moved"; 2]);
+}
+
+/// What was reported about a ledger that is not where it was left, without the explanation.
+fn moves_of_the_ledger(stage: &Stage, events: &Events) -> Vec<String> {
+    let is_told = |event: &support::events::Event| {
+        ["ledger behind", "ledger moved"].iter().any(|told| event.message.starts_with(told))
+            && event.has("topic", &stage.topic)
+    };
+    let told = events.matching(is_told);
+    told.iter().filter_map(|event| Some(event.message.split_once(':')?.0.to_owned())).collect()
 }
 
 // Operators can see without a broker which topics are read, and that a topic does not exist.

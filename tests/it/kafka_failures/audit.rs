@@ -1,6 +1,7 @@
 //! The audit: a healthy group has no findings, and each problem has its own finding.
 
 use wharf::kafka::{Audit, Finding, Kafka as Source, PartitionAudit};
+use wharf::operate::LedgerFilter;
 
 use std::time::{Duration, SystemTime};
 
@@ -152,6 +153,16 @@ async fn a_hanging_transaction_behind_a_transaction_marker_is_found() {
     assert_eq!((partition.next_offset, partition.open_transaction), (Some(2), Some(3)));
     assert_eq!(partition.lag(), Some(2));
     hanging.abort().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_to_the_beginning_is_no_finding() {
+    let stage = stored(1).await;
+    stage.kafka.delete_records(&stage.topic, 0, 2).await;
+    let filter = LedgerFilter::topic(&stage.group, &stage.topic);
+    assert_eq!(stage.scene.store.operate().reset_ledger(&filter, None).await.unwrap(), 1);
+    let seen = audit(&stage).await;
+    assert_eq!((seen.findings(), seen.partitions[0].lag()), (Vec::new(), Some(3)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
