@@ -26,6 +26,9 @@ pub(crate) use compact::{CompactEvent, read_avro, read_protobuf};
 const STRUCTURED: &str = "application/cloudevents+";
 /// The prefix of the media types of batches. CloudEvents for Kafka has no batch mode: a record is one event.
 const BATCH: &str = "application/cloudevents-batch";
+/// The names of the attributes that the specification defines. Others are extensions, whose names a producer chooses.
+const ATTRIBUTES: [&str; 8] =
+    ["specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema"];
 /// The reason for which a batch is rejected.
 pub(crate) const IS_BATCH: &str = "cloud event is a batch: send one record for each event";
 /// The reason for which a structured event in another format is rejected.
@@ -191,7 +194,11 @@ fn structured<T>(
     let attributes = members.into_iter().map(|(name, value)| match value {
         serde_json::Value::String(text) => Ok((name, text)),
         serde_json::Value::Number(_) | serde_json::Value::Bool(_) => Ok((name, value.to_string())),
-        _ => Err(Undecoded::from(format!("the CloudEvents attribute {name:?} is not text"))),
+        // The names of other members are content, which an error must not contain.
+        _ => Err(match ATTRIBUTES.contains(&&*name) {
+            true => format!("the CloudEvents attribute {name:?} is not text").into(),
+            false => Undecoded::from("an attribute of the CloudEvent is not text"),
+        }),
     });
     let attributes = attributes.collect::<Result<_, Undecoded>>()?;
     event(attributes, decode(&encoded.with_payload(data.as_ref()))?)

@@ -69,6 +69,8 @@ fn a_record_that_is_not_an_event_is_refused_with_the_missing_attribute() {
     assert!(said(binary().with_header("ce_specversion", "0.3")).contains("specversion"));
     assert!(said(binary().with_header("ce_time", "yesterday")).contains("`time`"));
     assert!(said(structured(&json!({ "id": "17", "source": "/", "type": {} }))).contains("\"type\" is not text"));
+    let extension = said(structured(&json!({ "id": "17", "source": "/", "type": "t", "hunter2": [] })));
+    assert_eq!(extension, "an attribute of the CloudEvent is not text");
     assert!(read::<Raw>(structured(&json!([]))).is_err());
 }
 
