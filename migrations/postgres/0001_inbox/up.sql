@@ -1578,22 +1578,29 @@ RETURN CASE WHEN name IS NULL THEN ''::bytea
 
 -- Stores a record that is sent to Kafka after the caller's transaction has committed. Returns its id in inbox_outbox.
 -- `headers` is a JSON object of strings. The record is sent with the CloudEvents headers ce_id (message_id, or a random
--- UUID), ce_source (source, or wharf), ce_type (the topic, unless `headers` has one) and ce_specversion. `origin_id`
--- and `origin_source` name the message that caused the record: they are sent as wharf_origin_id and
--- wharf_origin_source, and the message's traceparent and tracestate are copied. Records of one key are sent in id
--- order. This is the commit order if each transaction stores its record after the previous one has committed, for
--- example because both lock the same row first.
+-- UUID), ce_source (source, or wharf), ce_type (the topic, unless `headers` has one) and ce_specversion, unless its
+-- content-type says that it is a structured CloudEvent. `origin_id` and `origin_source` name the message that caused the
+-- record: they are sent as wharf_origin_id and wharf_origin_source, and the message's traceparent, tracestate and
+-- baggage are copied, unless the record has its own. Records of one key are sent in id order. This is the commit order
+-- if each transaction stores its record after the previous one has committed, for example because both lock the same row
+-- first.
 CREATE FUNCTION inbox_publish(topic text, payload bytea, record_key bytea DEFAULT NULL, headers jsonb DEFAULT NULL, message_id text DEFAULT NULL,
                               source text DEFAULT NULL, origin_id text DEFAULT NULL, origin_source text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     own_id text := coalesce(message_id, headers ->> 'ce_id', gen_random_uuid()::text);
     own_source text := coalesce(source, headers ->> 'ce_source', 'wharf');
+    media_type text := lower(btrim(split_part(headers ->> 'content-type', ';', 1), E' \t\n\f\r') COLLATE "C");
+    -- A structured CloudEvent has its attributes in its payload.
+    is_structured boolean := coalesce(media_type LIKE 'application/cloudevents+%', false);
     encoded bytea;
     stored bigint;
 BEGIN
     IF topic IS NULL OR topic !~ '^[A-Za-z0-9._-]{1,249}$' THEN
         RAISE EXCEPTION 'a topic must have 1 to 249 characters out of A-Z a-z 0-9 . _ -';
+    END IF;
+    IF NOT (length(own_id) BETWEEN 1 AND 200 AND length(own_source) BETWEEN 1 AND 200) THEN
+        RAISE EXCEPTION 'a message id and a source must have 1 to 200 characters' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF headers IS NOT NULL AND jsonb_typeof(headers) <> 'object' THEN
         RAISE EXCEPTION 'headers must be a JSON object, such as {"ce_type": "order.placed"}';
@@ -1601,8 +1608,9 @@ BEGIN
     -- The transaction id is assigned before the record id. So a reader of a record knows which transactions may still
     -- store a record before it.
     PERFORM pg_current_xact_id();
-    encoded := inbox_header('ce_specversion', '1.0') || inbox_header('ce_id', own_id) || inbox_header('ce_source', own_source)
-            || inbox_header('ce_type', coalesce(headers ->> 'ce_type', topic))
+    encoded := CASE WHEN is_structured THEN ''::bytea
+                    ELSE inbox_header('ce_specversion', '1.0') || inbox_header('ce_id', own_id) || inbox_header('ce_source', own_source)
+                      || inbox_header('ce_type', coalesce(headers ->> 'ce_type', topic)) END
             || inbox_header(CASE WHEN origin_id IS NOT NULL THEN 'wharf_origin_id' END, origin_id)
             || inbox_header(CASE WHEN origin_source IS NOT NULL THEN 'wharf_origin_source' END, origin_source)
             || coalesce((SELECT string_agg(inbox_header(h.name, inbox_text(h.value)), ''::bytea ORDER BY h.ordinal)
@@ -1610,10 +1618,12 @@ BEGIN
                                FROM (SELECT m.headers FROM inbox_message m
                                      WHERE m.message_id = $7 AND ($8 IS NULL OR m.source = $8) LIMIT 1) origin
                                CROSS JOIN LATERAL inbox_headers(origin.headers) i
-                               WHERE i.name IN ('traceparent', 'tracestate') AND NOT coalesce($4 ? inbox_text(i.name), false)
+                               WHERE i.name IN ('traceparent', 'tracestate', 'baggage') AND NOT coalesce($4 ? inbox_text(i.name), false)
+                                 -- A trace state belongs to its own traceparent.
+                                 AND NOT (i.name = 'tracestate' AND coalesce($4 ? 'traceparent', false))
                                ORDER BY i.name, i.ordinal) h), ''::bytea)
             || coalesce((SELECT string_agg(inbox_header(e.key, e.value), ''::bytea) FROM jsonb_each_text($4) e
-                         WHERE e.key NOT IN ('ce_specversion', 'ce_id', 'ce_source', 'ce_type')), ''::bytea);
+                         WHERE is_structured OR e.key NOT IN ('ce_specversion', 'ce_id', 'ce_source', 'ce_type')), ''::bytea);
     INSERT INTO inbox_outbox (slot, message_id, source, topic, record_key, headers, payload)
     VALUES (inbox_outbox_slot($3), own_id, own_source, $1, $3, encoded, $2)
     RETURNING id INTO stored;

@@ -90,6 +90,59 @@ async fn sql_publishes_with_the_headers_and_the_trace_of_the_handled_message() {
     end(relay).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn sql_refuses_what_the_library_refuses() {
+    let scene = Scene::new().await;
+    let outbox = Outbox::new(&scene.store);
+    let mut conn = conn(&scene).await;
+    let (long, fits) = ("é".repeat(201), "é".repeat(200));
+    let record = || Record::new("stock");
+    let cases = [
+        (record().with_id(""), "message_id => ''".to_owned(), false),
+        (record().with_source(""), "source => ''".to_owned(), false),
+        (record().with_id(long.clone()), format!("message_id => '{long}'"), false),
+        (record().with_header("ce_id", ""), r#"headers => '{"ce_id": ""}'"#.to_owned(), false),
+        (record().with_header("ce_source", long.clone()), format!(r#"headers => '{{"ce_source": "{long}"}}'"#), false),
+        (record().with_id(fits.clone()).with_source("s"), format!("message_id => '{fits}', source => 's'"), true),
+    ];
+    for (record, arguments, is_accepted) in cases {
+        conn.batch_execute("BEGIN").await.unwrap();
+        assert_eq!(outbox.publish(&mut conn, record).await.is_ok(), is_accepted, "{arguments}");
+        let published = conn.batch_execute(&format!("SELECT inbox_publish('stock', 'x', {arguments})")).await;
+        assert_eq!(published.is_ok(), is_accepted, "{arguments}: {published:?}");
+        conn.batch_execute("ROLLBACK").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sql_adds_no_headers_to_a_structured_event_and_no_trace_state_to_another_trace() {
+    let scene = Scene::new().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("a")).build().unwrap();
+    let order = Record::new("orders").with_id("order-1").with_header("traceparent", "00-1-2-01");
+    inbox.accept(order.with_header("tracestate", "k=v").with_header("baggage", "tenant=a")).await.unwrap();
+    for headers in [
+        r#"{"content-type": "Application/CloudEvents+JSON; charset=utf-8", "ce_id": "as it was"}"#,
+        r#"{"traceparent": "own"}"#,
+        "{}",
+    ] {
+        let publish = format!(
+            "SELECT inbox_publish('stock', 'x', headers => '{headers}', message_id => 'b', origin_id => 'order-1')"
+        );
+        scene.database.execute(&publish).await;
+    }
+
+    let headers = "SELECT string_agg(inbox_text(h.name) || '=' || inbox_text(h.value), ' ' ORDER BY inbox_text(h.name) COLLATE \"C\")
+                   FROM inbox_outbox o, inbox_headers(o.headers) h
+                   WHERE inbox_text(h.name) NOT IN ('ce_source', 'ce_specversion', 'ce_type') GROUP BY o.id ORDER BY o.id";
+    let expected = [
+        "baggage=tenant=a ce_id=as it was content-type=Application/CloudEvents+JSON; charset=utf-8 traceparent=00-1-2-01 \
+         tracestate=k=v wharf_origin_id=order-1",
+        "baggage=tenant=a ce_id=b traceparent=own wharf_origin_id=order-1",
+        "baggage=tenant=a ce_id=b traceparent=00-1-2-01 tracestate=k=v wharf_origin_id=order-1",
+    ];
+    assert_eq!(scene.database.query_texts(headers).await, expected);
+}
+
 /// Writes the effect and publishes the message.
 async fn pass_on(
     (outbox, topic): (Outbox<Postgres>, String),
