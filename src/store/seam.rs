@@ -70,7 +70,8 @@ pub trait Seam: Send + Sync + Sized + 'static {
         batches: Vec<Vec<NewMessage>>,
     ) -> impl Future<Output = Result<Vec<Accepted>>> + Send;
 
-    /// The number of open deliveries of these handlers, counted up to `count_max` each, and how long the oldest is due.
+    /// The number of open deliveries of these handlers, and how long the oldest is due. Counting stops soon after
+    /// `count_max` in total.
     fn backlog(&self, handler_ids: &[i16], count_max: u32) -> impl Future<Output = Result<Backlog>> + Send;
 
     /// Whether the database rejects this message because of its content. Writes nothing.

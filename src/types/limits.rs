@@ -101,10 +101,11 @@ pub struct Limits {
     /// The longest pause between two tries while the database is unavailable. Default: 5 s, with jitter.
     pub backoff_max: Duration,
     /// Nothing is read from Kafka while the inbox's handlers have this many open deliveries or more. Checked every
-    /// second. Default: none. Set it if the backlog should stay in Kafka and not in the database.
+    /// second, or less often if counting takes long. Default: none. Set it if the backlog should stay in Kafka and not
+    /// in the database.
     pub backlog_rows_max: Option<usize>,
-    /// Nothing is read from Kafka while the oldest open delivery is older than this. Checked every second. Default:
-    /// none.
+    /// Nothing is read from Kafka while the oldest open delivery is older than this. Checked like `backlog_rows_max`.
+    /// Default: none.
     pub backlog_age_max: Option<Duration>,
     /// How long handlers may run without any of them returning before [`Running::health`](crate::Running::health)
     /// reports it. Default: 5 min. Set it to more than the longest normal run.

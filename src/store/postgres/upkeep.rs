@@ -122,12 +122,18 @@ statements! {
             RETURNING 1)
         SELECT count(*) FROM expired") -> i64 { handler_ids: &'a [i16], limit: i32, older_ms: i64 }
 
-    /// One index scan per handler, bounded by the limit.
+    /// One index scan per handler, until all of them have found as many deliveries as the limit; and the first delivery
+    /// of each handler.
     BacklogOf<'a>("
-        SELECT count(*), coalesce((extract(epoch FROM now() - min(open.due_at) FILTER (WHERE open.due_at < 'infinity')) * 1000)::bigint, 0)
-        FROM unnest(:handler_ids) AS h (id)
-        CROSS JOIN LATERAL (SELECT d.due_at FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
-                            ORDER BY d.due_at, d.message_seq LIMIT :limit) open")
+        SELECT (SELECT count(*)
+                FROM (SELECT 1 FROM unnest(:handler_ids) AS h (id)
+                      CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
+                                          ORDER BY d.due_at, d.message_seq LIMIT :limit) open
+                      LIMIT :limit) counted),
+               (SELECT coalesce((extract(epoch FROM now() - min(first.due_at) FILTER (WHERE first.due_at < 'infinity')) * 1000)::bigint, 0)
+                FROM unnest(:handler_ids) AS h (id)
+                CROSS JOIN LATERAL (SELECT d.due_at FROM inbox_delivery d WHERE d.handler_id = h.id AND d.finished_at IS NULL
+                                    ORDER BY d.due_at, d.message_seq LIMIT 1) first)")
     -> BacklogRow { handler_ids: &'a [i16], limit: i32 }
 }
 

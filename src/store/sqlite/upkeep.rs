@@ -108,13 +108,13 @@ fn ids_as_json(handler_ids: &[i16]) -> String {
     serde_json::json!(handler_ids).to_string()
 }
 
-/// Reads the claim index only, at most `count_max` entries per handler id.
+/// Reads the claim index only: at most `count_max` entries over all handler ids, and the first one of each.
 pub(super) fn backlog(conn: &mut SqliteConnection, handler_ids: &[i16], count_max: u32) -> Result<Backlog> {
     let cannot = || database("cannot count the backlog");
     let now = clock::now(conn).map_err(cannot())?;
-    let limit = limit(count_max);
     let (mut open, mut oldest_due) = (0, now);
     for &handler_id in handler_ids {
+        let limit = limit(count_max).saturating_sub(i32::try_from(open).unwrap_or(i32::MAX)).max(1);
         let counted = BacklogOf { handler_id, limit }.load::<BacklogRow>(conn).and_then(only_row);
         let backlog = counted.map_err(cannot())?;
         open += count(backlog.open);
