@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use super::relay::relay_loop;
 use super::wire::{Wire, WireProblem};
+use crate::store::outbound::PurgedSent;
 use crate::store::{Backend, Store};
 use crate::telemetry::events;
 use crate::types::{Error, HealthReason, Result, jittered, panic_text};
@@ -115,13 +116,15 @@ pub(super) async fn stopped(stopping: &watch::Receiver<bool>) {
     let _ = stopping.clone().wait_for(|stop| *stop).await;
 }
 
-/// Deletes sent records that are older than `keep`, in steps of `PURGE_ROWS`.
+/// Deletes sent records that are older than `keep`, in steps of `PURGE_ROWS`. Each step of a round begins where the one
+/// before it ended.
 async fn purge_loop<B: Backend>(store: Store<B>, keep: Duration, stopping: watch::Receiver<bool>) {
     loop {
+        let mut from = None;
         while !*stopping.borrow() {
-            match store.backend.purge_sent(keep, PURGE_ROWS).await {
-                Ok(purged) if purged < u64::from(PURGE_ROWS) => break,
-                Ok(_) => {}
+            match store.backend.purge_sent(keep, from, PURGE_ROWS).await {
+                Ok(PurgedSent { rows, .. }) if rows < u64::from(PURGE_ROWS) => break,
+                Ok(PurgedSent { to, .. }) => from = to,
                 Err(error) => {
                     events::store_error("purge the outbox", &error);
                     break;

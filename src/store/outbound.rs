@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 
-use super::seam::Seam;
+use super::seam::{Seam, Stamp};
 use crate::types::{Headers, Result};
 
 /// The number of slots over which keys are distributed; equal to the number of rows in `inbox_outbox_slots`.
@@ -62,8 +62,24 @@ pub trait Outbound: Seam {
     /// Postpones a call that failed.
     fn delay_poison_call(&self, id: i64, after: Duration) -> impl Future<Output = Result<()>> + Send;
 
-    /// Deletes up to `rows` records that were sent or discarded longer ago than this; returns how many.
-    fn purge_sent(&self, older_than: Duration, rows: u32) -> impl Future<Output = Result<u64>> + Send;
+    /// Deletes up to `rows` records that were sent or discarded longer ago than this, the oldest first. With `from`,
+    /// where an earlier step ended, it does not scan the entries of records that were deleted before: an open snapshot
+    /// keeps them in the index.
+    fn purge_sent(
+        &self,
+        older_than: Duration,
+        from: Option<Stamp>,
+        rows: u32,
+    ) -> impl Future<Output = Result<PurgedSent>> + Send;
+}
+
+/// A step of purging records that were sent or discarded.
+#[derive(Debug, Clone, Copy)]
+pub struct PurgedSent {
+    /// How many were deleted.
+    pub rows: u64,
+    /// When the newest of them was finished; `None` if none was deleted. The next step begins here.
+    pub to: Option<Stamp>,
 }
 
 /// A record to store in the outbox. Its headers are complete and are sent as they are.

@@ -6,8 +6,9 @@ use diesel_async::AsyncPgConnection;
 
 use super::{Postgres, act, outbox, poison};
 use crate::store::outbound::{
-    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, Refused,
+    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, PurgedSent, Refused,
 };
+use crate::store::seam::Stamp;
 use crate::types::Result;
 
 impl Outbound for Postgres {
@@ -59,7 +60,7 @@ impl Outbound for Postgres {
         act!(self, conn => poison::delay(&mut conn, id, after))
     }
 
-    async fn purge_sent(&self, older_than: Duration, rows: u32) -> Result<u64> {
-        act!(self, conn => outbox::purge(&mut conn, older_than, rows))
+    async fn purge_sent(&self, older_than: Duration, from: Option<Stamp>, rows: u32) -> Result<PurgedSent> {
+        act!(self, conn => outbox::purge(&mut conn, older_than, from, rows))
     }
 }

@@ -15,9 +15,12 @@ use super::errors::database;
 use super::process::millis;
 use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
-use crate::store::counts::limit;
-use crate::store::outbound::{Held, Hold, Horizon, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, Refused};
+use crate::store::counts::{count, limit};
+use crate::store::outbound::{
+    Held, Hold, Horizon, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, PurgedSent, Refused,
+};
 use crate::store::rows::DatabaseStamp;
+use crate::store::seam::Stamp;
 use crate::types::{Headers, Result};
 
 rows! {
@@ -151,12 +154,16 @@ statements! {
 
     /// Several relays may purge at once: each skips the rows that the others have locked.
     PurgeSent("
-        DELETE FROM inbox_outbox o
-        WHERE o.ctid = ANY (ARRAY(
-            SELECT s.ctid FROM inbox_outbox s
-            WHERE s.status IN (2, 4) AND s.finished_at < now() - :older_ms * interval '1 millisecond'
-            ORDER BY s.finished_at LIMIT :rows
-            FOR UPDATE SKIP LOCKED))") { older_ms: i64, rows: i32 }
+        WITH purged AS (
+            DELETE FROM inbox_outbox o
+            WHERE o.ctid = ANY (ARRAY(
+                SELECT s.ctid FROM inbox_outbox s
+                WHERE s.status IN (2, 4) AND s.finished_at < now() - :older_ms * interval '1 millisecond' AND s.finished_at >= :from
+                ORDER BY s.finished_at LIMIT :rows
+                FOR UPDATE SKIP LOCKED))
+            RETURNING o.finished_at)
+        SELECT count(*), max(finished_at) FROM purged")
+    -> (i64, Option<PgTimestamp>) { older_ms: i64, from: PgTimestamp, rows: i32 }
 }
 
 /// On the caller's connection: the records are committed with the caller's writes, or not at all.
@@ -258,7 +265,15 @@ pub(super) async fn poison(conn: &mut AsyncPgConnection, relay: i32, refused: &[
     Ok(poisoned as u64)
 }
 
-pub(super) async fn purge(conn: &mut AsyncPgConnection, older_than: Duration, rows: u32) -> Result<u64> {
-    let purged = PurgeSent { older_ms: millis(older_than), rows: limit(rows) }.execute(conn).await;
-    purged.map(|purged| purged as u64).map_err(database("cannot purge sent records"))
+pub(super) async fn purge(
+    conn: &mut AsyncPgConnection,
+    older_than: Duration,
+    from: Option<Stamp>,
+    rows: u32,
+) -> Result<PurgedSent> {
+    let from = PgTimestamp(from.map_or(i64::MIN, |Stamp(from)| from));
+    let purge = PurgeSent { older_ms: millis(older_than), from, rows: limit(rows) };
+    let purged = purge.load::<(i64, Option<PgTimestamp>)>(conn).await.and_then(only_row);
+    let (rows, to) = purged.map_err(database("cannot purge sent records"))?;
+    Ok(PurgedSent { rows: count(rows), to: to.map(DatabaseStamp::to_stamp) })
 }

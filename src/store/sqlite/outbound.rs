@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{AsyncSqliteConnection, Sqlite, errors, outbox, poison};
 use crate::store::outbound::{
-    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, Refused,
+    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, PurgedSent, Refused,
 };
+use crate::store::seam::Stamp;
 use crate::types::Result;
 
 impl Outbound for Sqlite {
@@ -62,7 +63,7 @@ impl Outbound for Sqlite {
         self.write(move |conn| poison::delay(conn, id, after)).await
     }
 
-    async fn purge_sent(&self, older_than: Duration, rows: u32) -> Result<u64> {
-        self.write(move |conn| outbox::purge(conn, older_than, rows)).await
+    async fn purge_sent(&self, older_than: Duration, from: Option<Stamp>, rows: u32) -> Result<PurgedSent> {
+        self.write(move |conn| outbox::purge(conn, older_than, from, rows)).await
     }
 }

@@ -13,8 +13,11 @@ use super::clock::{self, micros};
 use super::errors::database;
 use super::statement::{Content, only_row, rows, statements};
 use crate::store::counts::limit;
-use crate::store::outbound::{Held, Hold, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, Refused, SLOTS};
+use crate::store::outbound::{
+    Held, Hold, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, PurgedSent, Refused, SLOTS,
+};
 use crate::store::rows::DatabaseStamp;
+use crate::store::seam::Stamp;
 use crate::types::{Headers, Result};
 
 /// How long the row of a relay is kept after it was last seen.
@@ -94,8 +97,9 @@ statements! {
     PurgeSent("
         DELETE FROM inbox_outbox
         WHERE id IN (SELECT id FROM inbox_outbox INDEXED BY inbox_outbox_finished
-                     WHERE status IN (2, 4) AND finished_at < :before ORDER BY finished_at LIMIT :limit)")
-    { before: i64, limit: i32 }
+                     WHERE status IN (2, 4) AND finished_at < :before AND finished_at >= :from ORDER BY finished_at LIMIT :limit)
+        RETURNING finished_at")
+    -> i64 { before: i64, from: i64, limit: i32 }
 }
 
 /// The same as PostgreSQL's function `inbox_outbox_slot`.
@@ -242,10 +246,17 @@ pub(super) fn poison(conn: &mut SqliteConnection, relay: i32, refused: &[Refused
     poison(conn).map_err(database("cannot poison records of the outbox"))
 }
 
-pub(super) fn purge(conn: &mut SqliteConnection, older_than: Duration, rows: u32) -> Result<u64> {
+pub(super) fn purge(
+    conn: &mut SqliteConnection,
+    older_than: Duration,
+    from: Option<Stamp>,
+    rows: u32,
+) -> Result<PurgedSent> {
     let purge = |conn: &mut SqliteConnection| {
         let before = clock::now(conn)? - micros(older_than);
-        PurgeSent { before, limit: limit(rows) }.execute(conn)
+        let from = from.map_or(i64::MIN, |Stamp(from)| from);
+        PurgeSent { before, from, limit: limit(rows) }.load::<i64>(conn)
     };
-    purge(conn).map(|purged| purged as u64).map_err(database("cannot purge sent records"))
+    let purged = purge(conn).map_err(database("cannot purge sent records"))?;
+    Ok(PurgedSent { rows: purged.len() as u64, to: purged.into_iter().max().map(Stamp) })
 }

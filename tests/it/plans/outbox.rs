@@ -115,3 +115,31 @@ async fn a_poll_does_not_scan_sent_records_while_a_snapshot_blocks_vacuum() {
     // 500 rows, a few pages each; 15,000 were sent before.
     assert!(cheapest < 6_000, "{late:?} pages at the end, {pages:?} before");
 }
+
+// The same for a purge: the entries of records that were deleted stay in its index.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_does_not_scan_again_what_it_has_deleted_while_a_snapshot_blocks_vacuum() {
+    let big = Big::almost_empty("outbox_purged").await;
+    big.execute(&records(20_000)).await;
+    // In an order that is not that of the table, so that each entry costs a page.
+    big.execute(
+        "UPDATE inbox_outbox SET status = 2, finished_at = now() - interval '5 days' - (id * 7919 % 20011) * interval '1 second'",
+    )
+    .await;
+    big.execute("ANALYZE inbox_outbox").await;
+    let pin = connect(&big.cluster.url(&big.name)).await;
+    pin.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM inbox_outbox").await.unwrap();
+    let mock = MockKafka::start(1);
+    let from = big.log_length();
+    let store = big.store().await;
+    let relay = Relay::new(mock.brokers()).keep_sent(Duration::from_secs(4 * 86_400)).start(&store).unwrap();
+    big.until("SELECT count(*) = 0 FROM inbox_outbox").await;
+    relay.shutdown(Duration::from_secs(5)).await;
+
+    let is_purge = |plan: &Plan| plan.sql.contains(STATEMENTS[2].1);
+    let mut pages: Vec<u64> = big.plans(from).iter().filter(|plan| is_purge(plan)).map(Plan::pages).collect();
+    let late = pages.split_off(pages.len() * 3 / 4);
+    let costliest = late.iter().max().copied().unwrap_or(u64::MAX);
+    // 1,000 rows, a few pages each; 15,000 were deleted before.
+    assert!(costliest < 12_000, "{late:?} pages at the end, {pages:?} before");
+}
