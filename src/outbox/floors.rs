@@ -5,14 +5,15 @@
 //!
 //! An open transaction may hold a record with a lower id than one that was already sent. Its transaction number was
 //! assigned before the id. So when a read has seen an id, every record with a lower id belongs to a transaction whose
-//! number was already assigned. Once all of those have ended, a read from the old floor shows all records up to that
-//! id, and the floor can be raised. Records that an operator sends again are below the floor, so all floors are dropped
-//! every ten seconds.
+//! number is lower than that of any transaction that began to write after the read: marking the records as sent is one.
+//! Once the marking and all transactions before it have ended, a read from the old floor shows all records up to that
+//! id, and the floor can be raised. The snapshot of the read itself gives no such number: its upper end is only the
+//! number after the latest one that has ended. Records that an operator sends again are below the floor, so all floors
+//! are dropped every ten seconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::store::outbound::Horizon;
 use crate::store::outbound::Outgoing;
 
 /// How often reads start from the beginning.
@@ -34,11 +35,12 @@ struct Floor {
     seen: Option<Seen>,
 }
 
-/// The highest id of a read, and the number of the first transaction that began after it.
+/// The highest id of a read, and the number of a transaction that was assigned after it.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     id: i64,
-    next_transaction: i64,
+    /// `None` until records were marked after the read.
+    later_transaction: Option<i64>,
 }
 
 impl Floors {
@@ -60,9 +62,9 @@ impl Floors {
         self.slots.get(&slot).map_or(i64::MIN, |floor| floor.from)
     }
 
-    /// Takes over a read that returned these records, in the order of slots and ids. Must not be called for a read that
-    /// left out records of some topics.
-    pub(super) fn note_read(&mut self, rows: &[Outgoing], horizon: Horizon) {
+    /// Takes over a read that returned these records, in the order of slots and ids, when all transactions with a lower
+    /// number than `oldest_open` had ended. Must not be called for a read that left out records of some topics.
+    pub(super) fn note_read(&mut self, rows: &[Outgoing], oldest_open: i64) {
         let mut rest = rows;
         while let Some(first) = rest.first() {
             let length = rest.iter().take_while(|row| row.slot == first.slot).count();
@@ -70,13 +72,20 @@ impl Floors {
             rest = behind;
             let highest = of_slot.last().map_or(first.id, |row| row.id);
             let floor = self.slots.entry(first.slot).or_insert(Floor { from: i64::MIN, seen: None });
-            if let Some(seen) = floor.seen
-                && horizon.oldest_open >= seen.next_transaction
+            if let Some(Seen { id, later_transaction: Some(later) }) = floor.seen
+                && oldest_open >= later
             {
-                floor.from = floor.from.max(first.id.min(seen.id.saturating_add(1)));
+                floor.from = floor.from.max(first.id.min(id.saturating_add(1)));
                 floor.seen = None;
             }
-            floor.seen.get_or_insert(Seen { id: highest, next_transaction: horizon.next });
+            floor.seen.get_or_insert(Seen { id: highest, later_transaction: None });
+        }
+    }
+
+    /// Takes over that records were marked, in a transaction whose number was assigned after all reads so far.
+    pub(super) fn note_marked(&mut self, transaction: i64) {
+        for seen in self.slots.values_mut().filter_map(|floor| floor.seen.as_mut()) {
+            seen.later_transaction.get_or_insert(transaction);
         }
     }
 }
@@ -99,34 +108,51 @@ mod tests {
         ids.iter().map(row).collect()
     }
 
-    fn at(oldest_open: i64, next: i64) -> Horizon {
-        Horizon { oldest_open, next }
-    }
-
     #[test]
     fn a_floor_is_raised_only_when_all_transactions_of_the_earlier_scan_have_ended() {
         let now = Instant::now();
         let mut floors = Floors::new(now);
         // Transaction 90 is open and may hold a record with id 9.
-        floors.note_read(&rows(&[10, 11]), at(90, 100));
+        floors.note_read(&rows(&[10, 11]), 90);
+        floors.note_marked(100);
         assert_eq!(floors.of(3, now), i64::MIN);
-        floors.note_read(&rows(&[12]), at(90, 110));
+        floors.note_read(&rows(&[12]), 90);
+        floors.note_marked(110);
         assert_eq!(floors.of(3, now), i64::MIN, "transaction 90 is still open");
         // It has committed: its record is seen, and becomes the floor.
-        floors.note_read(&rows(&[9, 13]), at(105, 120));
+        floors.note_read(&rows(&[9, 13]), 105);
+        floors.note_marked(120);
         assert_eq!(floors.of(3, now), 9);
-        floors.note_read(&rows(&[14, 15]), at(130, 130));
+        floors.note_read(&rows(&[14, 15]), 130);
+        floors.note_marked(131);
         assert_eq!(floors.of(3, now), 14, "everything up to 13 was seen");
-        floors.note_read(&rows(&[40]), at(140, 140));
+        floors.note_read(&rows(&[40]), 140);
         assert_eq!(floors.of(3, now), 16, "records between 15 and 40 may still appear");
+    }
+
+    // Transaction 90 may have a record below 10, although all transactions below 90 had ended at the time of the read.
+    #[test]
+    fn a_floor_is_not_raised_before_records_were_marked_after_the_read() {
+        let now = Instant::now();
+        let mut floors = Floors::new(now);
+        floors.note_marked(80);
+        floors.note_read(&rows(&[10]), 90);
+        floors.note_read(&rows(&[10, 11]), 90);
+        assert_eq!(floors.of(3, now), i64::MIN);
+        floors.note_marked(95);
+        floors.note_read(&rows(&[11]), 90);
+        assert_eq!(floors.of(3, now), i64::MIN, "transaction 90 is still open");
+        floors.note_read(&rows(&[9, 11]), 96);
+        assert_eq!(floors.of(3, now), 9);
     }
 
     #[test]
     fn each_slot_has_its_own_floor_and_floors_are_dropped_periodically() {
         let now = Instant::now();
         let mut floors = Floors::new(now);
-        floors.note_read(&rows(&[10]), at(1, 1));
-        floors.note_read(&rows(&[11]), at(2, 2));
+        floors.note_read(&rows(&[10]), 1);
+        floors.note_marked(1);
+        floors.note_read(&rows(&[11]), 2);
         assert_eq!((floors.of(3, now), floors.of(4, now)), (11, i64::MIN));
         assert_eq!(floors.of(3, now + DROP_EVERY), i64::MIN);
     }

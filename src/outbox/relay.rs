@@ -165,8 +165,8 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
             self.topics.found_nothing(now);
         }
         // If records were left out because of their topic, the rows do not show where the waiting records begin.
-        if let Some(horizon) = found.horizon.filter(|_| self.topics.is_empty()) {
-            self.floors.note_read(&found.rows, horizon);
+        if let Some(oldest_open) = found.oldest_open.filter(|_| self.topics.is_empty()) {
+            self.floors.note_read(&found.rows, oldest_open);
         }
         Ok(found.rows)
     }
@@ -246,14 +246,17 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
             let keeps = !self.settings.keep_sent.is_zero();
             let marking = Marking { relay, slots, sent, keeps };
             let store = self.store.clone();
-            if !self.written("mark records as sent", || store.backend.mark_sent(&marking)).await {
+            let Some(marked) = self.written("mark records as sent", || store.backend.mark_sent(&marking)).await else {
                 return;
+            };
+            if let Some(transaction) = marked.transaction {
+                self.floors.note_marked(transaction);
             }
             tell_sent(rows, &marking);
         }
         if !poisoned.is_empty() {
             let store = self.store.clone();
-            if !self.written("poison records", || store.backend.poison_outgoing(relay, &poisoned)).await {
+            if self.written("poison records", || store.backend.poison_outgoing(relay, &poisoned)).await.is_none() {
                 return;
             }
             poisoned.iter().for_each(|refused| {
@@ -277,16 +280,16 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         }
     }
 
-    /// Retries until it is written. Returns false when the slots are lost: then another relay sends these records again
+    /// Retries until it is written. Returns `None` when the slots are lost: then another relay sends these records again
     /// and marks them.
-    async fn written<F: Future<Output = Result<u64>> + Send>(
+    async fn written<T, F: Future<Output = Result<T>> + Send>(
         &mut self,
         operation: &'static str,
         write: impl Fn() -> F,
-    ) -> bool {
+    ) -> Option<T> {
         loop {
             match write().await {
-                Ok(_) => return true,
+                Ok(written) => return Some(written),
                 Err(error) => events::store_error(operation, &error),
             }
             self.backoff.pause().await;
@@ -298,7 +301,7 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
             if Instant::now() >= self.held_slots.until() || self.held_slots.is_empty() {
                 self.held_slots.lose();
                 self.suspects.clear();
-                return false;
+                return None;
             }
         }
     }

@@ -42,9 +42,8 @@ pub trait Outbound: Seam {
     /// Reads waiting records of slots that the relay holds: the first ones of each slot, in order.
     fn read_outgoing(&self, query: &OutboxQuery) -> impl Future<Output = Result<OutboxRows>> + Send;
 
-    /// Marks records as sent after the broker acknowledged them; returns how many were waiting in a slot that the relay
-    /// holds.
-    fn mark_sent(&self, marking: &Marking) -> impl Future<Output = Result<u64>> + Send;
+    /// Marks records as sent after the broker acknowledged them: those that were waiting in a slot that the relay holds.
+    fn mark_sent(&self, marking: &Marking) -> impl Future<Output = Result<Marked>> + Send;
 
     /// Poisons records that Kafka rejects permanently; returns how many.
     fn poison_outgoing(&self, relay: i32, refused: &[Refused]) -> impl Future<Output = Result<u64>> + Send;
@@ -158,17 +157,9 @@ pub struct OutboxQuery {
 pub struct OutboxRows {
     /// Slot by slot in the requested order, and by id within a slot.
     pub rows: Vec<Outgoing>,
-    /// `None` without rows, and on SQLite, where ids are committed in their order.
-    pub horizon: Option<Horizon>,
-}
-
-/// The transactions at the time of a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Horizon {
-    /// Every transaction with a lower number has ended.
-    pub oldest_open: i64,
-    /// The next transaction number, not yet assigned.
-    pub next: i64,
+    /// Every transaction with a lower number had ended at the time of the read. `None` without rows, and on SQLite,
+    /// where ids are committed in their order.
+    pub oldest_open: Option<i64>,
 }
 
 /// Acknowledged records.
@@ -181,6 +172,13 @@ pub struct Marking {
     pub sent: Vec<Sent>,
     /// Whether they are kept for a while or deleted at once.
     pub keeps: bool,
+}
+
+/// The result of marking records as sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marked {
+    /// The number of the transaction that marked them, assigned after all reads that had ended before. `None` on SQLite.
+    pub transaction: Option<i64>,
 }
 
 /// Where Kafka stored a record.

@@ -6,7 +6,7 @@ use diesel_async::AsyncPgConnection;
 
 use super::{Postgres, act, outbox, poison};
 use crate::store::outbound::{
-    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, PurgedSent, Refused,
+    Held, Hold, Marked, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, PurgedSent, Refused,
 };
 use crate::store::seam::Stamp;
 use crate::types::Result;
@@ -38,7 +38,7 @@ impl Outbound for Postgres {
         act!(self, conn => outbox::read(&mut conn, query))
     }
 
-    async fn mark_sent(&self, marking: &Marking) -> Result<u64> {
+    async fn mark_sent(&self, marking: &Marking) -> Result<Marked> {
         act!(self, conn => outbox::mark_sent(&mut conn, marking))
     }
 

@@ -17,17 +17,17 @@ use super::statement::{only_row, rows, statements};
 use super::time::to_postgres;
 use crate::store::counts::{count, limit};
 use crate::store::outbound::{
-    Held, Hold, Horizon, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, PurgedSent, Refused,
+    Held, Hold, Marked, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, PurgedSent, Refused,
 };
 use crate::store::rows::DatabaseStamp;
 use crate::store::seam::Stamp;
 use crate::types::{Headers, Result};
 
 rows! {
-    /// A waiting record, with the range of transactions at the time of the read.
+    /// A waiting record, with the oldest transaction that was open at the time of the read.
     OutgoingRow {
         id: i64, slot: i16, topic: String, recorded_at: Option<PgTimestamp>, key: Option<Vec<u8>>, headers: Option<Vec<u8>>,
-        payload: Option<Vec<u8>>, oldest_open: i64, next: i64,
+        payload: Option<Vec<u8>>, oldest_open: i64,
     }
 
     HeldRow { slot: i16, share: i32 }
@@ -54,13 +54,15 @@ macro_rules! waiting_in_held {
 }
 
 statements! {
-    /// The transaction id is assigned before the record ids, as in inbox_publish.
+    /// The transaction id is assigned before the record ids, as in inbox_publish. Without the condition on it, the
+    /// planner would leave the unused column out.
     Publish<'a>("
         INSERT INTO inbox_outbox (slot, message_id, source, topic, recorded_at, record_key, headers, payload)
         SELECT inbox_outbox_slot(n.record_key), n.message_id, n.source, n.topic, n.recorded_at, n.record_key, n.headers, n.payload
         FROM (SELECT pg_current_xact_id() AS number OFFSET 0) drawn
         CROSS JOIN unnest(:message_ids, :sources, :topics, :recorded_at, :record_keys, :headers, :payloads) WITH ORDINALITY
                    AS n (message_id, source, topic, recorded_at, record_key, headers, payload, place)
+        WHERE drawn.number IS NOT NULL
         ORDER BY n.place
         RETURNING id")
     -> i64 {
@@ -124,26 +126,30 @@ statements! {
                       ORDER BY o.waiting LIMIT :rows) w
                   LIMIT :rows) f)
         SELECT r.id, r.slot, r.topic, r.recorded_at, r.record_key, r.headers, r.payload,
-               pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+               pg_snapshot_xmin(pg_current_snapshot())::text::bigint
         FROM found l CROSS JOIN LATERAL (SELECT * FROM inbox_outbox o WHERE o.id = l.id LIMIT 1) r
         WHERE l.bytes_before < :bytes
         ORDER BY l.place, l.id")
     -> OutgoingRow { slots: Vec<i16>, floors: Vec<i64>, relay: i32, held_topics: &'a [String], rows: i32, bytes: i64 }
 
     MarkSent<'a>(concat!("
-        WITH", held_slots!(), "
-        UPDATE inbox_outbox o
-        SET status = 2, finished_at = now(), kafka_partition = m.kafka_partition, kafka_offset = m.kafka_offset, reason = NULL, last_error = NULL
-        FROM (SELECT unnest(:ids) AS id, unnest(:partitions) AS kafka_partition, unnest(:offsets) AS kafka_offset) m
-        WHERE", waiting_in_held!()))
-    { slots: &'a [i16], relay: i32, ids: Vec<i64>, partitions: Vec<i32>, offsets: Vec<i64> }
+        WITH", held_slots!(), ",
+        marked AS (
+            UPDATE inbox_outbox o
+            SET status = 2, finished_at = now(), kafka_partition = m.kafka_partition, kafka_offset = m.kafka_offset, reason = NULL, last_error = NULL
+            FROM (SELECT unnest(:ids) AS id, unnest(:partitions) AS kafka_partition, unnest(:offsets) AS kafka_offset) m
+            WHERE", waiting_in_held!(), ")
+        SELECT pg_current_xact_id()::text::bigint"))
+    -> i64 { slots: &'a [i16], relay: i32, ids: Vec<i64>, partitions: Vec<i32>, offsets: Vec<i64> }
 
     /// For relays that do not keep sent records.
     DeleteSent<'a>(concat!("
-        WITH", held_slots!(), "
-        DELETE FROM inbox_outbox o USING (SELECT unnest(:ids) AS id) m
-        WHERE", waiting_in_held!()))
-    { slots: &'a [i16], relay: i32, ids: Vec<i64> }
+        WITH", held_slots!(), ",
+        marked AS (
+            DELETE FROM inbox_outbox o USING (SELECT unnest(:ids) AS id) m
+            WHERE", waiting_in_held!(), ")
+        SELECT pg_current_xact_id()::text::bigint"))
+    -> i64 { slots: &'a [i16], relay: i32, ids: Vec<i64> }
 
     PoisonOutgoing<'a>(concat!("
         WITH", held_slots!(), "
@@ -217,7 +223,7 @@ pub(super) async fn read(conn: &mut AsyncPgConnection, query: &OutboxQuery) -> R
         bytes,
     };
     let rows = reading.load::<OutgoingRow>(conn).await.map_err(database("cannot read the outbox"))?;
-    let horizon = rows.as_slice().first().map(|row| Horizon { oldest_open: row.oldest_open, next: row.next });
+    let oldest_open = rows.as_slice().first().map(|row| row.oldest_open);
     // Most records of a read have a few topics: they share the text.
     let mut topic: Arc<str> = "".into();
     let outgoing = |row: OutgoingRow| {
@@ -234,21 +240,22 @@ pub(super) async fn read(conn: &mut AsyncPgConnection, query: &OutboxQuery) -> R
             payload: row.payload.map(Bytes::from),
         }
     };
-    Ok(OutboxRows { rows: rows.into_iter().map(outgoing).collect(), horizon })
+    Ok(OutboxRows { rows: rows.into_iter().map(outgoing).collect(), oldest_open })
 }
 
 /// Marks or deletes sent records. Records of a slot that the relay has lost stay waiting, and are sent again.
-pub(super) async fn mark_sent(conn: &mut AsyncPgConnection, marking: &Marking) -> Result<u64> {
+pub(super) async fn mark_sent(conn: &mut AsyncPgConnection, marking: &Marking) -> Result<Marked> {
     let Marking { relay, slots, sent, keeps } = marking;
     let ids: Vec<i64> = sent.iter().map(|sent| sent.id).collect();
     let marked = if *keeps {
         let partitions = sent.iter().map(|sent| sent.partition).collect();
         let offsets = sent.iter().map(|sent| sent.offset).collect();
-        MarkSent { slots, relay: *relay, ids, partitions, offsets }.execute(conn).await
+        MarkSent { slots, relay: *relay, ids, partitions, offsets }.load(conn).await.and_then(only_row)
     } else {
-        DeleteSent { slots, relay: *relay, ids }.execute(conn).await
+        DeleteSent { slots, relay: *relay, ids }.load(conn).await.and_then(only_row)
     };
-    marked.map(|marked| marked as u64).map_err(database(format!("cannot mark {} records as sent", sent.len())))
+    let transaction = marked.map_err(database(format!("cannot mark {} records as sent", sent.len())))?;
+    Ok(Marked { transaction: Some(transaction) })
 }
 
 /// Poisons records, with the reason for the operator.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{AsyncSqliteConnection, Sqlite, errors, outbox, poison};
 use crate::store::outbound::{
-    Held, Hold, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, PurgedSent, Refused,
+    Held, Hold, Marked, Marking, NewOutgoing, Outbound, OutboxQuery, OutboxRows, PoisonCall, PurgedSent, Refused,
 };
 use crate::store::seam::Stamp;
 use crate::types::Result;
@@ -39,7 +39,7 @@ impl Outbound for Sqlite {
         self.read(move |conn| outbox::read(conn, &query)).await
     }
 
-    async fn mark_sent(&self, marking: &Marking) -> Result<u64> {
+    async fn mark_sent(&self, marking: &Marking) -> Result<Marked> {
         let marking = marking.clone();
         self.write(move |conn| outbox::mark_sent(conn, &marking)).await
     }

@@ -14,7 +14,7 @@ use super::errors::database;
 use super::statement::{Content, only_row, rows, statements};
 use crate::store::counts::limit;
 use crate::store::outbound::{
-    Held, Hold, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, PurgedSent, Refused, SLOTS,
+    Held, Hold, Marked, Marking, NewOutgoing, OutboxQuery, OutboxRows, Outgoing, PurgedSent, Refused, SLOTS,
 };
 use crate::store::rows::DatabaseStamp;
 use crate::store::seam::Stamp;
@@ -201,7 +201,7 @@ fn read_slots(conn: &mut SqliteConnection, query: &OutboxQuery) -> QueryResult<O
             }
         }
     }
-    Ok(OutboxRows { rows, horizon: None })
+    Ok(OutboxRows { rows, oldest_open: None })
 }
 
 fn outgoing(row: OutgoingRow) -> Outgoing {
@@ -217,19 +217,18 @@ fn outgoing(row: OutgoingRow) -> Outgoing {
 }
 
 /// Marks or deletes sent records. Records of a slot that the relay has lost stay waiting, and are sent again.
-pub(super) fn mark_sent(conn: &mut SqliteConnection, marking: &Marking) -> Result<u64> {
+pub(super) fn mark_sent(conn: &mut SqliteConnection, marking: &Marking) -> Result<Marked> {
     let Marking { relay, sent, keeps, .. } = marking;
     let mark = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
-        let mut marked = 0;
         for sent in sent {
             let (id, relay) = (sent.id, *relay);
-            marked += match keeps {
+            match keeps {
                 true => MarkSent { now, partition: sent.partition, offset: sent.offset, id, relay }.execute(conn)?,
                 false => DeleteSent { id, relay, now }.execute(conn)?,
             };
         }
-        QueryResult::Ok(marked as u64)
+        QueryResult::Ok(Marked { transaction: None })
     };
     mark(conn).map_err(database(format!("cannot mark {} records as sent", sent.len())))
 }

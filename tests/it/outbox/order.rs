@@ -50,3 +50,35 @@ async fn writers_that_wait_for_each_other_are_sent_in_the_order_of_their_commits
     assert_eq!(post.payloads().await, expected);
     end(relay).await;
 }
+
+// The transaction of the first record has the newest number when the relay reads, and a lower id than a record that an
+// older transaction has just committed to the same slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_with_the_newest_transaction_keeps_its_place() {
+    let post = Post::new(1).await;
+    let relay = post.start();
+    post.scene.until("SELECT (count(*) = 16)::int::bigint FROM inbox_outbox_slots WHERE holder IS NOT NULL").await;
+    let slot = |key: &str| format!("inbox_outbox_slot(convert_to({key}, 'UTF8'))");
+    let same_slot = format!(
+        "SELECT 'k' || n FROM generate_series(1, 1000) n WHERE {} = {} LIMIT 1",
+        slot("'k' || n"),
+        slot("'contended'")
+    );
+    let other = post.scene.database.query_texts(&same_slot).await.remove(0);
+    let url = post.scene.database.url();
+    let (older, newest) = (connect(&url).await, connect(&url).await);
+    older.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+    newest.batch_execute(&format!("BEGIN; {}", publish_sql(&post.topic, "contended", "first"))).await.unwrap();
+    let other_record = publish_sql(&post.topic, &other, "other");
+    older.batch_execute(&format!("{other_record}; COMMIT")).await.unwrap();
+    post.scene.until("SELECT (count(*) = 1)::int::bigint FROM inbox_outbox WHERE status = 2").await;
+    post.scene.database.execute(&other_record).await;
+    post.scene.until("SELECT (count(*) = 2)::int::bigint FROM inbox_outbox WHERE status = 2").await;
+
+    newest.batch_execute("COMMIT").await.unwrap();
+    post.publish("contended", &["second"]).await;
+
+    post.sent().await;
+    assert_eq!(post.payloads().await, ["other", "other", "first", "second"]);
+    end(relay).await;
+}

@@ -55,6 +55,11 @@ impl Plan {
         number(&self.root, "Actual Rows")
     }
 
+    /// Whether the plan contains this text.
+    pub fn mentions(&self, piece: &str) -> bool {
+        self.root.to_string().contains(piece)
+    }
+
     /// Everything in this plan whose cost grows with the tables, or exceeds the limits above.
     pub fn offences(&self) -> Vec<String> {
         let mut offences = Vec::new();

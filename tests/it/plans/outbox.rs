@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
 use wharf::kafka::Relay;
+use wharf::{Outbox, Record};
 
 use super::big::Big;
 use super::explained::Plan;
@@ -142,4 +144,20 @@ async fn a_purge_does_not_scan_again_what_it_has_deleted_while_a_snapshot_blocks
     let costliest = late.iter().max().copied().unwrap_or(u64::MAX);
     // 1,000 rows, a few pages each; 15,000 were deleted before.
     assert!(costliest < 12_000, "{late:?} pages at the end, {pages:?} before");
+}
+
+// A relay relies on it: a record with a lower id than one that it has read belongs to an older transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn publishing_assigns_the_transaction_number_before_the_record_ids() {
+    let big = Big::almost_empty("outbox_publish").await;
+    let from = big.log_length();
+    let mut conn = AsyncPgConnection::establish(&big.cluster.url(&big.name)).await.unwrap();
+    // As the sessions whose plans are read, with the columns of each step.
+    conn.batch_execute("SET application_name = 'wharf'; SET auto_explain.log_verbose = on").await.unwrap();
+    Outbox::new(&big.store().await).publish(&mut conn, Record::new("orders").with_key("k")).await.unwrap();
+
+    let plans = big.plans(from);
+    let publishing: Vec<&Plan> = plans.iter().filter(|plan| plan.sql.contains("INSERT INTO inbox_outbox")).collect();
+    assert_eq!(publishing.len(), 1);
+    assert!(publishing[0].mentions("pg_current_xact_id()"), "{}", publishing[0].sql);
 }
