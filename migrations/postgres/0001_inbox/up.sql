@@ -675,7 +675,22 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses a filter with an unknown name, which would silently match more than intended, and an empty filter.
+-- Refuses arguments that are NULL, such as a variable of a script that was never set: as a condition, NULL would match
+-- everything.
+CREATE FUNCTION inbox_check_given(arguments jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    missing text;
+BEGIN
+    SELECT string_agg(a.name, ', ' ORDER BY a.name) INTO missing FROM jsonb_each(arguments) AS a (name, value) WHERE a.value = 'null';
+    IF missing IS NOT NULL THEN
+        RAISE EXCEPTION 'must not be NULL: %', missing
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'Leave a condition out, or give its value.';
+    END IF;
+END $$;
+
+-- Refuses a filter with an unknown name, which would silently match more than intended, a condition without a value, and
+-- an empty filter.
 CREATE FUNCTION inbox_check_filter(filter jsonb, names text[]) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -687,6 +702,10 @@ BEGIN
     SELECT string_agg(name, ', ') INTO wrong FROM jsonb_object_keys(filter) AS k (name) WHERE NOT name = ANY (names || '{all}');
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'unknown filter name %', wrong USING HINT = 'A filter may have: ' || array_to_string(names, ', ') || ', all.';
+    END IF;
+    PERFORM inbox_check_given(filter);
+    IF filter -> 'all' <> 'true' THEN
+        RAISE EXCEPTION '"all" can only be true';
     END IF;
     IF filter = '{}' THEN
         RAISE EXCEPTION 'an empty filter would take everything' USING HINT = 'Say {"all": true} if that is what you want.';
@@ -759,6 +778,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     tids tid[];
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('row_limit', row_limit));
     -- Rows are locked in table order, so that two actions never deadlock, and are checked again under the lock.
     SELECT array_agg(l.tid) INTO tids FROM (
         SELECT d.ctid AS tid FROM inbox_delivery d
@@ -837,6 +857,7 @@ END $$;
 CREATE FUNCTION inbox_replay(message_id text, handler_key text, source text DEFAULT NULL, because text DEFAULT NULL,
                              actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER AS $$
+    SELECT inbox_check_given(jsonb_build_object('message_id', $1, 'handler_key', $2));
     SELECT inbox_change('replay', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
 $$;
 
@@ -851,10 +872,8 @@ DECLARE
     tids tid[];
     act bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('message_id', $1, 'handler_key', $2, 'payload', CASE WHEN $3 IS NOT NULL THEN true END));
     PERFORM inbox_check_handler_key($2);
-    IF $3 IS NULL OR $2 IS NULL THEN
-        RAISE EXCEPTION 'a corrected payload must not be NULL and needs a handler key';
-    END IF;
     SELECT array_agg(d.tid) INTO tids
     FROM inbox_message m
     CROSS JOIN unnest(inbox_handler_ids($2)) AS h (id)
@@ -900,6 +919,7 @@ $$;
 CREATE FUNCTION inbox_discard(message_id text, handler_key text, source text DEFAULT NULL, because text DEFAULT NULL,
                               actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER AS $$
+    SELECT inbox_check_given(jsonb_build_object('message_id', $1, 'handler_key', $2));
     SELECT inbox_change('discard', jsonb_strip_nulls(jsonb_build_object('message_id', $1, 'handler_key', $2, 'source', $3)), 1000, $4, $5)
 $$;
 
@@ -939,6 +959,7 @@ DECLARE
     tids tid[];
     act bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('message_id', $1, 'handler_key', $2));
     PERFORM inbox_check_handler_key($2);
     SELECT array_agg(d.tid) INTO tids
     FROM inbox_message m
@@ -965,6 +986,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('handler_key', inbox_set_paused.handler_key));
     PERFORM inbox_check_handler_key(inbox_set_paused.handler_key);
     UPDATE inbox_handler h SET paused_at = CASE WHEN is_paused THEN now() END
     WHERE h.id = ANY (inbox_handler_ids(inbox_set_paused.handler_key)) AND (h.paused_at IS NOT NULL) <> is_paused;
@@ -989,6 +1011,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('handler_key', inbox_set_breaker.handler_key));
     PERFORM inbox_check_handler_key(inbox_set_breaker.handler_key);
     UPDATE inbox_handler h
     SET breaker_opened_at = CASE WHEN is_open THEN now() END, breaker_probe_at = CASE WHEN is_open THEN now() + interval '10 seconds' END,
@@ -1020,6 +1043,7 @@ DECLARE
     interval_us bigint := CASE WHEN per_sec > 0 AND per_sec < 'infinity' THEN round(1000000 / per_sec)::bigint END;
     at_once integer := CASE WHEN per_sec < 'infinity' THEN coalesce(inbox_set_rate.burst, greatest(least(floor(per_sec), 1000000), 1)::integer) END;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('handler_key', inbox_set_rate.handler_key));
     PERFORM inbox_check_handler_key(inbox_set_rate.handler_key);
     IF per_sec < 'infinity' AND (interval_us IS NULL OR interval_us < 1 OR at_once NOT BETWEEN 1 AND 1000000) THEN
         RAISE 'a rate limit must be greater than 0 and at most 1000000 starts a second, with a burst of 1 to 1000000';
@@ -1069,6 +1093,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('row_limit', row_limit));
     UPDATE inbox_quarantine q SET replay_asked_at = now()
     WHERE q.id = ANY (ARRAY(SELECT inbox_quarantine_matching(inbox_quarantine_replay.filter, row_limit))) AND q.replay_asked_at IS NULL;
     GET DIAGNOSTICS changed = ROW_COUNT;
@@ -1084,6 +1109,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('row_limit', row_limit));
     DELETE FROM inbox_quarantine q
     WHERE q.id = ANY (ARRAY(SELECT inbox_quarantine_matching(inbox_quarantine_discard.filter, row_limit)));
     GET DIAGNOSTICS changed = ROW_COUNT;
@@ -1102,6 +1128,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     locked bigint[];
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('handler_key', inbox_backfill_step.handler_key));
     PERFORM inbox_check_handler_key(inbox_backfill_step.handler_key);
     -- Order keys are extracted from records only when the service accepts them.
     IF (SELECT true FROM inbox_handler h WHERE h.id = ANY (inbox_handler_ids(inbox_backfill_step.handler_key)) AND h.is_ordered LIMIT 1) THEN
@@ -1165,6 +1192,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('consumer_group', $1, 'topic', $2));
     IF to_offset < 0 OR to_offset IS NOT NULL AND inbox_ledger_reset.kafka_partition IS NULL THEN
         RAISE EXCEPTION 'an offset must not be negative and needs a partition';
     END IF;
@@ -1187,6 +1215,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('consumer_group', $1, 'topic', $2, 'kafka_partition', $3, 'to_offset', $4));
     PERFORM inbox_check_position($1, $2, $3, $5);
     WITH before AS (
         SELECT * FROM inbox_ledger l
@@ -1214,6 +1243,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('message_id', $1, 'source', $2));
     DELETE FROM inbox_identity i WHERE i.hash = inbox_identity_hash($1, $2);
     GET DIAGNOSTICS changed = ROW_COUNT;
     INSERT INTO inbox_audit (action, filter, affected, because, actor)
@@ -1497,8 +1527,9 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('handler_key', $1));
     PERFORM inbox_check_handler_key($1);
-    DELETE FROM inbox_subscription s WHERE $1 IS NOT NULL AND s.handler_id = ANY (inbox_handler_ids($1));
+    DELETE FROM inbox_subscription s WHERE s.handler_id = ANY (inbox_handler_ids($1));
     GET DIAGNOSTICS changed = ROW_COUNT;
     INSERT INTO inbox_audit (action, filter, affected, because, actor) VALUES ('unsubscribe', jsonb_build_object('handler_key', $1), changed, $2, $3);
     RETURN changed;
@@ -1694,6 +1725,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('row_limit', row_limit));
     UPDATE inbox_outbox o
     SET status = 0, finished_at = NULL, reason = NULL, kafka_partition = NULL, kafka_offset = NULL, replays = least(o.replays + 1, 32767)
     WHERE o.id = ANY (ARRAY(SELECT inbox_outbox_matching(inbox_outbox_replay.filter, row_limit, 'replay'))) AND o.status IN (2, 3, 4);
@@ -1710,6 +1742,7 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     changed bigint;
 BEGIN
+    PERFORM inbox_check_given(jsonb_build_object('row_limit', row_limit));
     UPDATE inbox_outbox o SET status = 4, finished_at = now(), reason = coalesce(inbox_outbox_discard.because, 'by a person')
     WHERE o.id = ANY (ARRAY(SELECT inbox_outbox_matching(inbox_outbox_discard.filter, row_limit, 'discard'))) AND o.status IN (0, 3);
     GET DIAGNOSTICS changed = ROW_COUNT;

@@ -212,6 +212,49 @@ async fn a_replay_acts_on_its_own_inbox_whatever_the_search_path_is() {
     assert_eq!(scene.states().await, ["a stock pending"]);
 }
 
+// A script passes NULL for a variable that it never set.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_action_without_an_id_or_a_key_changes_nothing() {
+    let scene = Scene::new().await;
+    let failing = |name| Runs::new().answering(name, |_| Err(Failure::poison("no")));
+    let inbox = scene.inbox().subscribe("orders", failing("stock")).subscribe("orders", failing("mail"));
+    let inbox = inbox.build().unwrap();
+    inbox.accept_or_quarantine([record("a"), record("b"), Record::new("orders").with_payload("no id")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    let client = scene.database.client().await;
+    let (filters, nulls) = (["replay", "discard"], r#"'{"handler_key": null}'"#);
+    let mut actions: Vec<String> = ["NULL, 'stock'", "'a', NULL", "NULL, NULL"]
+        .iter()
+        .flat_map(|given| ["replay", "discard", "release"].map(|action| format!("inbox_{action}({given})")))
+        .chain(filters.map(|action| format!("inbox_{action}_matching({nulls})")))
+        .chain(filters.map(|action| format!(r#"inbox_{action}_matching('{{"all": true}}', NULL)"#)))
+        .chain(filters.map(|action| format!(r#"inbox_quarantine_{action}('{{"id": null}}')"#)))
+        .chain(filters.map(|action| format!(r#"inbox_outbox_{action}('{{"all": true}}', NULL)"#)))
+        .collect();
+    actions.extend(
+        [
+            "inbox_replay_corrected(NULL, 'stock', 'x')",
+            "inbox_replay_corrected('a', 'stock', NULL)",
+            "inbox_pause_handler(NULL)",
+            "inbox_resume_handler(NULL)",
+            "inbox_open_breaker(NULL)",
+            "inbox_close_breaker(NULL)",
+            "inbox_set_rate(NULL, 5)",
+            "inbox_unsubscribe(NULL)",
+            "inbox_forget_identity(NULL, 'orders')",
+            "inbox_ledger_reset('shop', NULL)",
+            "inbox_ledger_skip('shop', 'orders', NULL, 5)",
+        ]
+        .map(str::to_owned),
+    );
+    for action in actions {
+        let refused = client.batch_execute(&format!("SELECT {action}")).await.expect_err(&action);
+        assert_eq!(refused.code().unwrap().code(), "22004", "{action}: {refused:?}");
+    }
+    assert_eq!(scene.states().await, ["a mail poisoned", "a stock poisoned", "b mail poisoned", "b stock poisoned"]);
+    assert_eq!(scene.count("inbox_audit").await, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_functions_for_operators_work_with_any_bytes() {
     let scene = Scene::new().await;
