@@ -37,7 +37,8 @@ impl<B: Backend> Registration<B> {
     /// `settled before it failed` has the error. So a handler whose COMMIT got no response simply returns the error.
     ///
     /// Use the isolation level `READ COMMITTED`: at a stricter level, a renewal of the claim causes a serialization
-    /// failure. After `inbox_settle` the claim cannot be renewed until COMMIT, so COMMIT should follow at once.
+    /// failure, and a delivery with an ordering key is refused (`WH005`), because the deliveries that wait for it would
+    /// not be seen. After `inbox_settle` the claim cannot be renewed until COMMIT, so COMMIT should follow at once.
     ///
     /// PostgreSQL only. `build()` refuses it for a `tx_handler`, which the engine settles. `docs/transactions.md` has
     /// the details.

@@ -431,6 +431,12 @@ BEGIN
         AND NEW.finished_at IS NOT NULL AND (NEW.status <> 3 OR NEW.passed IS NOT NULL)) THEN
         RETURN NULL;
     END IF;
+    -- At a stricter level this function has the snapshot of its transaction, and would not see the deliveries that were
+    -- held since: nothing would ever make them due.
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'a delivery of an ordered handler must be finished at the isolation level read committed, not %', current_setting('transaction_isolation')
+            USING ERRCODE = 'WH005', CONSTRAINT = 'inbox_isolation', HINT = 'Begin the transaction with BEGIN ISOLATION LEVEL READ COMMITTED.';
+    END IF;
     -- A handler with one id: a single statement, because this runs for each delivery. The condition of
     -- inbox_delivery_order is repeated so that the planner cannot choose an index over all held deliveries and walk
     -- through it. Not now(): a transactional handler may have begun its transaction long before.
@@ -1304,6 +1310,7 @@ END $$;
 -- other settlement: after an error nothing may be committed.
 --   WH001  the claim is lost: another attempt owns the delivery, or an operator released it.
 --   WH002  this attempt has already settled the delivery: a COMMIT whose reply was lost took effect.
+--   WH005  the handler is ordered, and the transaction has another isolation level than read committed.
 CREATE FUNCTION inbox_settle(claim text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s' AS $$
 DECLARE

@@ -151,6 +151,7 @@ impl PostgresTransaction {
             Some("inbox_transaction_ended") => {
                 return Transacted::Refused("the handler's transaction ended before the handler returned".to_owned());
             }
+            Some("inbox_isolation") => return Transacted::Refused(error.to_string()),
             Some(_) | None => {}
         }
         if is_aborted(&error) {

@@ -166,6 +166,47 @@ async fn deliveries_of_an_ordered_self_settling_handler_run_in_order() {
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
+// With the snapshot of its transaction, the settlement would not see the delivery that was held meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_handler_under_repeatable_read_is_refused_and_strands_nothing() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    effect::prepare(&scene).await;
+    let (url, gate) = (scene.database.url(), Arc::new(Semaphore::new(0)));
+    let waiting = Arc::clone(&gate);
+    let strict_at_first = acting(&runs, "stock", move |message| {
+        let (url, waiting) = (url.clone(), Arc::clone(&waiting));
+        Box::pin(async move {
+            if message.attempt() > 1 || message.id() != "a" {
+                return settle(&url, &message).await.map_err(|failure| soon(&failure));
+            }
+            let client = connect(&url).await?;
+            client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM effect").await?;
+            waiting.acquire().await?.forget();
+            let settled = client.execute("SELECT inbox_settle($1)", &[&message.claim()]).await;
+            let refused = settled.expect_err("it is refused");
+            let code = refused.code().expect("an error of the server").code();
+            Err(Failure::retry_after(Duration::ZERO, format!("refused with {code}")))
+        })
+    });
+    // No claim is renewed meanwhile: that would be another error.
+    let limits = crate::scene::quick().lease(Duration::from_secs(600));
+    let ordered = strict_at_first.ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().limits(limits).subscribe("orders", ordered).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a").with_key("one")).await.unwrap();
+    runs.reached(1).await;
+    inbox.accept(record("b").with_key("one")).await.unwrap();
+    gate.add_permits(1);
+
+    scene.settled().await;
+
+    assert_eq!(effects(&scene).await, ["a", "b"]);
+    assert_eq!(runs.ids(), ["a", "a", "b"]);
+    let failures = "SELECT concat_ws(' ', message_id, error) FROM inbox_failures";
+    assert_eq!(scene.database.query_texts(failures).await, ["a refused with WH005"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn transactional_handlers_and_handlers_on_sqlite_cannot_settle_their_own_deliveries() {
     let (scene, runs) = (Scene::new().await, Runs::new());

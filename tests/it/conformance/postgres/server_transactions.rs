@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Message, Postgres, Raw, Store, tx_handler, with_state};
 
 use super::effect::{self, Connection, effects};
-use super::scene::{Runs, key, quick, records};
+use super::scene::{Runs, key, quick, record, records};
 use super::transactional::{once_more, outcome_of, scene};
 
 // A worker whose claim is no longer valid must not commit what its handler wrote.
@@ -179,6 +180,24 @@ async fn a_serializable_handler_that_outlives_a_renewal_is_poisoned_in_the_end()
     let outcome = "SELECT concat_ws('|', state, reason, errors, crashes) FROM inbox_status";
     assert_eq!(scene.database.query_texts(outcome).await, ["poisoned|store error|0|0"]);
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// It has failed, as if it had returned an error: the promotion of the next delivery needs a snapshot of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_handler_that_chooses_another_isolation_level_has_failed() {
+    async fn strict(_: Message<Raw>, conn: &mut Connection) -> Result<(), Failure> {
+        effect::execute(conn, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").await?;
+        Ok(effect::execute(conn, "INSERT INTO effect VALUES ('strict')").await?)
+    }
+    let scene = scene().await;
+    let strict = tx_handler(key("stock"), strict).retry(once_more()).ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().subscribe("orders", strict).build().unwrap();
+    inbox.accept(record("a").with_key("k")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let outcome = "SELECT concat_ws('|', state, reason, errors) FROM inbox_status";
+    assert_eq!(scene.database.query_texts(outcome).await, ["poisoned|retries exhausted|2"]);
+    assert_eq!(scene.count("inbox_poisoned WHERE last_error LIKE '%isolation level read committed%'").await, 1);
+    assert!(effects(&scene).await.is_empty());
 }
 
 // After a failover to a replica that lacks the latest claims, their attempts are claimed by others.
