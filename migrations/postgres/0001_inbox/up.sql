@@ -801,6 +801,8 @@ DECLARE
     act bigint;
     changed bigint := 0;
 BEGIN
+    -- The caller may have set it, and then nothing would make the next delivery of a key due.
+    PERFORM set_config('wharf.promotes', '', true);
     INSERT INTO inbox_audit (action, filter, affected, because, actor)
     VALUES ($1, $2, coalesce(cardinality(tids), 0), $4, $5)
     RETURNING id INTO act;
@@ -1323,6 +1325,8 @@ BEGIN
         RAISE EXCEPTION 'this is the transaction of a transactional handler, whose delivery the engine settles'
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Leave inbox_settle out, or register the handler with `handler`.';
     END IF;
+    -- The caller may have set it, and then nothing would make the next delivery of the key due.
+    PERFORM set_config('wharf.promotes', '', true);
     -- Message, handler, attempt, processor.
     part := translate(claim, '[]', '{}')::bigint[];
     UPDATE inbox_delivery d

@@ -6,6 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
+use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Receipt, Record, Store};
 
 use super::claims::{four_processors_run, stuck};
@@ -253,6 +254,31 @@ async fn an_action_without_an_id_or_a_key_changes_nothing() {
     }
     assert_eq!(scene.states().await, ["a mail poisoned", "a stock poisoned", "b mail poisoned", "b stock poisoned"]);
     assert_eq!(scene.count("inbox_audit").await, 0);
+}
+
+// The trigger that makes the next delivery of a key due is turned off by a setting of the engine's own statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_setting_of_the_caller_does_not_strand_a_key() {
+    let scene = Scene::new().await;
+    let ordered = Runs::new().handler("stock").ordered_by(OrderKey::record_key());
+    let inbox = scene.inbox().subscribe("orders", ordered).build().unwrap();
+    for id in ["a", "b", "c"] {
+        inbox.accept(record(id).with_key("one")).await.unwrap();
+    }
+    let held = "inbox_delivery WHERE due_at = 'infinity'";
+    assert_eq!(scene.count(held).await, 2);
+    let client = scene.database.client().await;
+
+    client.batch_execute("SET wharf.promotes = 'together'; SELECT inbox_discard('a', 'stock')").await.unwrap();
+    assert_eq!(scene.count(held).await, 1);
+
+    let claim = "UPDATE inbox_delivery SET attempts = 1, locked_by = 1, locked_until = now() + interval '1 hour'
+                 WHERE finished_at IS NULL AND due_at < 'infinity'";
+    scene.database.execute(claim).await;
+    let settle =
+        "SELECT inbox_settle(format('[%s,%s,1,1]', message_seq, handler_id)) FROM inbox_delivery WHERE locked_by = 1";
+    client.batch_execute(settle).await.unwrap();
+    assert_eq!(scene.count(held).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
