@@ -1581,6 +1581,9 @@ CREATE TABLE inbox_outbox (
 );
 -- Used by a relay to read the waiting records of a slot in order. It does not contain sent records.
 CREATE INDEX inbox_outbox_waiting ON inbox_outbox (slot, waiting) WHERE waiting IS NOT NULL;
+-- Used by a relay while topics are held, to read the waiting records of the others: any number may wait for a held one.
+-- Its condition is another one, so that no statement can use one of the two indexes in place of the other.
+CREATE INDEX inbox_outbox_topic ON inbox_outbox (slot, topic, waiting) WHERE status = 0;
 -- Used to purge sent and discarded records, the oldest first.
 CREATE INDEX inbox_outbox_finished ON inbox_outbox (finished_at) WHERE status IN (2, 4);
 -- Lists poisoned records, the oldest first. It is almost always empty.

@@ -755,6 +755,8 @@ CREATE TABLE inbox_outbox (
 );
 -- Used by a relay to read the waiting records of a slot in order. It does not contain sent records.
 CREATE INDEX inbox_outbox_waiting ON inbox_outbox (slot, id) WHERE status = 0;
+-- The same while topics are held: any number of records may wait for a held topic.
+CREATE INDEX inbox_outbox_topic ON inbox_outbox (slot, topic, id) WHERE status = 0;
 -- Used to purge sent and discarded records, the oldest first.
 CREATE INDEX inbox_outbox_finished ON inbox_outbox (finished_at) WHERE status IN (2, 4);
 -- Lists poisoned records, the oldest first. It is almost always empty.

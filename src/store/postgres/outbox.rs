@@ -1,7 +1,8 @@
 //! The outbox: records are stored with the caller's writes, read by the relay that holds their slot, and marked when
 //! they are acknowledged.
 //!
-//! The cost of a read depends on its batch: one scan of the index of waiting records per slot. Writes of a relay are
+//! The cost of a read depends on its batch: one scan of the index of waiting records per slot, and while topics are held
+//! one for each other topic of a slot. Writes of a relay are
 //! fenced by the slot's row, which it locks, so that no other relay can take the slot in the meantime.
 
 use std::sync::Arc;
@@ -50,6 +51,31 @@ macro_rules! waiting_in_held {
         "
         o.id = m.id AND CASE WHEN o.status = 0 THEN true ELSE false END AND o.slot = ANY (ARRAY(SELECT slot FROM held))
           AND (SELECT set_config('lock_timeout', '2s', true)) IS NOT NULL"
+    };
+}
+
+/// Reads the records of each slot that a query for one slot `a` finds, in order, within limits of rows and bytes. The
+/// limits only leave out the last records of a slot. Only the records within the limits are read completely.
+macro_rules! first_of_slots {
+    ($of_slot:literal) => {
+        concat!(
+            "
+        WITH found AS MATERIALIZED (
+            SELECT f.*, sum(f.bytes) OVER (ORDER BY f.place, f.id ROWS UNBOUNDED PRECEDING) - f.bytes AS bytes_before
+            FROM (SELECT a.place, w.id, w.bytes
+                  FROM (SELECT g.* FROM unnest(:slots, :floors) WITH ORDINALITY AS g (slot, floor, place)
+                        WHERE (SELECT CASE WHEN s.holder = :relay AND s.held_until > now() THEN true ELSE false END
+                               FROM inbox_outbox_slots s WHERE s.slot = g.slot) OFFSET 0) a
+                  CROSS JOIN LATERAL (",
+            $of_slot,
+            ") w
+                  LIMIT :rows) f)
+        SELECT r.id, r.slot, r.topic, r.recorded_at, r.record_key, r.headers, r.payload,
+               pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+        FROM found l CROSS JOIN LATERAL (SELECT * FROM inbox_outbox o WHERE o.id = l.id LIMIT 1) r
+        WHERE l.bytes_before < :bytes
+        ORDER BY l.place, l.id"
+        )
     };
 }
 
@@ -110,26 +136,32 @@ statements! {
         WITH released AS (UPDATE inbox_outbox_slots SET holder = NULL, held_until = NULL WHERE holder = :relay)
         DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
 
-    /// Reads the first records of each slot, in order, within limits of rows and bytes. The limits only leave out the
-    /// last records of a slot. Only the records within the limits are read completely.
-    ReadOutgoing<'a>("
-        WITH found AS MATERIALIZED (
-            SELECT f.*, sum(f.bytes) OVER (ORDER BY f.place, f.id ROWS UNBOUNDED PRECEDING) - f.bytes AS bytes_before
-            FROM (SELECT a.place, w.id, w.bytes
-                  FROM (SELECT g.* FROM unnest(:slots, :floors) WITH ORDINALITY AS g (slot, floor, place)
-                        WHERE (SELECT CASE WHEN s.holder = :relay AND s.held_until > now() THEN true ELSE false END
-                               FROM inbox_outbox_slots s WHERE s.slot = g.slot) OFFSET 0) a
-                  CROSS JOIN LATERAL (
+    /// Reads the first records of each slot.
+    ReadOutgoing(first_of_slots!("
                       SELECT o.waiting AS id, coalesce(octet_length(o.payload), 0)::bigint + coalesce(octet_length(o.headers), 0) AS bytes
                       FROM inbox_outbox o
-                      WHERE o.slot = a.slot AND o.waiting IS NOT NULL AND o.waiting >= a.floor AND o.topic <> ALL (:held_topics)
-                      ORDER BY o.waiting LIMIT :rows) w
-                  LIMIT :rows) f)
-        SELECT r.id, r.slot, r.topic, r.recorded_at, r.record_key, r.headers, r.payload,
-               pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-        FROM found l CROSS JOIN LATERAL (SELECT * FROM inbox_outbox o WHERE o.id = l.id LIMIT 1) r
-        WHERE l.bytes_before < :bytes
-        ORDER BY l.place, l.id")
+                      WHERE o.slot = a.slot AND o.waiting IS NOT NULL AND o.waiting >= a.floor
+                      ORDER BY o.waiting LIMIT :rows"))
+    -> OutgoingRow { slots: Vec<i16>, floors: Vec<i64>, relay: i32, rows: i32, bytes: i64 }
+
+    /// Reads the first records of each slot whose topic is not held: the first ones of each such topic, merged by id. It
+    /// goes from one topic of the slot to the next, and reads no record of a held one. Slower with every topic that has
+    /// waiting records, so it is only for while topics are held.
+    ReadBesideHeld<'a>(first_of_slots!("
+                      SELECT first.id, first.bytes
+                      FROM (WITH RECURSIVE topics (topic) AS (
+                                SELECT (SELECT o.topic FROM inbox_outbox o WHERE o.slot = a.slot AND o.status = 0 ORDER BY o.topic LIMIT 1)
+                                UNION ALL
+                                SELECT (SELECT o.topic FROM inbox_outbox o WHERE o.slot = a.slot AND o.status = 0 AND o.topic > t.topic
+                                        ORDER BY o.topic LIMIT 1)
+                                FROM topics t WHERE t.topic IS NOT NULL)
+                            SELECT t.topic FROM topics t WHERE t.topic <> ALL (:held_topics)) open
+                      CROSS JOIN LATERAL (
+                          SELECT o.waiting AS id, coalesce(octet_length(o.payload), 0)::bigint + coalesce(octet_length(o.headers), 0) AS bytes
+                          FROM inbox_outbox o
+                          WHERE o.slot = a.slot AND o.topic = open.topic AND o.status = 0
+                          ORDER BY o.waiting LIMIT :rows) first
+                      ORDER BY first.id LIMIT :rows"))
     -> OutgoingRow { slots: Vec<i16>, floors: Vec<i64>, relay: i32, held_topics: &'a [String], rows: i32, bytes: i64 }
 
     MarkSent<'a>(concat!("
@@ -214,15 +246,12 @@ pub(super) async fn remove(conn: &mut AsyncPgConnection, relay: i32) -> Result<(
 pub(super) async fn read(conn: &mut AsyncPgConnection, query: &OutboxQuery) -> Result<OutboxRows> {
     let (slots, floors) = query.slots.iter().copied().unzip();
     let bytes = i64::try_from(query.bytes).unwrap_or(i64::MAX);
-    let reading = ReadOutgoing {
-        slots,
-        floors,
-        relay: query.relay,
-        held_topics: &query.held_topics,
-        rows: limit(query.rows),
-        bytes,
+    let (relay, held_topics, rows) = (query.relay, &*query.held_topics, limit(query.rows));
+    let rows = match held_topics.is_empty() {
+        true => ReadOutgoing { slots, floors, relay, rows, bytes }.load::<OutgoingRow>(conn).await,
+        false => ReadBesideHeld { slots, floors, relay, held_topics, rows, bytes }.load::<OutgoingRow>(conn).await,
     };
-    let rows = reading.load::<OutgoingRow>(conn).await.map_err(database("cannot read the outbox"))?;
+    let rows = rows.map_err(database("cannot read the outbox"))?;
     let oldest_open = rows.as_slice().first().map(|row| row.oldest_open);
     // Most records of a read have a few topics: they share the text.
     let mut topic: Arc<str> = "".into();

@@ -79,8 +79,19 @@ statements! {
 
     ReadSlot("
         SELECT id, slot, topic, recorded_at, record_key, headers, payload FROM inbox_outbox INDEXED BY inbox_outbox_waiting
-        WHERE slot = :slot AND status = 0 AND id > :after ORDER BY id LIMIT :limit")
-    -> OutgoingRow { slot: i16, after: i64, limit: i32 }
+        WHERE slot = :slot AND status = 0 ORDER BY id LIMIT :limit")
+    -> OutgoingRow { slot: i16, limit: i32 }
+
+    NextTopic<'a>("
+        SELECT topic FROM inbox_outbox INDEXED BY inbox_outbox_topic
+        WHERE slot = :slot AND status = 0 AND topic > :after ORDER BY topic LIMIT 1") -> String { slot: i16, after: &'a str }
+
+    OfTopic<'a>("
+        SELECT id FROM inbox_outbox INDEXED BY inbox_outbox_topic
+        WHERE slot = :slot AND status = 0 AND topic = :topic ORDER BY id LIMIT :limit") -> i64 { slot: i16, topic: &'a str, limit: i32 }
+
+    ReadOne("
+        SELECT id, slot, topic, recorded_at, record_key, headers, payload FROM inbox_outbox WHERE id = :id") -> OutgoingRow { id: i64 }
 
     MarkSent(concat!("
         UPDATE inbox_outbox
@@ -173,35 +184,42 @@ pub(super) fn read(conn: &mut SqliteConnection, query: &OutboxQuery) -> Result<O
     read_slots(conn, query).map_err(database("cannot read the outbox"))
 }
 
-/// Reads slot by slot, in pages, because records of held topics are skipped here and not in SQL.
+/// Reads slot by slot, within limits of rows and bytes.
 fn read_slots(conn: &mut SqliteConnection, query: &OutboxQuery) -> QueryResult<OutboxRows> {
     let now = clock::now(conn)?;
     let mine = Mine { relay: query.relay, now }.load::<i16>(conn)?;
     let rows_max = usize::try_from(query.rows).unwrap_or(usize::MAX);
     let (mut rows, mut bytes): (Vec<Outgoing>, u64) = (Vec::new(), 0);
     for &(slot, _) in query.slots.iter().filter(|(slot, _)| mine.contains(slot)) {
-        let mut after = i64::MIN;
-        'slot: loop {
-            let found = ReadSlot { slot, after, limit: limit(query.rows) }.load::<OutgoingRow>(conn)?;
-            let is_last = found.len() < rows_max;
-            for row in found {
-                after = row.id;
-                if query.held_topics.contains(&row.topic) {
-                    continue;
-                }
-                if rows.len() >= rows_max || bytes >= query.bytes {
-                    break 'slot;
-                }
-                let size = row.payload.as_ref().map_or(0, Vec::len) + row.headers.as_ref().map_or(0, Vec::len);
-                bytes += size as u64;
-                rows.push(outgoing(row));
-            }
-            if is_last {
+        let found = match query.held_topics.is_empty() {
+            true => ReadSlot { slot, limit: limit(query.rows) }.load::<OutgoingRow>(conn)?,
+            false => read_beside_held(conn, query, slot)?,
+        };
+        for row in found {
+            if rows.len() >= rows_max || bytes >= query.bytes {
                 break;
             }
+            let size = row.payload.as_ref().map_or(0, Vec::len) + row.headers.as_ref().map_or(0, Vec::len);
+            bytes += size as u64;
+            rows.push(outgoing(row));
         }
     }
     Ok(OutboxRows { rows, oldest_open: None })
+}
+
+/// The first records of a slot whose topic is not held. Goes from one topic to the next, and reads no record of a held
+/// one.
+fn read_beside_held(conn: &mut SqliteConnection, query: &OutboxQuery, slot: i16) -> QueryResult<Vec<OutgoingRow>> {
+    let (mut ids, mut after) = (Vec::new(), String::new());
+    while let Some(topic) = (NextTopic { slot, after: &after }).load::<String>(conn)?.pop() {
+        if !query.held_topics.contains(&topic) {
+            ids.extend(OfTopic { slot, topic: &topic, limit: limit(query.rows) }.load::<i64>(conn)?);
+        }
+        after = topic;
+    }
+    ids.sort_unstable();
+    ids.truncate(usize::try_from(query.rows).unwrap_or(usize::MAX));
+    ids.into_iter().map(|id| ReadOne { id }.load::<OutgoingRow>(conn).and_then(only_row)).collect()
 }
 
 fn outgoing(row: OutgoingRow) -> Outgoing {
@@ -259,3 +277,6 @@ pub(super) fn purge(
     let purged = purge(conn).map_err(database("cannot purge sent records"))?;
     Ok(PurgedSent { rows: purged.len() as u64, to: purged.into_iter().max().map(Stamp) })
 }
+
+#[cfg(test)]
+mod tests;

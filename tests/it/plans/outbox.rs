@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
+use rdkafka::types::RDKafkaRespErr;
 use wharf::kafka::Relay;
 use wharf::{Outbox, Record};
 
@@ -18,6 +19,9 @@ const STATEMENTS: [(&str, &str); 4] = [
     ("purge", "WHERE s.status IN (2, 4) AND s.finished_at < now()"),
     ("hold slots", "WITH share AS MATERIALIZED"),
 ];
+
+/// A text of the statement that reads while topics are held.
+const BESIDE_HELD: &str = "WITH RECURSIVE topics";
 
 const RECORDS: &str = "
     INSERT INTO inbox_outbox (slot, message_id, source, topic, record_key, payload)
@@ -144,6 +148,32 @@ async fn a_purge_does_not_scan_again_what_it_has_deleted_while_a_snapshot_blocks
     let costliest = late.iter().max().copied().unwrap_or(u64::MAX);
     // 1,000 rows, a few pages each; 15,000 were deleted before.
     assert!(costliest < 12_000, "{late:?} pages at the end, {pages:?} before");
+}
+
+// Records of a topic that may not be written to wait for as long as it takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_topic_costs_other_topics_nothing() {
+    let big = Big::almost_empty("outbox_held").await;
+    big.execute(&records(40_000).replace("'orders'", "'denied'")).await;
+    big.execute("ANALYZE inbox_outbox").await;
+    big.execute(&records(3_000)).await;
+    let mock = MockKafka::start(1);
+    mock.create_topic("orders", 4);
+    mock.create_topic("denied", 4);
+    mock.fail_topic("denied", RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED);
+    let from = big.log_length();
+    let store = big.store().await;
+    let relay = Relay::new(mock.brokers()).batch_rows(100).start(&store).unwrap();
+    big.until("SELECT count(*) = 0 FROM inbox_outbox WHERE topic = 'orders' AND waiting IS NOT NULL").await;
+    relay.shutdown(Duration::from_secs(5)).await;
+
+    let plans = big.plans(from);
+    let reads: Vec<u64> = plans.iter().filter(|plan| plan.sql.contains(STATEMENTS[0].1)).map(Plan::pages).collect();
+    assert!(plans.iter().any(|plan| plan.sql.contains(BESIDE_HELD)), "no topic was held");
+    // 100 rows, a few pages each, and a few pages for each topic of sixteen slots.
+    assert!(reads.iter().all(|pages| *pages < 2_500), "{reads:?} pages");
+    let offences: Vec<String> = plans.iter().flat_map(Plan::offences).collect();
+    assert!(offences.is_empty(), "{}", offences[0]);
 }
 
 // A relay relies on it: a record with a lower id than one that it has read belongs to an older transaction.
