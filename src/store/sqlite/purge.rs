@@ -192,9 +192,10 @@ fn note_kept(conn: &mut SqliteConnection, periods: &Periods, block: i64, now: i6
 }
 
 impl FinishedRow {
-    /// When it expires. An unfinished delivery finishes now at the earliest, so this is never too late.
+    /// When it expires. An unfinished delivery finishes now at the earliest, done or poisoned, so this is never too late.
     fn over_at(&self, periods: &Periods, now: i64) -> i64 {
-        self.expiry(periods).unwrap_or(now + micros(periods.of(self.handler_id)))
+        let period = periods.of(self.handler_id);
+        self.expiry(periods).unwrap_or(now + micros(periods.poisoned.map_or(period, |poisoned| period.min(poisoned))))
     }
 
     /// When a finished delivery expires; `None` for one that waits for a handler or an operator.

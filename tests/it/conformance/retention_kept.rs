@@ -111,3 +111,19 @@ async fn a_record_whose_replay_is_requested_does_not_keep_later_ones_from_expiri
 
     assert_eq!((purged.quarantined, scene.count("inbox_quarantine").await), (1, 1));
 }
+
+// An open delivery may be poisoned at any moment, and poisoned ones may expire before the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_with_an_open_delivery_is_checked_again_when_that_could_expire_as_poisoned() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let snoozing = runs.answering("stock", |_| Err(Failure::snooze(DAY)));
+    let inbox = scene.inbox().subscribe("orders", snoozing).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    age(&scene, 40).await;
+
+    assert_eq!(purged(&scene, &Retention::after(30 * DAY).expire_poisoned(2 * DAY)).await, 0);
+
+    let soon = "inbox_kept WHERE check_at > now() + interval '1 days' AND check_at <= now() + interval '2 days'";
+    assert_eq!(scene.count(soon).await, 1);
+}

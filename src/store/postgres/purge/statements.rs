@@ -21,7 +21,8 @@ macro_rules! period {
     };
 }
 
-/// When a delivery `d` expires. An unfinished delivery finishes now at the earliest, so this is never too late.
+/// When a delivery `d` expires. An unfinished delivery finishes now at the earliest, done or poisoned, so this is never
+/// too late.
 macro_rules! over_at {
     () => {
         concat!(
@@ -30,9 +31,9 @@ macro_rules! over_at {
             "
                       WHEN d.status = 3 AND d.finished_at IS NOT NULL AND :poisoned_ms::bigint IS NOT NULL
                       THEN d.finished_at + :poisoned_ms * interval '1 millisecond'
-                      ELSE now() + ",
+                      ELSE now() + least(",
             period!(),
-            " END"
+            ", :poisoned_ms::bigint * interval '1 millisecond') END"
         )
     };
 }
