@@ -74,6 +74,16 @@ macro_rules! by_seq {
     };
 }
 
+/// Identities that were written before this time have been seen by every accept that still runs. Autovacuum accepts
+/// nothing, and may run for hours; its workers are seen by roles that may read all statistics.
+macro_rules! settled_before {
+    () => {
+        "(SELECT least(now(), min(a.xact_start)) FROM pg_stat_activity a
+          WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type IS DISTINCT FROM 'autovacuum worker')
+         - :settle_ms * interval '1 millisecond'"
+    };
+}
+
 /// For the rest of the transaction, tables are read in index order, whatever the planner estimates. A disabled plan
 /// node has a very high cost, so that JIT would compile every step: behind a pooler JIT is on, and compiling takes
 /// longer than the step.
@@ -217,22 +227,18 @@ statements! {
         SELECT (SELECT count(*) FROM written)") -> i64 { message_seqs: &'a [i64], keep_ms: i64 }
 
     /// Whether every accept that may have missed the newest identity has ended.
-    IsSettled("
-        SELECT coalesce((SELECT i.purged_at < (SELECT least(now(), min(a.xact_start)) FROM pg_stat_activity a
-                                               WHERE a.datname = current_database() AND a.pid <> pg_backend_pid())
-                                              - :settle_ms * interval '1 millisecond'
-                         FROM inbox_identity i ORDER BY i.forget_at DESC LIMIT 1), true)") -> bool { settle_ms: i64 }
+    IsSettled(concat!("
+        SELECT coalesce((SELECT i.purged_at < ", settled_before!(), "
+                         FROM inbox_identity i ORDER BY i.forget_at DESC LIMIT 1), true)")) -> bool { settle_ms: i64 }
 
     /// Locks messages that are not locked. If identities are kept, only those whose identity no accept can have missed.
-    Lock<'a>("
+    Lock<'a>(concat!("
         SELECT l.seq FROM unnest(:message_seqs) AS w (seq)
         CROSS JOIN LATERAL (SELECT m.seq, m.message_id, m.source FROM inbox_message m WHERE m.seq = w.seq
                             FOR UPDATE SKIP LOCKED) l
-        WHERE CASE WHEN :keeps_identities THEN (SELECT i.purged_at < (SELECT least(now(), min(a.xact_start)) FROM pg_stat_activity a
-                                                       WHERE a.datname = current_database() AND a.pid <> pg_backend_pid())
-                                                      - :settle_ms * interval '1 millisecond'
+        WHERE CASE WHEN :keeps_identities THEN (SELECT i.purged_at < ", settled_before!(), "
                                  FROM inbox_identity i WHERE i.hash = inbox_identity_hash(l.message_id, l.source) LIMIT 1)
-                   ELSE true END") -> i64 { message_seqs: &'a [i64], keeps_identities: bool, settle_ms: i64 }
+                   ELSE true END")) -> i64 { message_seqs: &'a [i64], keeps_identities: bool, settle_ms: i64 }
 
     /// Deletes locked messages with their deliveries, after checking again: no delivery can be added any more. Returns
     /// how many of each were deleted, and how many deliveries there were.
