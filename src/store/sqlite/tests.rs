@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::ledger::{Ledger, LedgerEntry, LedgerMove, LedgerRow, Opening, Reader, Stopping};
+use crate::store::operating::{BackfillStep, Operating, Signed};
 use crate::store::seam::{AcceptBatch, Accepted, Answers, HandlerIds, NewDelivery, NewMessage, Seam, WantedHandler};
 use crate::store::{Sqlite, Store};
 use crate::types::{Headers, Position, StoredMessage};
@@ -239,4 +240,30 @@ async fn the_backlog_is_counted_up_to_a_limit() {
     let open = async |count_max| store.backend.backlog(&ids.all, count_max).await.unwrap().open;
 
     assert_eq!((open(10).await, open(3).await), (5, 3));
+}
+
+#[tokio::test]
+async fn a_step_of_a_backfill_reads_a_bounded_part_of_the_messages() {
+    const MESSAGES: i64 = 20_001;
+    let (store, ids) = store().await;
+    let messages = (0..MESSAGES).map(|offset| message(&ids, offset)).collect();
+    store.backend.accept(&Arc::new(batch(messages))).await.unwrap().unwrap();
+    let step = |after_seq| BackfillStep {
+        handler_key: "stock".to_owned(),
+        // No message is of this topic.
+        topics: vec!["returns".to_owned()],
+        newer_than: None,
+        after_seq,
+        limit: 100,
+        filter: "{}".to_owned(),
+        act: None,
+    };
+
+    let steps = async |after| store.backend.backfill(step(after), Signed::default()).await.unwrap();
+
+    let first = steps(0).await;
+    assert_eq!((first.made, first.next_seq), (0, Some(MESSAGES - 1)));
+    let second = steps(MESSAGES - 1).await;
+    assert_eq!((second.made, second.next_seq), (0, Some(MESSAGES)));
+    assert_eq!(steps(MESSAGES).await.next_seq, None);
 }

@@ -4,20 +4,23 @@ use diesel::{RunQueryDsl, SqliteConnection};
 
 use super::super::clock::{self, micros};
 use super::super::errors::database;
-use super::super::statement::statements;
+use super::super::statement::{only_row, statements};
 use super::act::{NewAuditEntry, audit};
 use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
 statements! {
-    /// Reads messages until `limit` are found: there is no other writer that would wait for a lock.
+    /// The last message that a step reads.
+    Reach("SELECT max(seq) FROM (SELECT seq FROM inbox_message WHERE seq > :after_seq ORDER BY seq LIMIT :scan_rows)")
+    -> Option<i64> { after_seq: i64, scan_rows: i64 }
+
     Missing<'a>("
         SELECT m.seq FROM inbox_message m
-        WHERE m.seq > :after_seq AND m.topic IN (SELECT value FROM json_each(:topics)) AND (:since IS NULL OR m.received_at >= :since)
+        WHERE m.seq > :after_seq AND m.seq <= :reach AND m.topic IN (SELECT value FROM json_each(:topics)) AND (:since IS NULL OR m.received_at >= :since)
           AND NOT EXISTS (SELECT 1 FROM inbox_delivery d JOIN inbox_handler_ids i ON i.id = d.handler_id AND i.handler_key = :handler_key
                           WHERE d.message_seq = m.seq)
         ORDER BY m.seq LIMIT :limit")
-    -> i64 { after_seq: i64, topics: String, since: Option<i64>, handler_key: &'a str, limit: i64 }
+    -> i64 { after_seq: i64, reach: i64, topics: String, since: Option<i64>, handler_key: &'a str, limit: i64 }
 
     /// Backfilled deliveries of a fair handler take turns like one tenant.
     Make<'a>("
@@ -28,12 +31,21 @@ statements! {
     Count("UPDATE inbox_audit SET affected = affected + :made WHERE id = :act") { made: i64, act: i64 }
 }
 
-/// One step. The end is reached when no message without a delivery is found.
+/// Messages that one step reads, so that the writer is free for others between the steps, however few messages have no
+/// delivery.
+const SCAN_ROWS: i64 = 20_000;
+
+/// One step. The end is reached when there is no later message.
 pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let now = clock::now(conn).map_err(cannot())?;
+    let reach = Reach { after_seq: step.after_seq, scan_rows: SCAN_ROWS }
+        .load::<Option<i64>>(conn)
+        .and_then(only_row)
+        .map_err(cannot())?;
     let missing = Missing {
         after_seq: step.after_seq,
+        reach: reach.unwrap_or(step.after_seq),
         topics: serde_json::json!(step.topics).to_string(),
         since: step.newer_than.map(|age| now - micros(age)),
         handler_key: &step.handler_key,
@@ -49,5 +61,7 @@ pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed:
         Some(act) => Count { made: made.cast_signed(), act }.execute(conn).map(|_| act),
         None => audit(conn, &NewAuditEntry { action: "backfill", filter: step.filter.clone(), affected: made }, signed),
     };
-    Ok(Backfilled { act: act.map_err(cannot())?, made, next_seq: seqs.last().copied() })
+    let is_full = made >= u64::from(step.limit);
+    let next_seq = if is_full { seqs.last().copied() } else { reach };
+    Ok(Backfilled { act: act.map_err(cannot())?, made, next_seq })
 }
