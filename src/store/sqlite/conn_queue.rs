@@ -131,12 +131,13 @@ pub(super) fn transaction<T>(
 /// [`SQLITE_WAIT_MS`] keeps the sleeps short. Any other error is returned at once: the caller retries it after a longer
 /// pause, and does not hold the connection meanwhile. Blocks.
 pub(super) fn within<T>(busy_timeout: Duration, mut begin: impl FnMut() -> QueryResult<T>) -> QueryResult<T> {
-    let deadline = Instant::now() + busy_timeout;
+    // Without a deadline if the clock cannot count that far.
+    let deadline = Instant::now().checked_add(busy_timeout);
     loop {
         let tried_at = Instant::now();
         match begin() {
             // SQLite has waited already, except for locks that it does not wait for, for example those of a recovery.
-            Err(error) if is_locked(&error) && Instant::now() < deadline => {
+            Err(error) if is_locked(&error) && deadline.is_none_or(|deadline| Instant::now() < deadline) => {
                 thread::sleep(Duration::from_millis(SQLITE_WAIT_MS.into()).saturating_sub(tried_at.elapsed()));
             }
             begun => return begun,

@@ -36,6 +36,14 @@ async fn a_file_that_cannot_be_opened_is_reported_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_process_may_wait_for_locks_without_end() {
+    let file = SqliteFile::create();
+    let endless = SqliteOptions::default().busy_timeout(Duration::MAX);
+    let store = Store::<Sqlite>::open_with(file.path(), endless).await.unwrap();
+    store.migrate().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_path_may_contain_any_characters() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["file:inbox.db?mode=memory", "sqlite:", ":memory:", "with space and 'quotes'", "ünïcode"] {
