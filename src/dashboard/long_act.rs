@@ -256,7 +256,8 @@ impl LongAct {
         });
     }
 
-    /// Changes portions of what matches, until there is no more.
+    /// Changes portions of what matches, until there is no more. A portion leaves out rows that another transaction has
+    /// locked, so one that is not full is not the last.
     async fn in_portions<Change: Future<Output = Result<u64>>>(
         &self,
         limit: u32,
@@ -264,13 +265,12 @@ impl LongAct {
     ) -> Result<LongActEnd> {
         let mut left = limit;
         while left > 0 {
-            let portion = left.min(PORTION);
-            let changed = change(portion).await?;
+            let changed = change(left.min(PORTION)).await?;
             self.add(changed);
-            if changed < u64::from(portion) {
+            if changed == 0 {
                 break;
             }
-            left -= portion;
+            left = left.saturating_sub(u32::try_from(changed).unwrap_or(u32::MAX));
             if left > 0 && self.is_stopping() {
                 return Ok(LongActEnd::Stopped(CanaryStop::Asked));
             }

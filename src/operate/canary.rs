@@ -20,6 +20,12 @@ const OF_MESSAGE_MAX: u32 = 1_000;
 /// How often the state of a step is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
 
+/// How often a step is tried while other transactions have locked all its rows. Those that stay locked are not replayed.
+const LOCKED_TRIES: u32 = 5;
+
+/// How many rows beyond a step are tried, while those before them are locked.
+const LOCKED_ROWS: u32 = 100;
+
 /// The pauses before a read is tried again after a transient error.
 const READ_PAUSES: [Duration; 5] = [
     Duration::from_millis(200),
@@ -129,7 +135,7 @@ impl<B: Backend> Operator<B> {
 
 /// The rows of a canary: how the next ones are found and replayed, and what becomes of them.
 pub(super) trait Steps: Send {
-    /// Replays at most `step` further rows. Returns how many were found; none at the end.
+    /// Replays at most `step` further rows. Returns how many; none at the end.
     fn next(&mut self, step: u32) -> impl Future<Output = Result<usize>> + Send;
 
     /// What has become of the rows of the last step.
@@ -203,56 +209,91 @@ struct DeliverySteps<'a, B: Backend, F> {
 }
 
 impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> DeliverySteps<'_, B, F> {
-    /// Replays the longest poisoned deliveries. Returns those that it found.
-    async fn replay_poisoned(&self, step: u32) -> Result<Vec<DeliverySummary>> {
-        let find = || async { self.operator.deliveries(&(self.filter)(), Some(State::Poisoned), step).await };
-        let mut fresh = patiently(find).await?;
-        // Deliveries that failed again sort behind all that were not replayed yet. They are not replayed twice.
-        let tried = fresh.iter().position(|found| self.is_seen(found));
-        fresh.truncate(tried.unwrap_or(fresh.len()));
-        if !fresh.is_empty() {
-            self.operator.replay(&(self.filter)(), u32::try_from(fresh.len()).unwrap_or(step)).await?;
+    /// The deliveries that were not replayed yet, at most `rows`: the longest poisoned, or those of the filter's message.
+    async fn fresh(&self, rows: u32) -> Result<Vec<DeliverySummary>> {
+        let (state, rows) = match (self.filter)().message_id {
+            Some(_) => (None, OF_MESSAGE_MAX),
+            None => (Some(State::Poisoned), rows),
+        };
+        let mut fresh = patiently(|| async { self.operator.deliveries(&(self.filter)(), state, rows).await }).await?;
+        if state.is_some() {
+            // Deliveries that failed again sort behind all that were not replayed yet. They are not replayed twice.
+            let tried = fresh.iter().position(|found| self.seen.contains(&row_of(found)));
+            fresh.truncate(tried.unwrap_or(fresh.len()));
         }
+        fresh.retain(|found| {
+            matches!(found.state, State::Poisoned | State::Discarded) && !self.seen.contains(&row_of(found))
+        });
         Ok(fresh)
     }
 
-    /// Replays poisoned and discarded deliveries of a message. Returns those that it found. They are replayed one by
-    /// one, because a replay of several takes them in the order of their handlers, and would begin again with those
-    /// that failed again.
-    async fn replay_of_message(&self, step: u32) -> Result<Vec<DeliverySummary>> {
-        let find = || async { self.operator.deliveries(&(self.filter)(), None, OF_MESSAGE_MAX).await };
-        let mut fresh = patiently(find).await?;
-        fresh.retain(|found| matches!(found.state, State::Poisoned | State::Discarded) && !self.is_seen(found));
-        fresh.truncate(step as usize);
-        for found in &fresh {
-            let (source, handler_key) = (found.source.clone(), found.handler_key.clone());
-            self.operator.replay(&DeliveryFilter { source, handler_key, ..(self.filter)() }, 1).await?;
-        }
-        Ok(fresh)
+    /// Replays these deliveries in one action, and returns those that were replayed.
+    async fn replay_at_once(&self, found: Vec<DeliverySummary>) -> Result<Vec<DeliverySummary>> {
+        self.operator.replay(&(self.filter)(), u32::try_from(found.len()).unwrap_or(u32::MAX)).await?;
+        let before = found.iter().map(|found| (row_of(found), found.replays)).collect();
+        let states = patiently(|| self.replayed_since(&before)).await?;
+        let replayed: HashSet<_> = states.iter().map(|row| (row.message_seq, row.handler_id)).collect();
+        Ok(found.into_iter().filter(|found| replayed.contains(&row_of(found))).collect())
     }
 
-    fn is_seen(&self, found: &DeliverySummary) -> bool {
-        self.seen.contains(&(found.message_seq, found.handler_id))
+    /// Replays these deliveries one by one until `step` of them were replayed, and returns those. An action on several
+    /// deliveries of a message would begin again with those that failed again, and one on the longest poisoned would
+    /// select locked ones again.
+    async fn replay_each(&self, found: Vec<DeliverySummary>, step: u32) -> Result<Vec<DeliverySummary>> {
+        let mut replayed = Vec::new();
+        // A delivery whose message is gone cannot be named in an action.
+        for found in found.into_iter().filter(|found| found.message_id.is_some() && found.handler_key.is_some()) {
+            if replayed.len() >= step as usize {
+                break;
+            }
+            let DeliverySummary { message_id, source, handler_key, .. } = found.clone();
+            let filter = DeliveryFilter { message_id, source, handler_key, ..(self.filter)() };
+            if self.operator.replay(&filter, 1).await? > 0 {
+                replayed.push(found);
+            }
+        }
+        Ok(replayed)
+    }
+
+    /// The states of those of these rows that were replayed since they had this number of replays. The others were locked,
+    /// or another person or process has changed them, and do not count.
+    async fn replayed_since(&self, before: &HashMap<(i64, i16), i32>) -> Result<Vec<ReplayState>> {
+        let rows: Vec<(i64, i16)> = before.keys().copied().collect();
+        let mut states = self.operator.store.backend.replay_states(&rows).await?;
+        states.retain(|row| row.replays > before[&(row.message_seq, row.handler_id)]);
+        Ok(states)
     }
 }
 
+fn row_of(found: &DeliverySummary) -> (i64, i16) {
+    (found.message_seq, found.handler_id)
+}
+
 impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> Steps for DeliverySteps<'_, B, F> {
+    /// A replay skips deliveries that another transaction has locked: accept locks the poisoned head of an order key,
+    /// for example. Only those that were replayed count as seen, so the others are found again.
     async fn next(&mut self, step: u32) -> Result<usize> {
-        let fresh = match (self.filter)().message_id {
-            Some(_) => self.replay_of_message(step).await?,
-            None => self.replay_poisoned(step).await?,
-        };
-        self.replays = fresh.iter().map(|found| ((found.message_seq, found.handler_id), found.replays)).collect();
-        self.seen.extend(self.replays.keys().copied());
-        Ok(fresh.len())
+        let is_of_message = (self.filter)().message_id.is_some();
+        for tries in 0..LOCKED_TRIES {
+            let is_by_name = is_of_message || tries > 0;
+            let fresh = self.fresh(if is_by_name { step.saturating_add(LOCKED_ROWS) } else { step }).await?;
+            if fresh.is_empty() {
+                return Ok(0);
+            }
+            let replayed =
+                if is_by_name { self.replay_each(fresh, step).await? } else { self.replay_at_once(fresh).await? };
+            if !replayed.is_empty() {
+                self.replays = replayed.iter().map(|found| (row_of(found), found.replays)).collect();
+                self.seen.extend(self.replays.keys().copied());
+                return Ok(replayed.len());
+            }
+            tokio::time::sleep(POLL_EVERY).await;
+        }
+        Ok(0)
     }
 
     async fn look(&self) -> Result<Vec<Became>> {
-        let rows: Vec<(i64, i16)> = self.replays.keys().copied().collect();
-        let mut ours = self.operator.store.backend.replay_states(&rows).await?;
-        // A row without a new replay was changed by another person or process in between, and does not count.
-        ours.retain(|row| row.replays > self.replays[&(row.message_seq, row.handler_id)]);
-        Ok(ours.iter().map(Became::of).collect())
+        Ok(self.replayed_since(&self.replays).await?.iter().map(Became::of).collect())
     }
 }
 

@@ -1,14 +1,19 @@
 //! Backfills, replays and accepts that run concurrently on the same rows, and on a server whose sequences lag. SQLite
 //! has one writer, and takes the next number from the table itself.
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use wharf::operate::{Backfill, QuarantineFilter};
+use wharf::operate::{Backfill, Canary, DeliveryFilter, QuarantineFilter};
 use wharf::order::OrderKey;
-use wharf::{Identity, Inbox, Postgres, Record};
+use wharf::{Failure, Identity, Inbox, Postgres, Record};
 
 use super::refused::ACCEPTED;
 use super::scene::{Runs, Scene, record, records, within};
+use crate::dashboard::forms::{ended, form, send};
+use crate::dashboard::served::Served;
 use support::events::Events;
 
 const WAITS: &str = "SELECT (count(*) > 0)::int::bigint FROM pg_stat_activity
@@ -151,4 +156,49 @@ async fn a_step_of_a_backfill_in_sql_refuses_an_ordered_handler() {
         let message = refused.as_db_error().unwrap().message();
         assert!(message.starts_with(&format!("cannot backfill {key}: it is ordered")), "{message}");
     }
+}
+
+// Accept locks the poisoned head of an order key, and a person may have a transaction open.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_delivery_ends_neither_a_canary_nor_a_bulk_discard() {
+    let (scene, is_mended) = (Scene::new().await, Arc::new(AtomicBool::new(false)));
+    let mended = Arc::clone(&is_mended);
+    let answer = move |_: &_| if mended.load(Ordering::SeqCst) { Ok(()) } else { Err(Failure::poison("broken")) };
+    let inbox = scene.inbox().subscribe("orders", Runs::new().answering("stock", answer)).build().unwrap();
+    inbox.accept(record("oldest")).await.unwrap();
+    inbox.drain().await.unwrap();
+    inbox.accept_all(records(1_100)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let mut other = scene.database.client().await;
+    let locking = other.transaction().await.unwrap();
+    let oldest =
+        "SELECT 1 FROM inbox_delivery WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'oldest')
+                  FOR NO KEY UPDATE";
+    assert_eq!(locking.execute(oldest, &[]).await.unwrap(), 1);
+
+    let served = Served::on(&scene).await;
+    let discard = form(&served.address, "verb=discard&handler=stock").await;
+    let end = ended(&served.address, &send(&served.address, &discard).await).await;
+    assert_eq!(end, "finished: 1,100 discarded");
+
+    inbox.accept_all((0..39).map(|number| record(&format!("more-{number}")))).await.unwrap();
+    inbox.drain().await.unwrap();
+    assert_eq!(scene.count("inbox_poisoned").await, 40);
+    is_mended.store(true, Ordering::SeqCst);
+    let running = inbox.start().await.unwrap();
+    let (operator, canary) = (scene.store.operate(), Canary::default().steps([1, 10, 20]));
+    let of_stock = DeliveryFilter::default().handler_key("stock");
+    let mut steps = Vec::new();
+    let on_progress = |progress: &wharf::operate::CanaryProgress| {
+        steps.push(progress.replayed);
+        ControlFlow::Continue(())
+    };
+    let end = operator.replay_canary(&of_stock, 100, &canary, on_progress).await.unwrap();
+    assert_eq!((end.replayed, end.done, end.failed, end.stopped), (39, 39, 0, None));
+    assert_eq!(steps[0], 1, "{steps:?}");
+    assert_eq!(scene.count("inbox_poisoned").await, 1);
+    locking.rollback().await.unwrap();
+    let end = operator.replay_canary(&of_stock, 100, &canary, |_| ControlFlow::Continue(())).await.unwrap();
+    assert_eq!((end.replayed, end.done), (1, 1));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
