@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::Router;
-use axum::extract::{OriginalUri, Request, State};
+use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -17,6 +17,7 @@ use axum::routing::{get, post};
 
 use super::access::Visitor;
 use super::app::App;
+use super::base::Base;
 use super::refusal::Refusal;
 use super::{assets, pages, text};
 use crate::store::Backend;
@@ -29,8 +30,7 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 #[derive(Clone)]
 pub(super) struct Visit {
     pub(super) visitor: Visitor,
-    /// The path that the dashboard is nested at, without a trailing slash. Empty at the root.
-    pub(super) base: String,
+    pub(super) base: Base,
 }
 
 pub(super) fn router<B: Backend>(app: Arc<App<B>>) -> Router {
@@ -61,7 +61,7 @@ pub(super) fn router<B: Backend>(app: Arc<App<B>>) -> Router {
 
 async fn pass<B: Backend>(State(app): State<Arc<App<B>>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    let base = base(&parts);
+    let base = Base::of(&parts);
     let mut response = match admit(&app, &parts, &base) {
         Ok(visitor) => {
             parts.extensions.insert(Visit { visitor, base: base.clone() });
@@ -89,7 +89,7 @@ async fn pass<B: Backend>(State(app): State<Arc<App<B>>>, request: Request, next
 }
 
 /// The visitor, or why the request is refused.
-fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &str) -> Result<Visitor, Box<Response>> {
+fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &Base) -> Result<Visitor, Box<Response>> {
     let refuse = |refusal: Refusal| Box::new(refusal.into_response());
     let host = host(parts).unwrap_or_default();
     if !is_known_host(host, &app.hosts) {
@@ -108,8 +108,8 @@ fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &str) -> Result<Visitor,
     match (visitor.may_look, app.access.asks_for_a_token()) {
         (false, true) if !is_write && path != "/live" => {
             let wanted = parts.uri.path_and_query().map_or("/", |wanted| wanted.as_str());
-            let login = format!("{base}/login?next={}", text::encode(wanted));
-            return Err(Box::new(Redirect::to(&login).into_response()));
+            let login = format!("/login?next={}", text::encode(wanted));
+            return Err(Box::new(Redirect::to(&base.to(&login)).into_response()));
         }
         (false, _) => return Err(refuse(Refusal::new(StatusCode::UNAUTHORIZED, "you have no right to view this"))),
         (true, _) => {}
@@ -118,13 +118,6 @@ fn admit<B: Backend>(app: &App<B>, parts: &Parts, base: &str) -> Result<Visitor,
         return Err(refuse(Refusal::forbidden("you have no right to act")));
     }
     Ok(visitor)
-}
-
-/// The part of the path that an outer router has stripped.
-fn base(parts: &Parts) -> String {
-    let inner = parts.uri.path();
-    let outer = parts.extensions.get::<OriginalUri>().map_or(inner, |original| original.path());
-    outer.strip_suffix(inner).unwrap_or(outer).trim_end_matches('/').to_owned()
 }
 
 fn host(parts: &Parts) -> Option<&str> {
@@ -167,12 +160,12 @@ fn is_same_origin(headers: &HeaderMap, host: &str) -> bool {
 #[derive(Template)]
 #[template(path = "refusal.html")]
 struct RefusalPage<'a> {
-    base: &'a str,
+    base: &'a Base,
     status: String,
     what: &'a str,
 }
 
-fn refusal_page(refusal: &Refusal, base: &str) -> Response {
+fn refusal_page(refusal: &Refusal, base: &Base) -> Response {
     let page = RefusalPage { base, status: refusal.status.to_string(), what: &refusal.what };
     let mut response = pages::html(&page);
     *response.status_mut() = refusal.status;

@@ -10,6 +10,7 @@
 mod access;
 mod app;
 mod assets;
+mod base;
 mod bound;
 mod decoding;
 mod groups;

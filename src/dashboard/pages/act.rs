@@ -87,7 +87,7 @@ pub(in super::super) async fn act<B: Backend>(
     };
     // The page that follows shows what has changed.
     app.sampler.refreshed().await;
-    Ok(Redirect::to(&format!("{}{path}", visit.base)).into_response())
+    Ok(Redirect::to(&visit.base.to(&path)).into_response())
 }
 
 async fn on_deliveries<B: Backend>(app: &App<B>, visit: &Visit, asked: &ActForm) -> Result<String, Refusal> {

@@ -82,7 +82,7 @@ pub(in super::super) async fn stop<B: Backend>(
     Path(id): Path<u64>,
 ) -> Page {
     app.jobs.find(id)?.stop();
-    Ok(Redirect::to(&format!("{}/jobs/{id}", visit.base)).into_response())
+    Ok(Redirect::to(&visit.base.to(&format!("/jobs/{id}"))).into_response())
 }
 
 impl JobView {

@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::super::access::COOKIE;
 use super::super::app::App;
+use super::super::base::Base;
 use super::super::guard::Visit;
 use super::html;
 use crate::store::Backend;
@@ -33,7 +34,7 @@ pub(in super::super) struct LoginForm {
 #[derive(Template)]
 #[template(path = "login.html")]
 struct LoginPage {
-    base: String,
+    base: Base,
     next: String,
     name: String,
     /// Why the visitor was not let in.
@@ -67,9 +68,8 @@ pub(in super::super) async fn log_in<B: Backend>(
     };
     // Not `Secure`: this server does not know whether a proxy in front of it uses TLS, and without TLS the browser
     // would not send the cookie. There the token itself was sent without TLS too.
-    let path = if visit.base.is_empty() { "/" } else { &visit.base };
-    let cookie = format!("{COOKIE}={session}; Path={path}; HttpOnly; SameSite=Lax");
-    ([(header::SET_COOKIE, cookie)], Redirect::to(&format!("{}{}", visit.base, own_path(&next)))).into_response()
+    let cookie = format!("{COOKIE}={session}; Path={}; HttpOnly; SameSite=Lax", visit.base.cookie_path());
+    ([(header::SET_COOKIE, cookie)], Redirect::to(&visit.base.to(own_path(&next)))).into_response()
 }
 
 /// The page that the visitor requested, if it is a page of the dashboard.

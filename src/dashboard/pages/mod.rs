@@ -23,6 +23,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::app::App;
+use super::base::Base;
 use super::guard::Visit;
 use super::refusal::Refusal;
 use super::sampler::Snapshot;
@@ -34,7 +35,7 @@ type Page = std::result::Result<Response, Refusal>;
 
 /// The frame around every page: its title, the menu with counts, and the rights of the visitor.
 struct Frame {
-    base: String,
+    base: Base,
     title: &'static str,
     /// The path of the page's event stream, below the base.
     live: String,
