@@ -19,6 +19,7 @@ mod exit;
 mod filter;
 mod handlers;
 mod ledger;
+mod meant;
 mod migrate;
 mod observe;
 mod outbox;

@@ -7,14 +7,12 @@ use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::filter::{self, AgeOptions};
+use crate::meant::{Meant, rows_to_read};
 use crate::output::{Output, brief, cell, maybe, number, text, word};
 use crate::record::{self, PayloadOption};
 use crate::replay::Acting;
 use crate::session::Session;
 use crate::when;
-
-/// Counting of records beyond the limit stops here.
-const COUNT_MAX: u32 = 10_000;
 
 #[derive(Debug, Subcommand)]
 pub enum OutboxCommand {
@@ -186,46 +184,46 @@ async fn act<B: Backend>(
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
-    let mut meant = session.operator().outbox(&filter, acting.limit.max(COUNT_MAX)).await?;
-    meant.retain(|record| match verb {
+    let found = session.operator().outbox(&filter, rows_to_read(acting.limit)).await?;
+    let meant = Meant::of(found, acting.limit, |record| match verb {
         "replay" => record.state != OutboxState::Waiting,
         _ => matches!(record.state, OutboxState::Waiting | OutboxState::Poisoned),
     });
-    let beyond = meant.len().saturating_sub(acting.limit as usize);
-    meant.truncate(acting.limit as usize);
-    let (output, count, is_dry_run) = (session.output, meant.len(), acting.confirming.is_dry_run);
+    let (output, count, is_dry_run) = (session.output, meant.rows.len(), acting.confirming.is_dry_run);
     if is_dry_run || count == 0 {
         match (output.is_json, count) {
             (true, _) => output.document(&json!({
-                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": beyond, "records": meant,
+                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": meant.beyond, "records": meant.rows,
             }))?,
             (false, 0) => output.line(format!("there is nothing to {verb}"))?,
             (false, _) => {
-                table(output, &meant)?;
-                output.line(format!("would {verb} {count}; {beyond} more remain"))?;
+                table(output, &meant.rows)?;
+                output.line(format!("would {verb} {count}; {}", meant.remain(meant.beyond)))?;
             }
         }
         return Ok(Exit::Well);
     }
     if !output.is_json {
-        table(output, &meant[..count.min(10)])?;
+        table(output, &meant.rows[..count.min(10)])?;
     }
     acting.confirming.ask(&format!("{verb} {count} records?"))?;
     let operator = session.acting(acting.confirming.because.as_ref());
     let changed = match verb {
-        "replay" => operator.replay_outbox(&filter, acting.limit).await?,
-        _ => operator.discard_outbox(&filter, acting.limit).await?,
+        "replay" => operator.replay_outbox(&filter, meant.limit()).await?,
+        _ => operator.discard_outbox(&filter, meant.limit()).await?,
     };
     match output.is_json {
         true => {
-            output.document(&json!({ "action": verb, "dry_run": false, "affected": changed, "remaining": beyond }))?;
+            output.document(
+                &json!({ "action": verb, "dry_run": false, "affected": changed, "remaining": meant.beyond }),
+            )?;
         }
         false => {
             output.line(format!("{verb}: {changed} records"))?;
-            if beyond > 0 {
-                output.line(format!("{beyond} more remain"))?;
+            if meant.beyond > 0 {
+                output.line(meant.remain(meant.beyond))?;
             }
         }
     }
-    Ok(if beyond > 0 { Exit::Partly } else { Exit::Well })
+    Ok(if meant.beyond > 0 { Exit::Partly } else { Exit::Well })
 }

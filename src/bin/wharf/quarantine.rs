@@ -11,6 +11,7 @@ use wharf::store::Backend;
 use crate::decoded::DecodingOptions;
 use crate::exit::{Exit, Failure};
 use crate::filter::{self, QuarantineOptions};
+use crate::meant::{Meant, rows_to_read};
 use crate::output::{Output, brief, cell, maybe, number, text, word};
 use crate::record::{self, PayloadOption};
 use crate::replay::Acting;
@@ -19,7 +20,7 @@ use crate::when;
 
 /// How often the result of a replay is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
-/// How many records each poll examines, and where counting beyond the limit stops.
+/// How many records each poll examines.
 const READ_ROWS_MAX: u32 = 10_000;
 
 #[derive(Debug, Subcommand)]
@@ -69,7 +70,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -
                 return Ok(Exit::Well);
             };
             let operator = session.acting(acting.confirming.because.as_ref());
-            let asked = operator.replay_quarantined(&meant.filter, acting.limit).await?;
+            let asked = operator.replay_quarantined(&meant.filter, meant.records.limit()).await?;
             let results = replay_results(session, &meant, wait).await?;
             meant.report_replayed(session.output, asked, &results)
         }
@@ -78,7 +79,7 @@ pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -
                 return Ok(Exit::Well);
             };
             let operator = session.acting(acting.confirming.because.as_ref());
-            let discarded = operator.discard_quarantined(&meant.filter, acting.limit).await?;
+            let discarded = operator.discard_quarantined(&meant.filter, meant.records.limit()).await?;
             meant.report_discarded(session.output, discarded)
         }
     }
@@ -159,9 +160,7 @@ async fn show<B: Backend>(
 /// The records that an action changes.
 struct MatchingRecords {
     filter: QuarantineFilter,
-    records: Vec<QuarantineSummary>,
-    /// How many match beyond the limit. Counting stops at `READ_ROWS_MAX`.
-    beyond: usize,
+    records: Meant<QuarantineSummary>,
 }
 
 /// The matching records, once the person has confirmed. None when there is nothing to do.
@@ -174,28 +173,27 @@ async fn agreed<B: Backend>(
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
-    let mut records = session.operator().quarantined(&filter, acting.limit.max(READ_ROWS_MAX)).await?;
-    let beyond = records.len().saturating_sub(acting.limit as usize);
-    records.truncate(acting.limit as usize);
-    let (output, count, is_dry_run) = (session.output, records.len(), acting.confirming.is_dry_run);
+    let found = session.operator().quarantined(&filter, rows_to_read(acting.limit)).await?;
+    let meant = Meant::of(found, acting.limit, |_| true);
+    let (output, count, is_dry_run) = (session.output, meant.rows.len(), acting.confirming.is_dry_run);
     if is_dry_run || count == 0 {
         match (output.is_json, count) {
             (true, _) => output.document(&json!({
-                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": beyond, "records": records,
+                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": meant.beyond, "records": meant.rows,
             }))?,
             (false, 0) => output.line(format!("there is nothing to {verb}"))?,
             (false, _) => {
-                table(output, &records)?;
-                output.line(format!("would {verb} {count}; {beyond} more remain"))?;
+                table(output, &meant.rows)?;
+                output.line(format!("would {verb} {count}; {}", meant.remain(meant.beyond)))?;
             }
         }
         return Ok(None);
     }
     if !output.is_json {
-        table(output, &records[..count.min(10)])?;
+        table(output, &meant.rows[..count.min(10)])?;
     }
     acting.confirming.ask(&format!("{verb} {count} records?"))?;
-    Ok(Some(MatchingRecords { filter, records, beyond }))
+    Ok(Some(MatchingRecords { filter, records: meant }))
 }
 
 /// The results of a requested replay.
@@ -211,7 +209,7 @@ async fn replay_results<B: Backend>(
     meant: &MatchingRecords,
     wait: Duration,
 ) -> Result<ReplayResults, Failure> {
-    let ids: HashSet<i64> = meant.records.iter().map(|record| record.id).collect();
+    let ids: HashSet<i64> = meant.records.rows.iter().map(|record| record.id).collect();
     let deadline = Instant::now() + wait;
     // The reason may have changed, so the filter must not contain it.
     let mut filter = QuarantineFilter::default();
@@ -236,11 +234,11 @@ async fn replay_results<B: Backend>(
 impl MatchingRecords {
     fn report_replayed(&self, output: Output, asked: u64, results: &ReplayResults) -> Result<Exit, Failure> {
         let ReplayResults { left, stayed, waiting } = results;
-        let is_whole = stayed.is_empty() && *waiting == 0 && self.beyond == 0;
+        let is_whole = stayed.is_empty() && *waiting == 0 && self.records.beyond == 0;
         let exit = if is_whole { Exit::Well } else { Exit::Partly };
         if output.is_json {
             output.document(&json!({
-                "action": "replay", "dry_run": false, "affected": asked, "remaining": self.beyond,
+                "action": "replay", "dry_run": false, "affected": asked, "remaining": self.records.beyond,
                 "left_quarantine": left, "stayed": stayed, "waiting": waiting,
             }))?;
             return Ok(exit);
@@ -263,17 +261,20 @@ impl MatchingRecords {
     fn report_discarded(&self, output: Output, discarded: u64) -> Result<Exit, Failure> {
         match output.is_json {
             true => output.document(
-                &json!({ "action": "discard", "dry_run": false, "affected": discarded, "remaining": self.beyond }),
+                &json!({ "action": "discard", "dry_run": false, "affected": discarded, "remaining": self.records.beyond }),
             )?,
             false => {
                 output.line(format!("discard: {discarded} records"))?;
                 self.report_beyond(output)?;
             }
         }
-        Ok(if self.beyond > 0 { Exit::Partly } else { Exit::Well })
+        Ok(if self.records.beyond > 0 { Exit::Partly } else { Exit::Well })
     }
 
     fn report_beyond(&self, output: Output) -> std::io::Result<()> {
-        if self.beyond > 0 { output.line(format!("{} more remain", self.beyond)) } else { Ok(()) }
+        match self.records.beyond {
+            0 => Ok(()),
+            beyond => output.line(self.records.remain(beyond)),
+        }
     }
 }

@@ -15,13 +15,12 @@ use crate::confirm::Confirming;
 use crate::deliveries::poisoned_table;
 use crate::exit::{Exit, Failure};
 use crate::filter;
+use crate::meant::{Meant, rows_to_read};
 use crate::progress;
 use crate::session::Session;
 
 /// How many rows are shown before the confirmation. `--dry-run` shows all.
 const SHOWN_MAX: usize = 10;
-/// Counting of the remaining deliveries stops here.
-const COUNT_MAX: u32 = 10_000;
 
 /// An action on many rows.
 #[derive(Debug, Args)]
@@ -50,15 +49,6 @@ pub struct CanaryArguments {
     wait: Option<Duration>,
 }
 
-/// The deliveries that an action would change now.
-struct MatchingDeliveries {
-    deliveries: Vec<DeliverySummary>,
-    /// How many match beyond the limit. Counting stops at `COUNT_MAX`.
-    beyond: usize,
-    /// Whether counting reached the end of the matches.
-    is_counted: bool,
-}
-
 pub async fn replay<B: Backend>(
     session: &Session<B>,
     mut filter: DeliveryFilter,
@@ -68,19 +58,19 @@ pub async fn replay<B: Backend>(
     let states = [State::Poisoned, State::Discarded];
     let Some(meant) = agreed(session, &mut filter, acting, "replay", &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
-    let Some(canary) = canary.watch(acting.limit) else {
-        let replayed = operator.replay(&filter, acting.limit).await?;
-        return meant.report(session, "replay", replayed, None);
+    let Some(canary) = canary.watch(meant.limit()) else {
+        let replayed = operator.replay(&filter, meant.limit()).await?;
+        return report(session, &meant, "replay", replayed, None);
     };
-    let bar = progress::of(session.output, Some(meant.deliveries.len() as u64), "replayed");
+    let bar = progress::of(session.output, Some(meant.rows.len() as u64), "replayed");
     let on_progress = |progress: &CanaryProgress| {
         bar.set_position(progress.done + progress.failed);
         bar.set_message(format!("{} done, {} failed", progress.done, progress.failed));
         ControlFlow::Continue(())
     };
-    let progress = operator.replay_canary(&filter, acting.limit, &canary, on_progress).await?;
+    let progress = operator.replay_canary(&filter, meant.limit(), &canary, on_progress).await?;
     bar.finish_and_clear();
-    meant.report(session, "replay", progress.replayed, Some(&progress))
+    report(session, &meant, "replay", progress.replayed, Some(&progress))
 }
 
 pub async fn discard<B: Backend>(
@@ -91,8 +81,8 @@ pub async fn discard<B: Backend>(
     let states = [State::Poisoned, State::Pending];
     let Some(meant) = agreed(session, &mut filter, acting, "discard", &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
-    let discarded = operator.discard(&filter, acting.limit).await?;
-    meant.report(session, "discard", discarded, None)
+    let discarded = operator.discard(&filter, meant.limit()).await?;
+    report(session, &meant, "discard", discarded, None)
 }
 
 /// The matching deliveries, once the person has confirmed. None when there is nothing to do.
@@ -102,28 +92,31 @@ async fn agreed<B: Backend>(
     acting: &Acting,
     verb: &str,
     states: &[State],
-) -> Result<Option<MatchingDeliveries>, Failure> {
+) -> Result<Option<Meant<DeliverySummary>>, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(filter)?;
     acting.confirming.check()?;
-    let meant = MatchingDeliveries::find(session, filter, acting.limit, states).await?;
+    // With a message id, deliveries in other states match too, and they are few.
+    let state = if filter.message_id.is_some() { None } else { Some(State::Poisoned) };
+    let found = session.operator().deliveries(filter, state, rows_to_read(acting.limit)).await?;
+    let meant = Meant::of(found, acting.limit, |one| states.contains(&one.state));
     let output = session.output;
-    let count = meant.deliveries.len();
+    let count = meant.rows.len();
     if acting.confirming.is_dry_run || count == 0 {
         match output.is_json {
             true => output.document(&json!({
-                "action": verb, "dry_run": acting.confirming.is_dry_run, "meant": count, "remaining": meant.beyond, "deliveries": meant.deliveries,
+                "action": verb, "dry_run": acting.confirming.is_dry_run, "meant": count, "remaining": meant.beyond, "deliveries": meant.rows,
             }))?,
             false if count == 0 => output.line(format!("there is nothing to {verb}"))?,
             false => {
-                poisoned_table(output, &meant.deliveries)?;
-                output.line(format!("would {verb} {count}; {} more remain", meant.left(meant.beyond)))?;
+                poisoned_table(output, &meant.rows)?;
+                output.line(format!("would {verb} {count}; {}", meant.remain(meant.beyond)))?;
             }
         }
         return Ok(None);
     }
     if !output.is_json {
-        poisoned_table(output, &meant.deliveries[..count.min(SHOWN_MAX)])?;
+        poisoned_table(output, &meant.rows[..count.min(SHOWN_MAX)])?;
         if count > SHOWN_MAX {
             output.line(format!("… and {} more", count - SHOWN_MAX))?;
         }
@@ -132,69 +125,47 @@ async fn agreed<B: Backend>(
     Ok(Some(meant))
 }
 
-impl MatchingDeliveries {
-    async fn find<B: Backend>(
-        session: &Session<B>,
-        filter: &DeliveryFilter,
-        limit: u32,
-        states: &[State],
-    ) -> Result<Self, Failure> {
-        // With a message id, deliveries in other states match too, and they are few.
-        let state = if filter.message_id.is_some() { None } else { Some(State::Poisoned) };
-        let rows_max = limit.max(COUNT_MAX).saturating_add(1);
-        let mut deliveries = session.operator().deliveries(filter, state, rows_max).await?;
-        let is_counted = deliveries.len() < rows_max as usize;
-        deliveries.retain(|one| states.contains(&one.state));
-        let beyond = deliveries.len().saturating_sub(limit as usize);
-        deliveries.truncate(limit as usize);
-        Ok(Self { deliveries, beyond, is_counted })
+/// Says what the action has changed, and what remains.
+fn report<B: Backend>(
+    session: &Session<B>,
+    meant: &Meant<DeliverySummary>,
+    verb: &str,
+    affected: u64,
+    watched: Option<&CanaryProgress>,
+) -> Result<Exit, Failure> {
+    let affected = usize::try_from(affected).unwrap_or(usize::MAX);
+    let left = (meant.rows.len() + meant.beyond).saturating_sub(affected);
+    let stopped = watched.and_then(|progress| progress.stopped);
+    let has_failed = watched.is_some_and(|progress| progress.failed > 0);
+    let exit = if left > 0 || stopped.is_some() || has_failed { Exit::Partly } else { Exit::Well };
+    if session.output.is_json {
+        let mut report = json!({
+            "action": verb, "dry_run": false, "meant": meant.rows.len(), "affected": affected, "remaining": left,
+        });
+        if let Some(progress) = watched {
+            report["done"] = progress.done.into();
+            report["failed"] = progress.failed.into();
+            report["stopped"] = json!(stopped);
+        }
+        session.output.document(&report)?;
+        return Ok(exit);
     }
-
-    fn left(&self, left: usize) -> String {
-        format!("{left}{}", if self.is_counted { "" } else { " or more" })
+    session.output.line(format!("{verb}: {affected} deliveries"))?;
+    if let Some(CanaryProgress { replayed, done, failed, .. }) = watched {
+        let waiting = replayed - done - failed;
+        session.output.line(format!("{done} done, {failed} failed again, {waiting} not run yet"))?;
     }
-
-    fn report<B: Backend>(
-        &self,
-        session: &Session<B>,
-        verb: &str,
-        affected: u64,
-        watched: Option<&CanaryProgress>,
-    ) -> Result<Exit, Failure> {
-        let affected = usize::try_from(affected).unwrap_or(usize::MAX);
-        let left = (self.deliveries.len() + self.beyond).saturating_sub(affected);
-        let stopped = watched.and_then(|progress| progress.stopped);
-        let has_failed = watched.is_some_and(|progress| progress.failed > 0);
-        let exit = if left > 0 || stopped.is_some() || has_failed { Exit::Partly } else { Exit::Well };
-        if session.output.is_json {
-            let mut report = json!({
-                "action": verb, "dry_run": false, "meant": self.deliveries.len(), "affected": affected, "remaining": left,
-            });
-            if let Some(progress) = watched {
-                report["done"] = progress.done.into();
-                report["failed"] = progress.failed.into();
-                report["stopped"] = json!(stopped);
-            }
-            session.output.document(&report)?;
-            return Ok(exit);
+    match stopped {
+        Some(CanaryStop::Failures) => {
+            session.output.line("stopped: too many failed again; the rest was not changed")?;
         }
-        session.output.line(format!("{verb}: {affected} deliveries"))?;
-        if let Some(CanaryProgress { replayed, done, failed, .. }) = watched {
-            let waiting = replayed - done - failed;
-            session.output.line(format!("{done} done, {failed} failed again, {waiting} not run yet"))?;
-        }
-        match stopped {
-            Some(CanaryStop::Failures) => {
-                session.output.line("stopped: too many failed again; the rest was not changed")?;
-            }
-            Some(CanaryStop::Waited) => session.output.line("stopped waiting: does a process run the handler?")?,
-            Some(_) | None => {}
-        }
-        if left > 0 {
-            session.output.line(format!("{} more remain", self.left(left)))?;
-        }
-        Ok(exit)
+        Some(CanaryStop::Waited) => session.output.line("stopped waiting: does a process run the handler?")?,
+        Some(_) | None => {}
     }
+    if left > 0 {
+        session.output.line(meant.remain(left))?;
+    }
+    Ok(exit)
 }
 
 impl CanaryArguments {

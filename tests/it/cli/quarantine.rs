@@ -62,3 +62,20 @@ async fn a_record_that_is_rejected_again_stays_and_a_discard_deletes_it() {
     assert_eq!(scene.count("inbox_quarantine").await, 0);
     assert_eq!(scene.count("inbox_audit WHERE action = 'discard quarantined' AND affected = 2").await, 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_beyond_the_largest_count_are_reported_as_left() {
+    let (scene, program) = scene().await;
+    let inbox = scene.inbox().subscribe("orders", Runs::new().handler("stock")).build().unwrap();
+    let more: Vec<u32> = (2..10_001).collect();
+    for numbers in more.chunks(1_000) {
+        let unidentified = numbers.iter().map(|number| Record::new("orders").with_payload(number.to_string()));
+        inbox.accept_or_quarantine(unidentified).await.unwrap();
+    }
+    let discard = ["quarantine", "discard", "--all", "--limit", "10000", "--yes"];
+    let told = program.run(&discard).await;
+    assert_eq!(told.code, 4, "{told:?}");
+    assert!(told.stdout.ends_with("discard: 10000 records\n1 or more remain\n"), "{told:?}");
+    assert_eq!(scene.count("inbox_quarantine").await, 1);
+    assert_eq!(program.run(&discard).await.code, 0);
+}

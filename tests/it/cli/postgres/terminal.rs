@@ -15,6 +15,11 @@ use crate::scene::{Runs, Scene, record};
 
 /// Answers the question on a new terminal. Returns the exit code and the output.
 fn answer(url: &str, arguments: &[&str], answer: &str) -> (Option<i32>, String) {
+    answer_when(url, arguments, answer, || ())
+}
+
+/// The same, once this function has returned, which is called when the question is there.
+fn answer_when(url: &str, arguments: &[&str], answer: &str, when: impl FnOnce()) -> (Option<i32>, String) {
     let terminal = openpty(None, None).unwrap();
     let side = || Stdio::from(terminal.slave.try_clone().unwrap());
     let mut child = Command::new(env!("CARGO_BIN_EXE_wharf"))
@@ -33,6 +38,7 @@ fn answer(url: &str, arguments: &[&str], answer: &str) -> (Option<i32>, String) 
     while !seen.ends_with(b"[y/N] ") && person.read(&mut byte).is_ok_and(|count| count == 1) {
         seen.push(byte[0]);
     }
+    when();
     // The program may have ended already; its exit code shows that.
     let _ = person.write_all(answer.as_bytes());
     let code = child.wait().unwrap().code();
@@ -54,6 +60,44 @@ async fn an_action_asks_for_confirmation_and_only_yes_executes_it() {
         assert_eq!(asked, (Some(code), "replay 1 deliveries? [y/N] ".to_owned()));
         assert_eq!(scene.count("inbox_status WHERE state = 'pending'").await, pending);
     }
+}
+
+// What comes to match while the person reads the question is not changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_action_changes_no_more_rows_than_the_question_named() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("mail", |_| Err(Failure::poison("no")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all(["a", "b"].map(record)).await.unwrap();
+    inbox.drain().await.unwrap();
+    let unidentified = |text: &'static str| Record::new("orders").with_payload(text);
+    inbox.accept_or_quarantine([unidentified("first")]).await.unwrap();
+    let url = scene.database.url();
+    for (arguments, question) in [
+        (["quarantine", "discard", "--all"], "discard 1 records? [y/N] "),
+        (["poisoned", "discard", "--all"], "discard 3 deliveries? [y/N] "),
+    ] {
+        let (asked, asking) = std::sync::mpsc::channel();
+        let (agree, agreed) = std::sync::mpsc::channel();
+        let url = url.clone();
+        let person = tokio::task::spawn_blocking(move || {
+            answer_when(&url, &arguments, "y\n", || {
+                asked.send(()).unwrap();
+                agreed.recv().unwrap();
+            })
+        });
+        tokio::task::spawn_blocking(move || asking.recv().unwrap()).await.unwrap();
+        inbox.accept_or_quarantine([unidentified(arguments[0])]).await.unwrap();
+        inbox.accept(record(arguments[0])).await.unwrap();
+        inbox.drain().await.unwrap();
+        agree.send(()).unwrap();
+        assert_eq!(person.await.unwrap(), (Some(0), question.to_owned()));
+    }
+    assert_eq!(scene.count("inbox_quarantine").await, 2);
+    assert_eq!(
+        scene.states().await,
+        ["a mail discarded", "b mail discarded", "poisoned mail poisoned", "quarantine mail discarded"]
+    );
 }
 
 /// Sends Ctrl-C to the terminal of the process. Returns the exit code.
