@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Operator, Retention};
-use crate::store::purging::{Cursor, Periods, PurgeStep, Step, Stepped};
+use crate::store::purging::{Cursor, ExpiredCount, Periods, PurgeStep, Step, Stepped};
 use crate::store::{Backend, Store};
 use crate::types::{Error, Kind, Purgeable, Purged, Result};
 
@@ -77,7 +77,8 @@ impl<B: Backend> Store<B> {
     pub async fn purgeable(&self, retention: &Retention) -> Result<Purgeable> {
         retention.check()?;
         let periods = periods(self, retention).await?;
-        let mut purgeable = Purgeable { identities: self.backend.count_forgettable().await?, ..Purgeable::default() };
+        let ExpiredCount { identities, quarantined } = self.backend.count_expired(retention.expire_quarantined).await?;
+        let mut purgeable = Purgeable { identities, quarantined, ..Purgeable::default() };
         let mut cursor = Some(i64::MIN);
         while let Some(from) = cursor {
             let (backend, periods) = (Arc::clone(&self.backend), periods.clone());

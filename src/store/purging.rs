@@ -55,8 +55,8 @@ pub trait Purging: Send + Sync {
         rows: u32,
     ) -> impl Future<Output = Result<Counted>> + Send;
 
-    /// The number of expired identities.
-    fn count_forgettable(&self) -> impl Future<Output = Result<u64>> + Send;
+    /// Counts expired identities, and records that have been in quarantine for this long. None: none of them expire.
+    fn count_expired(&self, quarantined: Option<Duration>) -> impl Future<Output = Result<ExpiredCount>> + Send;
 
     /// Whether identities must be written before their messages are deleted, or can be written in the same step.
     fn marks_first(&self) -> bool;
@@ -148,6 +148,14 @@ pub struct Step {
     /// Identities that are kept for these messages, or that `Forget` deleted.
     pub identities: u64,
     /// Records that `Expire` deleted from the quarantine.
+    pub quarantined: u64,
+}
+
+/// What expires by its own age, apart from messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExpiredCount {
+    pub identities: u64,
+    /// Records that `Expire` would delete from the quarantine.
     pub quarantined: u64,
 }
 

@@ -65,4 +65,6 @@ pub struct Purgeable {
     pub messages: u64,
     /// How many expired identities would be removed.
     pub identities: u64,
+    /// How many expired quarantined records would be removed.
+    pub quarantined: u64,
 }

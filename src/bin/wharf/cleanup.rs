@@ -51,7 +51,7 @@ pub async fn run<B: Backend>(session: &Session<B>, arguments: &CleanupArguments)
         if confirming.is_dry_run {
             return report_purgeable(session, &purgeable);
         }
-        confirming.ask(&format!("purge {} messages?", purgeable.messages))?;
+        confirming.ask(&question(&purgeable))?;
         Some(purgeable.messages)
     } else {
         None
@@ -91,15 +91,31 @@ fn waiting(purged: &Purged) -> String {
     }
 }
 
+/// Names what only people remove otherwise, with its number.
+fn question(purgeable: &Purgeable) -> String {
+    match purgeable.quarantined {
+        0 => format!("purge {} messages?", purgeable.messages),
+        records => {
+            format!("purge {} messages, and {records} quarantined records with their payloads?", purgeable.messages)
+        }
+    }
+}
+
 fn report_purgeable<B: Backend>(session: &Session<B>, purgeable: &Purgeable) -> Result<Exit, Failure> {
-    let Purgeable { messages, deliveries, identities, .. } = purgeable;
+    let Purgeable { messages, deliveries, identities, quarantined, .. } = purgeable;
     match session.output.is_json {
         true => session.output.document(&json!({
             "action": "cleanup", "dry_run": true, "messages": messages, "deliveries": deliveries, "identities_forgotten": identities,
+            "quarantined": quarantined,
         }))?,
-        false => session.output.line(format!(
-            "would purge {messages} messages with {deliveries} deliveries, and delete {identities} expired identities"
-        ))?,
+        false => {
+            session.output.line(format!(
+                "would purge {messages} messages with {deliveries} deliveries, and delete {identities} expired identities"
+            ))?;
+            if *quarantined > 0 {
+                session.output.line(format!("would purge {quarantined} quarantined records with their payloads"))?;
+            }
+        }
     }
     Ok(Exit::Well)
 }

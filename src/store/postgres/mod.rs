@@ -47,7 +47,7 @@ use diesel_async::pooled_connection::deadpool::{Object, Pool};
 use tokio::runtime::Handle;
 
 use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
-use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
+use super::purging::{Counted, ExpiredCount, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Accepted, Answers, Backlog, BlockedHandlers, ClaimId, ClaimRequest, Claims, HandlerIds, Lost,
@@ -390,8 +390,8 @@ impl Purging for Postgres {
         act!(self, conn => purge::count_purgeable(&mut conn, periods, cursor, rows))
     }
 
-    async fn count_forgettable(&self) -> Result<u64> {
-        act!(self, conn => purge::count_forgettable(&mut conn))
+    async fn count_expired(&self, quarantined: Option<Duration>) -> Result<ExpiredCount> {
+        act!(self, conn => purge::count_expired(&mut conn, quarantined))
     }
 
     fn marks_first(&self) -> bool {

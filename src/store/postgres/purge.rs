@@ -23,12 +23,14 @@ use super::process::millis;
 use super::statement::only_row;
 use crate::store::counts::{count, limit};
 use crate::store::purging::{
-    BLOCK, BLOCKS_MAX, Counted, Cursor, LATE, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped, UNUSED,
+    BLOCK, BLOCKS_MAX, Counted, Cursor, ExpiredCount, LATE, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped,
+    UNUSED,
 };
 use crate::types::Result;
 use statements::{
-    ByIndex, Count, CountRow, ExpireQuarantined, Forget, ForgetUnused, Forgettable, IdsOfKey, IsSettled, Lock,
-    MakeLease, Mark, NoteKept, NoteWalked, ReleaseLease, Remove, RemoveRow, TakeLease, WalkFresh, WalkKept, WalkRow,
+    ByIndex, Count, CountRow, ExpireQuarantined, ExpiredQuarantined, Forget, ForgetUnused, Forgettable, IdsOfKey,
+    IsSettled, Lock, MakeLease, Mark, NoteKept, NoteWalked, ReleaseLease, Remove, RemoveRow, TakeLease, WalkFresh,
+    WalkKept, WalkRow,
 };
 
 /// The step that writes identities takes less: at most two statements of 20 seconds, and its commit.
@@ -287,9 +289,14 @@ pub(super) async fn count_purgeable(
     Ok(Counted { cursor: last.filter(|_| !is_at_end), deliveries: count(deliveries), messages: count(messages) })
 }
 
-pub(super) async fn count_forgettable(conn: &mut AsyncPgConnection) -> Result<u64> {
-    let counted = Forgettable {}.load(conn).await.and_then(only_row);
-    counted.map(count).map_err(database("cannot count the expired identities"))
+pub(super) async fn count_expired(conn: &mut AsyncPgConnection, quarantined: Option<Duration>) -> Result<ExpiredCount> {
+    let identities = Forgettable {}.load(conn).await.and_then(only_row);
+    let identities = count(identities.map_err(database("cannot count the expired identities"))?);
+    // A role that expires none needs no right to read them.
+    let Some(older_than) = quarantined else { return Ok(ExpiredCount { identities, quarantined: 0 }) };
+    let records = ExpiredQuarantined { older_than_ms: millis(older_than) }.load(conn).await.and_then(only_row);
+    let records = records.map_err(database("cannot count the expired quarantined records"))?;
+    Ok(ExpiredCount { identities, quarantined: count(records) })
 }
 
 pub(super) async fn ids_of_keys(conn: &mut AsyncPgConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {

@@ -47,7 +47,7 @@ use diesel::SqliteConnection;
 use tokio::runtime::Handle;
 
 use super::ledger::{IngestReport, Ledger, LedgerReport, LedgerRow, Opening, Reader, Stopping};
-use super::purging::{Counted, Periods, PurgeStep, Purging, Stepped};
+use super::purging::{Counted, ExpiredCount, Periods, PurgeStep, Purging, Stepped};
 use super::reactor::Reactor;
 use super::seam::{
     AcceptBatch, Accepted, Answers, Backlog, BlockedHandlers, ClaimId, ClaimRequest, Claims, HandlerIds, Lost,
@@ -387,8 +387,8 @@ impl Purging for Sqlite {
         self.read(move |conn| purge::count_purgeable(conn, &periods, cursor, rows)).await
     }
 
-    async fn count_forgettable(&self) -> Result<u64> {
-        self.read(purge::count_forgettable).await
+    async fn count_expired(&self, quarantined: Option<Duration>) -> Result<ExpiredCount> {
+        self.read(move |conn| purge::count_expired(conn, quarantined)).await
     }
 
     fn marks_first(&self) -> bool {

@@ -15,7 +15,8 @@ use super::statement::{only_row, rows, statements};
 use crate::store::counts::{count, limit};
 use crate::store::identity_hash::IdentityHash;
 use crate::store::purging::{
-    BLOCK, BLOCKS_MAX, Counted, Cursor, IDS_OF_KEY, LATE, LEASE, LEASE_NAME, Periods, PurgeStep, Step, Stepped, UNUSED,
+    BLOCK, BLOCKS_MAX, Counted, Cursor, ExpiredCount, IDS_OF_KEY, LATE, LEASE, LEASE_NAME, Periods, PurgeStep, Step,
+    Stepped, UNUSED,
 };
 use crate::types::Result;
 
@@ -96,6 +97,11 @@ statements! {
     { now: i64, rows: i32 }
 
     Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < :now") -> i64 { now: i64 }
+
+    /// Records that `ExpireQuarantined` would delete.
+    ExpiredQuarantined("
+        SELECT count(*) FROM inbox_quarantine WHERE quarantined_at < :before AND replay_asked_at IS NULL")
+    -> i64 { before: i64 }
 
     /// Including the ids that became one handler with it.
     IdsOfKey<'a>(IDS_OF_KEY) -> i16 { key: &'a str }
@@ -327,9 +333,15 @@ pub(super) fn count_purgeable(
     Ok(Counted { cursor, deliveries, messages: over.len() as u64 })
 }
 
-pub(super) fn count_forgettable(conn: &mut SqliteConnection) -> Result<u64> {
-    let counted = clock::now(conn).and_then(|now| Forgettable { now }.load(conn).and_then(only_row));
-    counted.map(count).map_err(database("cannot count the expired identities"))
+pub(super) fn count_expired(conn: &mut SqliteConnection, quarantined: Option<Duration>) -> Result<ExpiredCount> {
+    let cannot = || database("cannot count the expired identities and quarantined records");
+    let now = clock::now(conn).map_err(cannot())?;
+    let identities = Forgettable { now }.load(conn).and_then(only_row).map_err(cannot())?;
+    let Some(older_than) = quarantined else {
+        return Ok(ExpiredCount { identities: count(identities), quarantined: 0 });
+    };
+    let records = ExpiredQuarantined { before: now - micros(older_than) }.load(conn).and_then(only_row);
+    Ok(ExpiredCount { identities: count(identities), quarantined: count(records.map_err(cannot())?) })
 }
 
 pub(super) fn ids_of_keys(conn: &mut SqliteConnection, keys: &[String]) -> Result<Vec<Vec<i16>>> {

@@ -1,6 +1,8 @@
 //! The retention job: messages that were finished long enough ago are counted, deleted and audited, and nothing else is
 //! deleted.
 
+use wharf::Record;
+
 use super::scene::{Runs, Scene, record, records};
 use crate::cli::program::Program;
 
@@ -35,4 +37,26 @@ async fn only_finished_messages_of_the_given_age_are_deleted() {
     assert_eq!(scene.states().await, ["open stock pending", "young stock done"]);
     let audit = "SELECT concat_ws('|', action, affected, actor, because, filter->>'older_than') FROM inbox_audit ORDER BY id";
     assert_eq!(scene.database.query_texts(audit).await, ["purge|25|cron|nightly|30days", "purge|0|cron|nightly|30days"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_counts_the_quarantined_records_that_the_job_would_delete() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let inbox = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    for number in 0..3 {
+        inbox.accept_or_quarantine([Record::new("orders").with_payload(number.to_string())]).await.unwrap();
+    }
+    let past = "now() - interval '40 days'";
+    let past = format!("UPDATE inbox_quarantine SET quarantined_at = {past} WHERE id < (SELECT max(id) FROM inbox_quarantine)");
+    scene.database.execute(&past).await;
+    let program = Program::on(&scene);
+    let job = ["cleanup", "--older-than", "30d"];
+    assert_eq!(program.json(&[&job[..], &["--dry-run"]].concat(), 0).await["quarantined"], 0);
+    assert!(!program.well(&[&job[..], &["--dry-run"]].concat()).await.contains("quarantined"));
+    let job = [&job[..], &["--expire-quarantined", "30d"]].concat();
+    assert_eq!(program.json(&[&job[..], &["--dry-run"]].concat(), 0).await["quarantined"], 2);
+    let would = program.well(&[&job[..], &["--dry-run"]].concat()).await;
+    assert!(would.contains("would purge 2 quarantined records with their payloads"), "{would}");
+    assert_eq!(scene.count("inbox_quarantine").await, 3);
+    assert_eq!(program.json(&[&job[..], &["--yes"]].concat(), 0).await["quarantined"], 2);
 }

@@ -294,6 +294,12 @@ statements! {
     /// For the dry run of an operator.
     Forgettable("SELECT count(*) FROM inbox_identity WHERE forget_at < now()") -> i64 {}
 
+    /// Records that `ExpireQuarantined` would delete.
+    ExpiredQuarantined("
+        SELECT count(*) FROM inbox_quarantine
+        WHERE quarantined_at < now() - :older_than_ms * interval '1 millisecond' AND replay_asked_at IS NULL")
+    -> i64 { older_than_ms: i64 }
+
     /// Including the ids that became one handler with it.
     IdsOfKey<'a>(IDS_OF_KEY) -> i16 { key: &'a str }
 }
