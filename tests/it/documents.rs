@@ -60,6 +60,28 @@ async fn every_statement_in_the_documents_runs_in_psql() {
     assert!(count >= 15, "the documents have lost their statements");
 }
 
+// A sequence that stays behind after a cut-over lets new messages sort before old ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_section_on_a_cut_over_sets_every_sequence_of_the_schema() {
+    let scene = Scene::new().await;
+    let operations = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    let section = operations.split("## After a cut-over to a logical replica").nth(1).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    // The sequence of an identity column is named by its column.
+    let sequences = "SELECT CASE WHEN t.relname IS NULL THEN quote_literal(s.relname)
+                                 ELSE format('pg_get_serial_sequence(%L, %L)', t.relname, a.attname) END
+                     FROM pg_class s
+                     LEFT JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
+                     LEFT JOIN pg_class t ON t.oid = d.refobjid
+                     LEFT JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+                     WHERE s.relkind = 'S' AND s.relnamespace = current_schema()::regnamespace";
+    let sequences = scene.database.query_texts(sequences).await;
+    assert!(sequences.len() >= 8, "{sequences:?}");
+    for sequence in sequences {
+        assert!(section.contains(&format!("setval({sequence}, ")), "{sequence}");
+    }
+}
+
 #[test]
 fn every_wharf_command_in_the_documents_is_understood() {
     let mut count = 0;
