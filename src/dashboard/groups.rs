@@ -10,7 +10,7 @@ use super::refusal::Refusal;
 use super::text::{self, When};
 use crate::operate::Operator;
 use crate::store::Backend;
-use crate::store::operating::OpenGroup;
+use crate::store::operating::{Grouped, OpenGroup};
 use crate::types::{DeliverySummary, ErrorSummary, HandlerStatus, QuarantineGroup, Result as Found, State};
 
 /// The value of the filter field for deliveries without an error.
@@ -100,12 +100,11 @@ impl Groups {
     }
 
     /// The groups of poisoned deliveries.
-    pub(super) fn of_poisoned(found: &[ErrorSummary], query: &DeliveryQuery) -> Self {
+    pub(super) fn of_poisoned(found: &DeliveryGroups, query: &DeliveryQuery) -> Self {
         let now = SystemTime::now();
         let view = |group| GroupView { state: None, ..GroupView::of_poisoned(group, query, now) };
-        let rows = found.iter().map(view).collect();
-        let total = found.iter().map(|group| group.poisoned).sum();
-        Self::new(["Handler", "Error", "Poisoned"], "/poisoned", (rows, total), acts_on(Some(State::Poisoned)))
+        let rows = found.poisoned.iter().map(view).collect();
+        Self::new(["Handler", "Error", "Poisoned"], "/poisoned", (rows, found.total), acts_on(Some(State::Poisoned)))
     }
 
     /// The groups of pending and running deliveries, and of poisoned ones.
@@ -118,9 +117,8 @@ impl Groups {
         let mut rows: Vec<(u64, GroupView)> = open.chain(poisoned).collect();
         // Stable: groups of the same size stay in their order.
         rows.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
-        let total = rows.iter().map(|(count, _)| count).sum();
         let rows = rows.into_iter().map(|(_, view)| view).collect();
-        Self::new(["Handler", "Error", "Deliveries"], "/deliveries", (rows, total), acts_on(state))
+        Self::new(["Handler", "Error", "Deliveries"], "/deliveries", (rows, found.total), acts_on(state))
     }
 
     pub(super) fn of_quarantine(found: &[QuarantineGroup], query: &QuarantineQuery) -> Self {
@@ -204,6 +202,8 @@ pub(super) fn of_errors(group: &ErrorSummary, query: &DeliveryQuery) -> Delivery
 pub(super) struct DeliveryGroups {
     pub(super) open: Vec<OpenGroup>,
     pub(super) poisoned: Vec<ErrorSummary>,
+    /// How many deliveries they and the groups that were left out have.
+    total: u64,
 }
 
 impl DeliveryGroups {
@@ -224,7 +224,7 @@ impl DeliveryGroups {
             group.first_at = [group.first_at, one.received_at].into_iter().flatten().min();
             group.last_at = group.last_at.max(one.received_at);
         }
-        Self { open: groups.into_values().collect(), poisoned: Vec::new() }
+        Self { open: groups.into_values().collect(), poisoned: Vec::new(), total: found.len() as u64 }
     }
 }
 
@@ -254,11 +254,13 @@ async fn groups<B: Backend>(
 ) -> Found<DeliveryGroups> {
     let open = match state {
         None | Some(State::Pending | State::Running) => operator.open_groups(filter, state, LOOKED_MAX).await?,
-        Some(State::Done | State::Poisoned | State::Discarded) => Vec::new(),
+        Some(State::Done | State::Poisoned | State::Discarded) => Grouped { groups: Vec::new(), total: 0 },
     };
     let poisoned = match state {
-        None | Some(State::Poisoned) => operator.poisoned_groups(filter, LOOKED_MAX).await?,
-        Some(State::Pending | State::Running | State::Done | State::Discarded) => Vec::new(),
+        None | Some(State::Poisoned) => operator.poisoned_counted(filter, LOOKED_MAX).await?,
+        Some(State::Pending | State::Running | State::Done | State::Discarded) => {
+            Grouped { groups: Vec::new(), total: 0 }
+        }
     };
-    Ok(DeliveryGroups { open, poisoned })
+    Ok(DeliveryGroups { total: open.total + poisoned.total, open: open.groups, poisoned: poisoned.groups })
 }

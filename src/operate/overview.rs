@@ -3,7 +3,7 @@
 use super::Operator;
 use crate::store::Backend;
 #[cfg(feature = "dashboard")]
-use crate::store::operating::{Act, OpenGroup, SeenDelivery};
+use crate::store::operating::{Act, Grouped, OpenGroup, SeenDelivery};
 #[cfg(feature = "dashboard")]
 use crate::store::story::MessageStory;
 use crate::types::Result;
@@ -27,9 +27,19 @@ impl<B: Backend> Operator<B> {
         filter: &DeliveryFilter,
         state: Option<State>,
         rows_max: u32,
-    ) -> Result<Vec<OpenGroup>> {
+    ) -> Result<Grouped<OpenGroup>> {
         self.check_key(filter.handler_key.as_deref()).await?;
         self.store.backend.open_groups(filter, state, rows_max).await
+    }
+
+    /// Like [`Operator::poisoned_groups`], with the number of deliveries that it has counted.
+    pub(crate) async fn poisoned_counted(
+        &self,
+        filter: &DeliveryFilter,
+        rows_max: u32,
+    ) -> Result<Grouped<ErrorSummary>> {
+        self.check_key(filter.handler_key.as_deref()).await?;
+        self.store.backend.poisoned_groups(filter, rows_max).await
     }
 
     /// Discards pending deliveries that a person has seen, unless they have had another attempt since. The filter is
@@ -72,7 +82,8 @@ impl<B: Backend> Operator<B> {
 
     /// Counts the deliveries that [`Operator::replay`] and [`Operator::discard`] would change, by handler, reason and
     /// error, the most frequent first. To bound the cost, it counts only the `rows_max` longest poisoned deliveries
-    /// of each handler: when the counts of a handler add up to `rows_max`, there may be more.
+    /// of each handler: when the counts of a handler add up to `rows_max`, there may be more. Returns at most a thousand
+    /// groups.
     ///
     /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {
@@ -88,7 +99,7 @@ impl<B: Backend> Operator<B> {
     /// When the filter names an unknown handler, or the database does not answer.
     pub async fn poisoned_groups(&self, filter: &DeliveryFilter, rows_max: u32) -> Result<Vec<ErrorSummary>> {
         self.check_key(filter.handler_key.as_deref()).await?;
-        self.store.backend.poisoned_groups(filter, rows_max).await
+        Ok(self.store.backend.poisoned_groups(filter, rows_max).await?.groups)
     }
 
     /// Counts the records that [`Operator::replay_quarantined`] and [`Operator::discard_quarantined`] would change, by

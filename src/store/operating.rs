@@ -124,7 +124,7 @@ pub trait Operating: Send + Sync + Sized + 'static {
         &self,
         filter: &DeliveryFilter,
         rows_max: u32,
-    ) -> impl Future<Output = Result<Vec<ErrorSummary>>> + Send;
+    ) -> impl Future<Output = Result<Grouped<ErrorSummary>>> + Send;
 
     /// The oldest quarantined records that match the filter, by topic and reason.
     fn quarantine_groups(
@@ -140,7 +140,7 @@ pub trait Operating: Send + Sync + Sized + 'static {
         filter: &DeliveryFilter,
         state: Option<State>,
         rows_max: u32,
-    ) -> impl Future<Output = Result<Vec<OpenGroup>>> + Send;
+    ) -> impl Future<Output = Result<Grouped<OpenGroup>>> + Send;
 
     /// The current states of these quarantined records; those that have left are left out.
     fn quarantine_states(&self, ids: &[i64]) -> impl Future<Output = Result<Vec<QuarantineState>>> + Send;
@@ -230,6 +230,15 @@ pub struct OpenGroup {
     pub last_at: Option<SystemTime>,
     /// One of the errors.
     pub example: Option<String>,
+}
+
+/// The most frequent groups of rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grouped<T> {
+    /// At most a thousand, the most frequent first.
+    pub groups: Vec<T>,
+    /// The number of rows of all groups, also of those that are left out.
+    pub total: u64,
 }
 
 /// The version of the schema.

@@ -39,7 +39,7 @@ pub(in super::super) async fn poisoned<B: Backend>(
     let query = DeliveryQuery { state: String::new(), ..query };
     let (rows_max, now) = (query::rows(&query.rows), SystemTime::now());
     let (found, rows) = groups::search(&app, &query, Some(DeliveryState::Poisoned), rows_max + 1).await?;
-    let mut groups = Groups::of_poisoned(&found.poisoned, &query);
+    let mut groups = Groups::of_poisoned(&found, &query);
     groups.total = groups.total.max(rows.len() as u64);
     let page = PoisonedPage {
         frame,

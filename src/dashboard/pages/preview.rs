@@ -232,7 +232,7 @@ async fn of_deliveries<B: Backend>(
         let (found, rows) = groups::search(app, query, Some(state), SHOWN).await?;
         let rows = rows.iter().map(|one| DeliveryView::new(one, now)).collect();
         let base = PreviewPage { rows, has_pace: verb == ActVerb::Replay, ..base };
-        return Ok(base.of(Groups::of_poisoned(&found.poisoned, query), DELIVERIES));
+        return Ok(base.of(Groups::of_poisoned(&found, query), DELIVERIES));
     }
     let (operator, filter) = (app.operator(), query.filter()?);
     let found = app.reads.run(async move { open(&operator, &filter, state).await }).await?;

@@ -81,3 +81,21 @@ async fn an_action_on_a_message_that_has_changed_shows_its_preview_again() {
     let again = form(&served.address, preview.trim_start_matches("/act?")).await;
     assert!(send(&served.address, &again).await.header("location").unwrap().ends_with("&result=discard-1"));
 }
+
+// Errors of words only have no common fingerprint, and a page shows at most a thousand groups.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_total_and_an_action_cover_more_errors_than_there_are_groups() {
+    let scene = Scene::new().await;
+    let word = |id: &str| id.bytes().map(|digit| char::from(digit - b'0' + b'a')).collect::<String>();
+    let broken = Runs::new().answering("stock", move |message| Err(Failure::poison(word(message.id()))));
+    let inbox = scene.inbox().subscribe("orders", broken).build().unwrap();
+    inbox.accept_all((1_000..2_200).map(|number| record(&number.to_string()))).await.unwrap();
+    inbox.drain().await.unwrap();
+    let served = Served::on(&scene).await;
+    for page in ["/poisoned", "/deliveries?state=poisoned", "/act?verb=discard&handler=stock"] {
+        let shown = served.get(page, &[]).await.body;
+        assert!(shown.contains("<strong>1,200</strong>"), "{page}");
+    }
+    let discard = form(&served.address, "verb=discard&handler=stock").await;
+    assert_eq!(ended(&served.address, &send(&served.address, &discard).await).await, "finished: 1,200 discarded");
+}

@@ -167,7 +167,7 @@ statements! {
 macro_rules! by_index {
     ($conn:ident, $query:expr) => {{
         let mut transaction = $conn.build_transaction().read_committed().read_only();
-        let listed = transaction.run::<Vec<String>, diesel::result::Error, _>(async |conn| {
+        let listed = transaction.run::<Vec<_>, diesel::result::Error, _>(async |conn| {
             $crate::store::postgres::operate::list::ByIndex {}.load::<String>(conn).await?;
             $query.load(conn).await
         });

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use super::{Postgres, act};
 use crate::store::operating::{
-    Act, BackfillStep, Backfilled, OpenGroup, Operating, QuarantineState, ReplayState, Replayed, Returned, Signed,
+    Act, BackfillStep, Backfilled, Grouped, OpenGroup, Operating, QuarantineState, ReplayState, Replayed, Returned,
+    Signed,
 };
 use crate::store::story::MessageStory;
 use crate::types::{
@@ -133,7 +134,7 @@ impl Operating for Postgres {
         act!(self, conn => overview::gaps(&mut conn, filter, limit))
     }
 
-    async fn poisoned_groups(&self, filter: &DeliveryFilter, rows_max: u32) -> Result<Vec<ErrorSummary>> {
+    async fn poisoned_groups(&self, filter: &DeliveryFilter, rows_max: u32) -> Result<Grouped<ErrorSummary>> {
         act!(self, conn => overview::poisoned_groups(&mut conn, filter, rows_max))
     }
 
@@ -142,7 +143,7 @@ impl Operating for Postgres {
         filter: &DeliveryFilter,
         state: Option<State>,
         rows_max: u32,
-    ) -> Result<Vec<OpenGroup>> {
+    ) -> Result<Grouped<OpenGroup>> {
         act!(self, conn => overview::open_groups(&mut conn, filter, state, rows_max))
     }
 

@@ -1,12 +1,13 @@
 //! Overviews: the audit, gaps, and groups of work that needs an operator. Groups read a bounded number of rows.
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
+use serde::de::DeserializeOwned;
 
 use super::super::errors::database;
 use super::super::statement::statements;
 use super::list::{by_index, query_filter};
-use crate::store::counts::limit;
-use crate::store::operating::{OpenGroup, from_json};
+use crate::store::counts::{count, limit};
+use crate::store::operating::{Grouped, OpenGroup, from_json};
 use crate::types::{
     AuditEntry, DeliveryFilter, ErrorSummary, LedgerFilter, LedgerGap, QuarantineFilter, QuarantineGroup, Result, State,
 };
@@ -27,10 +28,10 @@ statements! {
     }
 
     /// At most `limit` deliveries of each handler that have been poisoned longest. So many old failures of one handler
-    /// do not hide those of another.
+    /// do not hide those of another. With each group, the number of deliveries of all groups.
     PoisonedGroups<'a>("
-        SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text
-        FROM (SELECT h.key AS handler_key, d.reason, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS poisoned,
+        SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text, e.total
+        FROM (SELECT h.key AS handler_key, d.reason, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS poisoned, (sum(count(*)) OVER ())::bigint AS total,
                      min(d.finished_at) AS first_at, max(d.finished_at) AS last_at, min(d.last_error) AS example
               FROM (SELECT DISTINCT coalesce(own.same_as, own.id) AS id FROM inbox_handler own
                     WHERE own.id = ANY (inbox_handler_ids(:handler_key))) current
@@ -39,12 +40,12 @@ statements! {
               CROSS JOIN LATERAL (SELECT * FROM inbox_delivery WHERE message_seq = f.message_seq AND handler_id = f.handler_id LIMIT 1) d
               WHERE d.status = 3
               GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 3 LIMIT 1000) e")
-    -> String { handler_key: Option<&'a str>, filter: &'a str, limit: i32 }
+    -> (String, i64) { handler_key: Option<&'a str>, filter: &'a str, limit: i32 }
 
     /// The same for open deliveries: at most `limit` of each id of a handler, the longest due first.
     OpenGroups<'a>("
-        SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text
-        FROM (SELECT h.key AS handler_key, d.state, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS deliveries,
+        SELECT (to_jsonb(e) || jsonb_build_object('first_at', inbox_micros(e.first_at), 'last_at', inbox_micros(e.last_at)))::text, e.total
+        FROM (SELECT h.key AS handler_key, d.state, inbox_fingerprint(d.last_error) AS fingerprint, count(*) AS deliveries, (sum(count(*)) OVER ())::bigint AS total,
                      min(d.received_at) AS first_at, max(d.received_at) AS last_at, min(d.last_error) AS example
               FROM inbox_handler own
               JOIN inbox_handler h ON h.id = coalesce(own.same_as, own.id)
@@ -58,7 +59,7 @@ statements! {
                   ORDER BY o.due_at, o.message_seq LIMIT :limit) d
               WHERE own.id = ANY (inbox_handler_ids(:handler_key))
               GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT 1000) e")
-    -> String { handler_key: Option<&'a str>, state: Option<&'a str>, filter: &'a str, limit: i32 }
+    -> (String, i64) { handler_key: Option<&'a str>, state: Option<&'a str>, filter: &'a str, limit: i32 }
 
     QuarantineGroups<'a>("
         SELECT row_to_json(x)::text FROM (
@@ -86,10 +87,10 @@ pub(super) async fn poisoned_groups(
     conn: &mut AsyncPgConnection,
     filter: &DeliveryFilter,
     rows: u32,
-) -> Result<Vec<ErrorSummary>> {
+) -> Result<Grouped<ErrorSummary>> {
     let (handler_key, json) = (filter.handler_key.as_deref(), query_filter(filter.to_json()));
     let groups = PoisonedGroups { handler_key, filter: &json, limit: limit(rows) }.load(conn).await;
-    from_json(groups.map_err(database("cannot group the poisoned deliveries"))?)
+    grouped(groups.map_err(database("cannot group the poisoned deliveries"))?)
 }
 
 pub(super) async fn open_groups(
@@ -97,10 +98,16 @@ pub(super) async fn open_groups(
     filter: &DeliveryFilter,
     state: Option<State>,
     rows: u32,
-) -> Result<Vec<OpenGroup>> {
+) -> Result<Grouped<OpenGroup>> {
     let (handler_key, state, filter) = (filter.handler_key.as_deref(), state.map(State::as_str), filter.to_json());
     let groups = by_index!(conn, OpenGroups { handler_key, state, filter: &filter, limit: limit(rows) });
-    from_json(groups.map_err(database("cannot group the open deliveries"))?)
+    grouped(groups.map_err(database("cannot group the open deliveries"))?)
+}
+
+/// Groups as JSON, each with the number of rows of all.
+fn grouped<T: DeserializeOwned>(rows: Vec<(String, i64)>) -> Result<Grouped<T>> {
+    let total = if let [(_, total), ..] = &rows[..] { count(*total) } else { 0 };
+    Ok(Grouped { groups: from_json(rows.into_iter().map(|(group, _)| group).collect())?, total })
 }
 
 pub(super) async fn quarantine_groups(

@@ -16,7 +16,8 @@ use std::time::Duration;
 use super::Sqlite;
 use super::errors::database;
 use crate::store::operating::{
-    Act, BackfillStep, Backfilled, OpenGroup, Operating, QuarantineState, ReplayState, Replayed, Returned, Signed,
+    Act, BackfillStep, Backfilled, Grouped, OpenGroup, Operating, QuarantineState, ReplayState, Replayed, Returned,
+    Signed,
 };
 use crate::store::story::MessageStory;
 use crate::types::{
@@ -144,7 +145,7 @@ impl Operating for Sqlite {
         self.read(move |conn| overview::gaps(conn, &filter, limit)).await
     }
 
-    async fn poisoned_groups(&self, filter: &DeliveryFilter, rows_max: u32) -> Result<Vec<ErrorSummary>> {
+    async fn poisoned_groups(&self, filter: &DeliveryFilter, rows_max: u32) -> Result<Grouped<ErrorSummary>> {
         let filter = filter.clone();
         self.read(move |conn| overview::poisoned_groups(conn, &filter, rows_max)).await
     }
@@ -154,7 +155,7 @@ impl Operating for Sqlite {
         filter: &DeliveryFilter,
         state: Option<State>,
         rows_max: u32,
-    ) -> Result<Vec<OpenGroup>> {
+    ) -> Result<Grouped<OpenGroup>> {
         let filter = filter.clone();
         self.read(move |conn| overview::open_groups(conn, &filter, state, rows_max)).await
     }

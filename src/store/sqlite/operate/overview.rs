@@ -6,7 +6,7 @@ use super::super::clock;
 use super::super::errors::database;
 use super::super::statement::statements;
 use super::list::{by_filter, by_quarantine_filter, handler_keys, is_meant};
-use crate::store::operating::{OpenGroup, from_json};
+use crate::store::operating::{Grouped, OpenGroup, from_json};
 use crate::types::{
     AuditEntry, DeliveryFilter, ErrorSummary, LedgerFilter, LedgerGap, QuarantineFilter, QuarantineGroup, Result, State,
 };
@@ -89,7 +89,7 @@ pub(super) fn poisoned_groups(
     conn: &mut SqliteConnection,
     filter: &DeliveryFilter,
     limit: u32,
-) -> Result<Vec<ErrorSummary>> {
+) -> Result<Grouped<ErrorSummary>> {
     let cannot = || database("cannot group the poisoned deliveries");
     let now = clock::now(conn).map_err(cannot())?;
     let mut groups: Vec<ErrorSummary> = Vec::new();
@@ -100,8 +100,9 @@ pub(super) fn poisoned_groups(
         (std::cmp::Reverse(group.poisoned), group.handler_key.clone(), group.fingerprint.clone())
     };
     groups.sort_by_cached_key(order);
+    let total = groups.iter().map(|group| group.poisoned).sum();
     groups.truncate(GROUPS_MAX);
-    Ok(groups)
+    Ok(Grouped { groups, total })
 }
 
 pub(super) fn open_groups(
@@ -109,7 +110,7 @@ pub(super) fn open_groups(
     filter: &DeliveryFilter,
     state: Option<State>,
     limit: u32,
-) -> Result<Vec<OpenGroup>> {
+) -> Result<Grouped<OpenGroup>> {
     let cannot = || database("cannot group the open deliveries");
     let now = clock::now(conn).map_err(cannot())?;
     let mut groups: Vec<OpenGroup> = Vec::new();
@@ -126,8 +127,9 @@ pub(super) fn open_groups(
         )
     };
     groups.sort_by_cached_key(order);
+    let total = groups.iter().map(|group| group.deliveries).sum();
     groups.truncate(GROUPS_MAX);
-    Ok(groups)
+    Ok(Grouped { groups, total })
 }
 
 pub(super) fn quarantine_groups(
