@@ -719,7 +719,7 @@ BEGIN
 END $$;
 
 -- Whether a filter matches a delivery, apart from its handler and message id.
-CREATE FUNCTION inbox_is_meant(filter jsonb, source text, topic text, reason text, error text, finished_at timestamptz) RETURNS boolean
+CREATE FUNCTION inbox_is_meant(filter jsonb, source text, topic text, reason text, error text, since timestamptz) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN ($1 ->> 'source' IS NULL OR $2 = $1 ->> 'source')
    AND ($1 ->> 'topic' IS NULL OR $3 = $1 ->> 'topic')
@@ -740,7 +740,7 @@ RETURN CASE $1 WHEN 'replay' THEN $2 IN (3, 4)
 -- The row locations of the deliveries that a filter matches: poisoned ones, the oldest first. With message_id, a replay
 -- also matches discarded deliveries, and a discard also matches pending ones. The filter: {"handler_key", "message_id",
 -- "source", "topic", "reason", "error" (a part of it), "fingerprint" ("none": without an error), "older_than",
--- "newer_than" (intervals since it was poisoned), "all": true}.
+-- "newer_than" (intervals since it was poisoned; for other deliveries, since the message was received), "all": true}.
 CREATE FUNCTION inbox_matching(filter jsonb, row_limit integer DEFAULT 1000, action text DEFAULT 'replay')
 RETURNS TABLE (tid tid, message_seq bigint, handler_id smallint)
 LANGUAGE plpgsql STABLE AS $$
@@ -758,7 +758,7 @@ BEGIN
         -- LIMIT forces an index probe, whatever the planner estimates.
         CROSS JOIN LATERAL (SELECT ctid AS tid, * FROM inbox_delivery WHERE message_seq = m.seq AND handler_id = h.id LIMIT 1) d
         WHERE m.message_id = filter ->> 'message_id'
-          AND inbox_is_meant(filter, m.source, m.topic, d.reason, d.last_error, d.finished_at)
+          AND inbox_is_meant(filter, m.source, m.topic, d.reason, d.last_error, CASE WHEN d.status = 3 THEN d.finished_at ELSE m.received_at END)
           AND inbox_is_free_to(action, d.status, d.locked_until)
         ORDER BY d.message_seq, d.handler_id LIMIT row_limit;
     ELSE

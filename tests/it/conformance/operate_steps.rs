@@ -99,6 +99,37 @@ async fn a_canary_replay_of_a_message_takes_its_discarded_deliveries_too_and_eac
     running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
+// A poisoned delivery has an age since it was poisoned, any other since its message was received.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_age_together_with_a_message_id_means_the_same_in_lists_and_actions() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("stock", |_| Err(Failure::poison("broken")));
+    let later = runs.handler("mail").delay(Duration::from_secs(3_600));
+    let inbox = scene.inbox().subscribe("orders", failing).subscribe("orders", later).build().unwrap();
+    inbox.accept(record("a")).await.unwrap();
+    inbox.drain().await.unwrap();
+    // `stock` was poisoned just now, and the message is old.
+    scene.database.execute("UPDATE inbox_message SET received_at = now() - interval '40 days'").await;
+    let day = Duration::from_secs(86_400);
+    let operator = scene.store.operate();
+    let old = DeliveryFilter::default().message_id("a").older_than(day);
+    let young = DeliveryFilter::default().message_id("a").newer_than(day);
+    for (filter, handler_key) in [(&old, "mail"), (&young, "stock")] {
+        let listed = operator.deliveries(filter, None, 10).await.unwrap();
+        let keys: Vec<_> = listed.iter().map(|one| one.handler_key.as_deref().unwrap()).collect();
+        assert_eq!(keys, [handler_key]);
+    }
+    let without_id = operator.deliveries(&DeliveryFilter::default().older_than(day), None, 10).await.unwrap();
+    assert_eq!(without_id.len(), 1);
+    assert_eq!(operator.replay(&old, 10).await.unwrap(), 0);
+    assert_eq!(operator.discard(&old, 10).await.unwrap(), 1);
+    assert_eq!(scene.states().await, ["a mail discarded", "a stock poisoned"]);
+    // A discarded delivery too has the age of its message.
+    assert_eq!(operator.replay(&young, 10).await.unwrap(), 1);
+    assert_eq!(operator.replay(&old, 10).await.unwrap(), 1);
+    assert_eq!(scene.states().await, ["a mail pending", "a stock pending"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backfill_gives_a_new_handler_each_retained_message_once() {
     let (scene, runs) = (Scene::new().await, Runs::new());

@@ -92,7 +92,8 @@ statements! {
         CROSS JOIN unnest(inbox_handler_ids(:handler_key)) AS h (id)
         CROSS JOIN LATERAL (SELECT * FROM inbox_status WHERE message_seq = m.seq AND handler_id = h.id LIMIT 1) s
         WHERE (:state::text IS NULL OR s.state = :state)
-          AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+          AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error,
+                             CASE WHEN s.state = 'poisoned' THEN s.finished_at ELSE coalesce(s.received_at, s.due_at) END)
         ORDER BY s.message_seq, s.handler_key LIMIT :limit"))
     -> String { message_id: &'a str, handler_key: Option<&'a str>, state: Option<&'a str>, filter: &'a str, limit: i32 }
 
@@ -111,7 +112,8 @@ statements! {
         FROM (SELECT * FROM inbox_status s
               WHERE (:state::text IS NULL OR s.state = :state) 
                 AND (:handler_key::text IS NULL OR s.handler_id = ANY (inbox_handler_ids(:handler_key)))
-                AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error, coalesce(s.received_at, s.due_at))
+                AND inbox_is_meant(:filter::jsonb, s.source, s.topic, s.reason, s.last_error,
+                                   CASE WHEN s.state = 'poisoned' THEN s.finished_at ELSE coalesce(s.received_at, s.due_at) END)
               ORDER BY s.message_seq DESC, s.handler_id LIMIT :limit) s"))
     -> String { state: Option<&'a str>, handler_key: Option<&'a str>, filter: &'a str, limit: i32 }
 

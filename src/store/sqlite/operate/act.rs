@@ -20,7 +20,7 @@ by_filter!(OfFilter(concat!(
 // The first condition selects the index.
 by_filter!(OfMessage(concat!(
     "SELECT d.message_seq, d.handler_id FROM inbox_message m JOIN inbox_delivery d ON d.message_seq = m.seq
-     WHERE m.message_id = :message_id", is_meant!("d.finished_at"),
+     WHERE m.message_id = :message_id", is_meant!("CASE WHEN d.status = 3 THEN d.finished_at ELSE coalesce(m.received_at, d.due_at) END"),
     "AND CASE WHEN :is_replay THEN d.status IN (3, 4)
               ELSE d.status = 3 OR d.status = 0 AND (d.locked_until IS NULL OR d.locked_until <= (SELECT at FROM inbox_now)) END
      ORDER BY d.message_seq, d.handler_id LIMIT :limit"

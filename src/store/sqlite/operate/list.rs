@@ -156,7 +156,7 @@ by_filter!(Open(delivery!(
 )) -> String, state: &'static str);
 
 by_filter!(Recent(delivery!(
-    "true", is_meant!("coalesce(m.received_at, d.due_at)"),
+    "true", is_meant!("CASE WHEN d.status = 3 THEN d.finished_at ELSE coalesce(m.received_at, d.due_at) END"),
     "AND (:state IS NULL OR :state = CASE d.status WHEN 0 THEN iif(d.locked_until > now.at, 'running', 'pending') WHEN 2 THEN 'done'
                                              WHEN 3 THEN 'poisoned' ELSE 'discarded' END)
      ORDER BY d.message_seq DESC, d.handler_id LIMIT :limit"
