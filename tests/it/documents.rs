@@ -98,6 +98,39 @@ fn every_wharf_command_in_the_documents_is_understood() {
     assert!(count >= 30, "the documents have lost their commands");
 }
 
+// `--help` would hide options that conflict. A command that is understood fails because there is no database, or
+// because the advice leaves out what the reader has to add.
+#[test]
+fn every_command_in_alerts_and_in_the_advice_of_the_doctor_is_understood() {
+    let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+    let alerts = read("src/bin/wharf/observe/alerts.rs");
+    let alerts = alerts.replace("{{ $labels.handler }}", "mail").replace("{{ $labels.topic }}", "orders");
+    let doctor = ["", "/kafka", "/outbox"].map(|part| read(&format!("src/operate/doctor{part}.rs"))).concat();
+    let doctor = doctor.replace("{position}", "--group shop --topic orders --partition 0 --to 17");
+    let quoted = alerts.split("`wharf ").skip(1).chain(doctor.split("`wharf ").skip(1));
+    let quoted = quoted.map(|rest| rest.split('`').next().unwrap());
+    // Most advice of the doctor has no mark at the end of a command: its text continues.
+    let told = ["\"wharf ", "; wharf ", ": wharf "].into_iter().flat_map(|begin| doctor.split(begin).skip(1));
+    let told = told.map(|rest| rest.split(['"', ';', ',']).next().unwrap());
+    let ends = [" lists", " shows", " resumes", " leaves"];
+    let told = told.map(|text| ends.iter().fold(text, |text, end| text.split(end).next().unwrap()));
+    let mut count = 0;
+    for command in quoted.chain(told) {
+        count += 1;
+        let words = command.replace(['…', '{', '}'], "x");
+        let ran = Command::new(env!("CARGO_BIN_EXE_wharf"))
+            .args(words.split_whitespace())
+            .env("DATABASE_URL", "postgres://127.0.0.1:1/nothing")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&ran.stderr).replace('\n', " ");
+        let is_understood = ran.status.code() != Some(2) || told.contains("required arguments were not provided");
+        assert!(is_understood, "wharf {words}\n{told}");
+    }
+    assert!(count >= 25, "only {count} commands were found");
+}
+
 #[test]
 fn every_link_leads_to_a_file_and_to_a_heading_of_it() {
     for (path, document) in documents() {

@@ -85,7 +85,7 @@ pub static ALERTS: &[Alert] = &[
         lasts: "15m",
         severity: Severity::Ticket,
         summary: "{{ $value | humanizePercentage }} of the attempts of {{ $labels.handler }} fail.",
-        action: "Run `wharf poisoned list --handler {{ $labels.handler }} --by-error` and read the log for `retried`. Failing deliveries are poisoned when their retries are used up.",
+        action: "Run `wharf poisoned list --handler {{ $labels.handler }}` and read the log for `retried`. Failing deliveries are poisoned when their retries are used up.",
     },
     Alert {
         name: "WharfBreakerOpen",
