@@ -63,6 +63,12 @@ pub enum KeyChange {
     New,
     /// The build does not have the key.
     Removed,
+    /// Several handlers of the build have keys of this one. Such a build does not start: one delivery belongs to one
+    /// handler.
+    Split {
+        /// Their keys in the build.
+        into: Vec<String>,
+    },
 }
 
 impl fmt::Display for KeyChange {
@@ -72,16 +78,21 @@ impl fmt::Display for KeyChange {
             Self::Renamed { to } => write!(f, "renamed to {to}"),
             Self::New => f.write_str("new"),
             Self::Removed => f.write_str("removed"),
+            Self::Split { into } => write!(f, "refused: {} would be one handler", into.join(" and ")),
         }
     }
 }
 
 impl PlannedHandler {
-    /// Whether no delivery is abandoned and none runs twice. Deliveries of a key that no process knows are poisoned
+    /// Whether the build starts, no delivery is abandoned and none runs twice. Deliveries of a key that no process knows are poisoned
     /// after a grace period, and poisoned ones cannot run when replayed. The finished work of a renamed handler is
     /// known only under its stored key.
     pub fn is_safe(&self) -> bool {
-        self.change != KeyChange::Removed || (self.open + self.poisoned == 0 && self.may_be_renamed_to.is_empty())
+        match self.change {
+            KeyChange::Kept | KeyChange::Renamed { .. } | KeyChange::New => true,
+            KeyChange::Removed => self.open + self.poisoned == 0 && self.may_be_renamed_to.is_empty(),
+            KeyChange::Split { .. } => false,
+        }
     }
 }
 
@@ -104,10 +115,12 @@ impl Manifest {
         let is_new = |entry: &&ManifestHandler| !stored.iter().any(|handler| is_of(entry, handler));
         let new_keys: Vec<String> = self.handlers.iter().filter(is_new).map(|entry| entry.key.clone()).collect();
         let old = stored.iter().map(|handler| {
-            let change = match self.handlers.iter().find(|entry| is_of(entry, handler)) {
-                Some(entry) if entry.key == handler.handler_key => KeyChange::Kept,
-                Some(entry) => KeyChange::Renamed { to: entry.key.clone() },
-                None => KeyChange::Removed,
+            let entries: Vec<&ManifestHandler> = self.handlers.iter().filter(|entry| is_of(entry, handler)).collect();
+            let change = match &entries[..] {
+                [] => KeyChange::Removed,
+                [entry] if entry.key == handler.handler_key => KeyChange::Kept,
+                [entry] => KeyChange::Renamed { to: entry.key.clone() },
+                several => KeyChange::Split { into: several.iter().map(|entry| entry.key.clone()).collect() },
             };
             let is_doubtful = change == KeyChange::Removed && handler.keeps_finished;
             PlannedHandler {
@@ -161,6 +174,17 @@ mod tests {
         let expected =
             ["a Kept true", "b Renamed { to: \"b2\" } true", "c Removed true", "d Removed false", "e New true"];
         assert_eq!(told(&plan), expected);
+    }
+
+    // The start refuses such a build: `aliases.rs`.
+    #[test]
+    fn a_build_that_registers_a_key_and_its_former_key_as_two_handlers_is_not_safe() {
+        let stored = [stored("mail.receipt", &["receipts"], 0, 0)];
+        let plan = build(&[("receipts", &[]), ("mail.receipt", &[])]).plan(&stored);
+        assert_eq!(told(&plan), ["mail.receipt Split { into: [\"receipts\", \"mail.receipt\"] } false"]);
+        assert_eq!(plan[0].change.to_string(), "refused: receipts and mail.receipt would be one handler");
+        let united = build(&[("mail.receipt", &["receipts"])]).plan(&stored);
+        assert_eq!(told(&united), ["mail.receipt Kept true"]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::json;
-use wharf::operate::{Backfill, HandlerStatus, HeldKey, Manifest, PlannedHandler, State};
+use wharf::operate::{Backfill, HandlerStatus, HeldKey, KeyChange, Manifest, PlannedHandler, State};
 use wharf::store::Backend;
 
 use crate::confirm::Confirming;
@@ -335,7 +335,12 @@ fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io
     if is_safe {
         return output.line("safe: no delivery is abandoned");
     }
-    if plan.iter().any(|one| one.open + one.poisoned > 0 && !one.is_safe()) {
+    if plan.iter().any(|one| matches!(one.change, KeyChange::Split { .. })) {
+        output.line(
+            "not safe: the build does not start. One of its handlers has a former key of the other: use a new key for one of them",
+        )?;
+    }
+    if plan.iter().any(|one| one.change == KeyChange::Removed && one.open + one.poisoned > 0) {
         output.line(
             "not safe: keep the handler, or name its key in .formerly(), until no open or poisoned delivery is left",
         )?;
