@@ -233,12 +233,14 @@ impl Symptoms {
             self.problem("unknown key", what, advice);
         } else if !is_broken && handler.due == 0 && handler.running == 0 && handler.later > 0 {
             let until = handler.next_due_at.map_or_else(String::new, |next| format!(" until {}", at(next)));
-            let what =
-                format!("no delivery of {key} is due{until}; waiting for a retry: {}", deliveries(handler.later));
+            let what = format!(
+                "no delivery of {key} is due{until}; waiting for a retry or a delay: {}",
+                deliveries(handler.later)
+            );
             self.warning(
                 "backoff",
                 what,
-                format!("wharf deliveries list --handler {key} --state pending shows the errors"),
+                format!("wharf deliveries list --handler {key} --state pending shows when they are due, and errors"),
             );
         } else if !is_broken && handler.oldest_due_secs.is_some_and(|due| due > DUE_SECS_MAX) {
             let age = secs(handler.oldest_due_secs.unwrap_or_default());
