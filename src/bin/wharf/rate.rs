@@ -15,13 +15,13 @@ pub struct RateArguments {
     /// The handler's key
     key: String,
     /// The maximum number of starts per second; overrides the registration
-    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), group = "change")]
+    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), groups = ["change", "limit"])]
     per_sec: Option<u32>,
     /// The maximum number of starts per minute; overrides the registration
-    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), group = "change")]
+    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), groups = ["change", "limit"])]
     per_min: Option<u32>,
-    /// How many deliveries may start at once; without it, as many as one second allows
-    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// How many deliveries may start at once, with one of the two above; without it, as many as one second allows
+    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), requires = "limit")]
     burst: Option<u32>,
     /// Remove the limit; overrides the registration
     #[arg(long, group = "change")]

@@ -60,6 +60,8 @@ async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
     assert_eq!(lifted.trim(), "mail: no limit, set by an operator");
     assert_eq!(program.json(&["handlers", "rate", "mail", "--as-registered", "--yes"], 0).await["affected"], 1);
     assert_eq!(program.run(&["handlers", "rate", "mail", "--per-sec", "1", "--no-limit"]).await.code, 2);
+    assert_eq!(program.run(&["handlers", "rate", "mail", "--burst", "5", "--yes"]).await.code, 2);
+    assert_eq!(program.run(&["handlers", "rate", "mail", "--no-limit", "--burst", "5", "--yes"]).await.code, 2);
     assert_eq!(program.run(&["handlers", "rate", "nobody"]).await.code, 2);
     assert_eq!(scene.count("inbox_audit WHERE action = 'set rate'").await, 4);
 }
