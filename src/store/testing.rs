@@ -15,8 +15,18 @@ pub trait Testing: Send + Sync {
     /// Moves the clock forward for all stored data.
     fn move_clock(&self, by: Duration) -> impl Future<Output = Result<()>> + Send;
 
-    /// The delivery of a message to a handler, by their names; without names, any delivery.
-    fn find_delivery(&self, of: Option<(&str, &str)>) -> impl Future<Output = Result<Option<Delivery>>> + Send;
+    /// The delivery of a message to a handler, by their names.
+    fn find_delivery(
+        &self,
+        message_id: &str,
+        handler_key: &str,
+    ) -> impl Future<Output = Result<Option<Delivery>>> + Send;
+
+    /// The seq of the newest message; 0 without messages.
+    fn newest_message(&self) -> impl Future<Output = Result<i64>> + Send;
+
+    /// The deliveries of the first message after this one.
+    fn deliveries_after(&self, message_seq: i64) -> impl Future<Output = Result<Vec<Delivery>>> + Send;
 
     /// Removes everything that was created for the test.
     fn remove(&self) -> impl Future<Output = Result<()>> + Send;

@@ -312,7 +312,7 @@ impl<B: TestBackend> TestInbox<B> {
     /// # Errors
     /// When the store does not answer.
     pub async fn delivery(&self, message_id: &str, handler: HandlerKey) -> Result<Option<Delivery>> {
-        self.store.backend.find_delivery(Some((message_id, handler.as_str()))).await
+        self.store.backend.find_delivery(message_id, handler.as_str()).await
     }
 
     /// Asserts that a delivery is in this state, and returns it.

@@ -109,6 +109,50 @@ async fn a_handler_that_is_not_idempotent_is_reported() {
     assert!(text.contains("mail.receipt is not idempotent: after one run 1, after two 2"), "{text}");
 }
 
+/// Fails every run after the first, of `order-17` only.
+fn failing_again(key: HandlerKey) -> Registration<Sqlite> {
+    handler(key, async |order: Message<Raw>| match order.id() == "order-17" && order.attempt() > 1 {
+        true => Err(Failure::poison("it is there already")),
+        false => Ok(()),
+    })
+}
+
+async fn why_not_idempotent(inbox: &TestInbox<Sqlite>) -> String {
+    let proven = AssertUnwindSafe(inbox.assert_idempotent(order(), async || 0)).catch_unwind().await;
+    proven.unwrap_err().downcast_ref::<String>().unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_run_that_fails_is_reported_also_after_other_messages() {
+    let inbox = TestInbox::new(|inbox| inbox.subscribe("orders", failing_again(KEY))).await.unwrap();
+    inbox.accept(Record::new("orders").with_id("order-16")).await.unwrap();
+    inbox.drain().await.unwrap();
+    let text = why_not_idempotent(&inbox).await;
+    assert!(text.contains("did not succeed in the second run") && text.contains("it is there already"), "{text}");
+}
+
+/// Its first run ends with the crash, after the other handler has returned. Its second run succeeds.
+fn interrupted() -> Registration<Sqlite> {
+    handler(HandlerKey::new("stock.reserve"), async |order: Message<Raw>| match order.attempt() {
+        1 => std::future::pending::<Result<(), Failure>>().await,
+        _ => Ok(()),
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_run_that_fails_is_reported_for_each_handler_of_the_message() {
+    let first = TestInbox::<Sqlite>::new(|inbox| {
+        inbox.subscribe("orders", failing_again(KEY)).subscribe("orders", interrupted())
+    });
+    let last = TestInbox::<Sqlite>::new(|inbox| {
+        inbox.subscribe("orders", interrupted()).subscribe("orders", failing_again(KEY))
+    });
+    for inbox in [first.await.unwrap(), last.await.unwrap()] {
+        let text = why_not_idempotent(&inbox).await;
+        assert!(text.contains("did not succeed in the second run") && text.contains("it is there already"), "{text}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_uses_the_id_as_its_key_is_idempotent() {
     let ids: Arc<Mutex<std::collections::HashSet<String>>> = Arc::default();

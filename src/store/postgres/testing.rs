@@ -56,13 +56,7 @@ statements! {
         audit AS (UPDATE inbox_audit SET acted_at = acted_at - elapsed FROM past)
         UPDATE inbox_history SET finished_at = finished_at - elapsed FROM past") { by_ms: i64 }
 
-    /// Without a message, any delivery.
-    Find<'a>("
-        SELECT state, attempts, errors, crashes,
-               CASE WHEN state = 'pending' AND due_at > now() AND due_at < 'infinity' THEN (extract(epoch FROM due_at - now()) * 1e6)::bigint ELSE 0 END,
-               reason, last_error
-        FROM inbox_status WHERE (:message_id IS NULL OR (message_id = :message_id AND handler_key = :handler_key)) LIMIT 1")
-    -> DeliveryRow { message_id: Option<&'a str>, handler_key: &'a str }
+    Newest("SELECT coalesce(max(seq), 0) FROM inbox_message") -> i64 {}
 
     Schema("SELECT current_schema()") -> Option<String> {}
 
@@ -70,6 +64,28 @@ statements! {
         SELECT nspname::text FROM pg_namespace
         WHERE starts_with(nspname, :prefix) AND split_part(nspname, '_', 3) < :older_than AND split_part(nspname, '_', 3) ~ '^[0-9]{10}$'
         LIMIT 100") -> String { prefix: &'a str, older_than: &'a str }
+}
+
+/// A delivery, for the rows of `inbox_status` that match a condition.
+macro_rules! delivery_row {
+    ($condition:literal) => {
+        concat!(
+            "SELECT state, attempts, errors, crashes,
+                    CASE WHEN state = 'pending' AND due_at > now() AND due_at < 'infinity'
+                         THEN (extract(epoch FROM due_at - now()) * 1e6)::bigint ELSE 0 END,
+                    reason, last_error
+             FROM inbox_status WHERE ",
+            $condition
+        )
+    };
+}
+
+statements! {
+    Find<'a>(delivery_row!("message_id = :message_id AND handler_key = :handler_key LIMIT 1"))
+    -> DeliveryRow { message_id: &'a str, handler_key: &'a str }
+
+    OfNext(delivery_row!("message_seq = (SELECT min(seq) FROM inbox_message WHERE seq > :after) ORDER BY handler_id LIMIT 1000"))
+    -> DeliveryRow { after: i64 }
 }
 
 impl Store<Postgres> {
@@ -120,13 +136,26 @@ impl Testing for Postgres {
         act!(self, conn => async { moved.execute(&mut conn).await.map(drop).map_err(database("cannot move the clock")) })
     }
 
-    async fn find_delivery(&self, of: Option<(&str, &str)>) -> Result<Option<Delivery>> {
-        let (message_id, handler_key) = of.unzip();
-        let find = Find { message_id, handler_key: handler_key.unwrap_or_default() };
+    async fn find_delivery(&self, message_id: &str, handler_key: &str) -> Result<Option<Delivery>> {
+        let find = Find { message_id, handler_key };
         let rows = act!(self, conn => async {
             find.load::<DeliveryRow>(&mut conn).await.map_err(database("cannot read a delivery"))
         });
         rows?.into_iter().next().map(delivery).transpose()
+    }
+
+    async fn newest_message(&self) -> Result<i64> {
+        act!(self, conn => async {
+            Newest {}.load(&mut conn).await.and_then(only_row).map_err(database("cannot read the messages"))
+        })
+    }
+
+    async fn deliveries_after(&self, message_seq: i64) -> Result<Vec<Delivery>> {
+        let rows = act!(self, conn => async {
+            let rows = OfNext { after: message_seq }.load::<DeliveryRow>(&mut conn).await;
+            rows.map_err(database("cannot read the deliveries"))
+        });
+        rows?.into_iter().map(delivery).collect()
     }
 
     async fn remove(&self) -> Result<()> {
