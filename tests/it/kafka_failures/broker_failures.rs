@@ -6,9 +6,11 @@ use std::time::Duration;
 use rdkafka::types::RDKafkaApiKey::{self, *};
 use rdkafka::types::RDKafkaRespErr::{self, *};
 use tracing::Level;
+use wharf::health::Health;
 use wharf::kafka::Kafka as Source;
 use wharf::{Postgres, Running};
 
+use super::sources::until;
 use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};
 use support::events::{Event, Events};
@@ -284,9 +286,12 @@ async fn a_reader_without_a_partition_notices_that_brokers_are_back() {
     mock.take_down(MockBrokers::All);
     let are_gone = |event: &Event| is_ours(event) && event.field("error").is_some_and(|e| e.contains("AllBrokersDown"));
     events.wait_for(are_gone).await;
+    let is_cut_off = |health: &Health| health.to_string().contains("no broker answers");
+    assert!(is_cut_off(&running.health()), "{}", running.health());
     mock.bring_up(MockBrokers::All);
 
-    events.wait_for(|event| is_ours(event) && event.message == "brokers are back").await;
+    // The event `brokers are back` follows only an outage of a second or longer.
+    until(&running.monitor(), |health| !is_cut_off(health)).await;
 
     end(running).await;
 }
