@@ -63,8 +63,9 @@ pub enum KeyChange {
     New,
     /// The build does not have the key.
     Removed,
-    /// Several handlers of the build have keys of this one. Such a build does not start: one delivery belongs to one
-    /// handler.
+    /// Several handlers of the build have keys of this one. The build does not start if they are names of one handler,
+    /// because a delivery belongs to one. It starts if they were separate handlers, which a later build has united and
+    /// which a rollback parts again: the stored keys do not show which of the two it is.
     Split {
         /// Their keys in the build.
         into: Vec<String>,
@@ -78,13 +79,13 @@ impl fmt::Display for KeyChange {
             Self::Renamed { to } => write!(f, "renamed to {to}"),
             Self::New => f.write_str("new"),
             Self::Removed => f.write_str("removed"),
-            Self::Split { into } => write!(f, "refused: {} would be one handler", into.join(" and ")),
+            Self::Split { into } => write!(f, "split into {}", into.join(" and ")),
         }
     }
 }
 
 impl PlannedHandler {
-    /// Whether the build starts, no delivery is abandoned and none runs twice. Deliveries of a key that no process knows are poisoned
+    /// Whether the build certainly starts, no delivery is abandoned and none runs twice. Deliveries of a key that no process knows are poisoned
     /// after a grace period, and poisoned ones cannot run when replayed. The finished work of a renamed handler is
     /// known only under its stored key.
     pub fn is_safe(&self) -> bool {
@@ -176,13 +177,13 @@ mod tests {
         assert_eq!(told(&plan), expected);
     }
 
-    // The start refuses such a build: `aliases.rs`.
+    // The start refuses such a build (`aliases.rs`), unless it is a rollback to handlers that were separate.
     #[test]
     fn a_build_that_registers_a_key_and_its_former_key_as_two_handlers_is_not_safe() {
         let stored = [stored("mail.receipt", &["receipts"], 0, 0)];
         let plan = build(&[("receipts", &[]), ("mail.receipt", &[])]).plan(&stored);
         assert_eq!(told(&plan), ["mail.receipt Split { into: [\"receipts\", \"mail.receipt\"] } false"]);
-        assert_eq!(plan[0].change.to_string(), "refused: receipts and mail.receipt would be one handler");
+        assert_eq!(plan[0].change.to_string(), "split into receipts and mail.receipt");
         let united = build(&[("mail.receipt", &["receipts"])]).plan(&stored);
         assert_eq!(told(&united), ["mail.receipt Kept true"]);
     }

@@ -337,7 +337,8 @@ fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io
     }
     if plan.iter().any(|one| matches!(one.change, KeyChange::Split { .. })) {
         output.line(
-            "not safe: the build does not start. One of its handlers has a former key of the other: use a new key for one of them",
+            "not safe: several handlers of the build have keys of one stored handler. If one key is a former key of the other, the build does not start: \
+             use a new key for one of them. If a later build has united two handlers, they are separate again",
         )?;
     }
     if plan.iter().any(|one| one.change == KeyChange::Removed && one.open + one.poisoned > 0) {
