@@ -92,9 +92,13 @@ async fn a_total_and_an_action_cover_more_errors_than_there_are_groups() {
     inbox.accept_all((1_000..2_200).map(|number| record(&number.to_string()))).await.unwrap();
     inbox.drain().await.unwrap();
     let served = Served::on(&scene).await;
-    for page in ["/poisoned", "/deliveries?state=poisoned", "/act?verb=discard&handler=stock"] {
+    for (page, total) in [
+        ("/poisoned", "<strong>1,200</strong> match"),
+        ("/deliveries?state=poisoned", "<strong>1,200</strong> match"),
+        ("/act?verb=discard&handler=stock", "1,200 deliveries"),
+    ] {
         let shown = served.get(page, &[]).await.body;
-        assert!(shown.contains("<strong>1,200</strong>"), "{page}");
+        assert!(shown.contains(total), "{page}");
     }
     let discard = form(&served.address, "verb=discard&handler=stock").await;
     assert_eq!(ended(&served.address, &send(&served.address, &discard).await).await, "finished: 1,200 discarded");
