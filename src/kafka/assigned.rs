@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::position::{At, is_cut};
 use crate::accept::Row;
-use crate::store::ledger::Reader;
+use crate::store::ledger::{LedgerRow, Reader};
 use parts::{Owned, PartitionQueue, PartitionState, UnderWay, UnwrittenRecord, recorded_at};
 use room::{Fill, Load};
 
@@ -68,14 +68,22 @@ pub(super) struct Asked {
     pub(super) place: TopicPartition,
     /// The assignment for which it is requested: see `AssignedPartitions::is_current`.
     pub(super) generation: u64,
-    /// Whether this process has read the partition before. If the ledger has no row then, the database has lost it.
-    pub(super) has_ledger: bool,
+    /// Everything before this offset was stored when this process read the partition before; `None` if it has not. A
+    /// ledger that has no row then, or is before this offset, was set back by a person, or the database has lost data.
+    pub(super) stored: Option<i64>,
     /// A record that proves that the log was truncated, if there is one.
     pub(super) cut: Option<At>,
-    /// Whether the ledger had the topic's id when it was compared.
+    /// Whether the ledger has had the topic's id.
     pub(super) has_topic_id: bool,
-    /// Whether a batch has found the ledger behind, and this is not reported yet.
-    pub(super) is_behind: bool,
+    /// Whether it was reported that the ledger is not where this process left it.
+    pub(super) is_told: bool,
+}
+
+impl Asked {
+    /// Whether the ledger is before the offset where this process left it.
+    pub(super) fn is_behind(&self, ledger: Option<&LedgerRow>) -> bool {
+        self.stored.is_some_and(|stored| ledger.is_none_or(|row| row.next_offset < stored))
+    }
 }
 
 /// Whether a record is the expected one.
@@ -134,7 +142,7 @@ impl AssignedPartitions {
                 undecoded_why: None,
                 asked_before: None,
                 has_topic_id: false,
-                is_behind: false,
+                is_told: false,
                 stored: None,
                 committed: None,
             };
@@ -201,10 +209,10 @@ impl AssignedPartitions {
                     asked.push(Asked {
                         place,
                         generation: owned.generation,
-                        has_ledger: owned.stored.is_some(),
+                        stored: owned.stored,
                         cut: owned.cut,
                         has_topic_id: owned.has_topic_id,
-                        is_behind: std::mem::take(&mut owned.is_behind),
+                        is_told: owned.is_told,
                     });
                 }
             }
@@ -244,7 +252,16 @@ impl AssignedPartitions {
             owned.cut = None;
             owned.stopped_why = None;
             owned.stored = Some(at.offset);
+            owned.is_told = false;
             owned.sent = at.offset;
+        }
+    }
+
+    /// Keeps what was learned while the position was determined, whether it was found or not.
+    pub(super) fn learn(&mut self, asked: &Asked) {
+        if let Some(owned) = self.get_mut(&asked.place.0, asked.place.1) {
+            owned.has_topic_id |= asked.has_topic_id;
+            owned.is_told |= asked.is_told;
         }
     }
 

@@ -134,8 +134,9 @@ async fn with_ledger<B: Backend>(
     let reading = move || backend.ledger(reader, places);
     let ledger = retry_forever(intake.limits.backoff_max, "read the ledger", reading).await;
     let (mut stopped, mut sought) = (Vec::new(), Vec::new());
-    for (asked, ledger) in asked.into_iter().zip(ledger) {
-        if asked.is_behind {
+    for (mut asked, ledger) in asked.into_iter().zip(ledger) {
+        if asked.is_behind(ledger.as_ref()) && !asked.is_told {
+            asked.is_told = true;
             report_behind(context, &asked, ledger.as_ref());
         }
         match ledger.as_ref().and_then(|ledger| position::stopped(ledger, asked.cut)) {
@@ -148,10 +149,10 @@ async fn with_ledger<B: Backend>(
     (stopped, sought)
 }
 
-/// Reports why a batch has found the ledger behind.
+/// Reports a ledger that is behind: a person has moved it, or the database has lost records.
 fn report_behind(context: &Context, asked: &Asked, ledger: Option<&LedgerRow>) {
     let (topic, partition) = &asked.place;
-    match ledger.is_some_and(|row| position::is_reset(row, asked.has_topic_id)) {
+    match ledger.is_some_and(|row| row.stopped.is_some() || position::is_reset(row, asked.has_topic_id)) {
         true => events::kafka::ledger_moved(&context.source, topic, *partition),
         false => events::kafka::ledger_behind(&context.source, topic, *partition),
     }
@@ -220,7 +221,8 @@ fn derive(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Parti
     let has_id = |one: &PartitionToFind| one.ledger.as_ref().is_some_and(|ledger| ledger.topic_id.is_some());
     let ids_wait = if sought.iter().any(has_id) { ANSWER_WAIT } else { NEW_IDS_WAIT };
     let mut answers = leader::ask(&consumer, leader, &places, ANSWER_WAIT, ids_wait);
-    let is_wanted = |one: &&PartitionToFind| one.ledger.is_none() && !one.asked.has_ledger && one.decided.is_none();
+    let is_wanted =
+        |one: &&PartitionToFind| one.ledger.is_none() && one.asked.stored.is_none() && one.decided.is_none();
     let wanted = sought.iter().filter(is_wanted).map(|one| one.asked.place.clone()).collect();
     let committed = committed(&consumer, wanted);
     let context = consumer.context();
@@ -230,15 +232,18 @@ fn derive(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Parti
         let begin = context.begins.of(&one.asked.place.0);
         let known = known(&one, &mut answers, &committed).map(|known| beginning::as_said(known, begin));
         if let Ok(Known { ledger: None, committed: Committed::ByUs, .. }) = &known
-            && !one.asked.has_ledger
+            && one.asked.stored.is_none()
         {
             let (topic, partition) = &one.asked.place;
             events::kafka::ledger_lost(&context.source, topic, *partition);
         }
         let start = known.map(position::start);
         let topic_id = answers.topic_ids.get(&one.asked.place.0).cloned().flatten();
-        let PartitionToFind { asked, ledger, .. } = one;
+        let PartitionToFind { mut asked, ledger, .. } = one;
         let start = start.map_err(|error| errors.push((asked.place.clone(), error))).ok();
+        // The id is written with the position, before the partition is read.
+        let is_written = matches!(start, Some(Start::At(_) | Start::AfterGap { .. })) && topic_id.is_some();
+        asked.has_topic_id |= is_written || ledger.as_ref().is_some_and(|row| row.topic_id.is_some());
         derived.push(DerivedPosition { found: Located { asked, start }, ledger, topic_id });
     }
     report_errors(&consumer, &errors);
@@ -260,7 +265,7 @@ fn known(sought: &PartitionToFind, answers: &mut Answers, committed: &Offsets) -
     let unanswered = KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut);
     let watermarks = answers.watermarks.remove(&asked.place).unwrap_or_else(|| Err(unanswered.clone()))?;
     let committed = match (ledger, decided, committed.get(&asked.place)) {
-        (None, _, _) if asked.has_ledger => Committed::ByUs,
+        (None, _, _) if asked.stored.is_some() => Committed::ByUs,
         (None, Some(decided), _) => *decided,
         (None, None, Some(committed)) => committed.clone()?,
         // With a ledger, the group's offset is not used.
@@ -280,7 +285,7 @@ fn known(sought: &PartitionToFind, answers: &mut Answers, committed: &Offsets) -
 
 /// Partitions that begin in this process for the first time and have a ledger, with its offset.
 fn begun(derived: &[DerivedPosition]) -> Vec<(TopicPartition, i64)> {
-    let is_first = |one: &&DerivedPosition| one.found.start.is_some() && !one.found.asked.has_ledger;
+    let is_first = |one: &&DerivedPosition| one.found.start.is_some() && one.found.asked.stored.is_none();
     let position = |one: &DerivedPosition| Some((one.found.asked.place.clone(), one.ledger.as_ref()?.next_offset));
     derived.iter().filter(is_first).filter_map(position).collect()
 }

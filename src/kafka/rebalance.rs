@@ -177,8 +177,7 @@ impl Context {
     /// ingest thread.
     pub(super) fn written(&self, lane: usize, id: u64, moves: &[LedgerMove], limits: &Limits) -> Option<Batch> {
         let mut assigned = self.assigned();
-        let behind = assigned.written(id, moves, Instant::now());
-        assigned.set_behind(&behind);
+        assigned.written(id, moves, Instant::now());
         let next = assigned.next_batch(lane, limits);
         drop(assigned);
         self.has_ended.notify_waiters();

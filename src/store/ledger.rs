@@ -81,24 +81,15 @@ impl LedgerEntry {
     pub fn check(&self) -> Self {
         Self { next_offset: self.from_offset - 1, leader_epoch: None, ..self.clone() }
     }
-
-    /// The result for a batch of which nothing was written, given the row of the ledger.
-    pub fn unwritten(&self, row: Option<&LedgerRow>) -> LedgerMove {
-        match row.is_some_and(|row| row.next_offset >= self.from_offset && row.stopped.is_none()) {
-            true => LedgerMove::Unwritten,
-            false => LedgerMove::Behind,
-        }
-    }
 }
 
 /// Whether an accept has moved the ledger of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LedgerMove {
     Moved,
-    /// The ledger is not at the expected offset, or is stopped: the database was restored to an earlier state, or an
-    /// operator or another process has written it.
-    Behind,
-    /// The ledger is at the expected offset, but another one of the batch is not, so nothing was written.
+    /// Nothing of the batch was written. The ledger of this partition, or of another one of the batch, is not at the
+    /// expected offset, or is stopped: the database was restored to an earlier state, or an operator or another process
+    /// has written it.
     Unwritten,
 }
 

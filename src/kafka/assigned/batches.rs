@@ -111,10 +111,10 @@ impl AssignedPartitions {
     }
 
     /// Called when a batch is stored. Its offsets may be committed if the assignment is still the same. If nothing was
-    /// written, the waiting records of its partitions are dropped, and their positions are determined again. Returns
-    /// those partitions whose ledger was behind the first offset of the batch.
-    pub(in crate::kafka) fn written(&mut self, id: u64, moves: &[LedgerMove], now: Instant) -> Vec<TopicPartition> {
-        let (mut unwritten, mut behind) = (Vec::new(), Vec::new());
+    /// written, the waiting records of its partitions are dropped, and their positions are determined again, which shows
+    /// which of their ledgers was behind, and why.
+    pub(in crate::kafka) fn written(&mut self, id: u64, moves: &[LedgerMove], now: Instant) {
+        let mut unwritten = Vec::new();
         let ends = self.under_way.remove(&id).map(|batch| batch.ends);
         for (end, step) in ends.into_iter().flatten().zip(moves) {
             let Some(owned) = self.get_mut(&end.place.0, end.place.1) else { continue };
@@ -126,17 +126,15 @@ impl AssignedPartitions {
                 // Answers may come in any order. A following batch is stored only after the one before it, so the
                 // highest offset counts.
                 LedgerMove::Moved => owned.stored = owned.stored.max(Some(end.next_offset)),
-                LedgerMove::Behind | LedgerMove::Unwritten => {
+                LedgerMove::Unwritten => {
                     owned.state = PartitionState::New { ask_at: now };
-                    unwritten.push(end.place.clone());
-                    behind.extend((*step == LedgerMove::Behind).then_some(end.place));
+                    unwritten.push(end.place);
                 }
             }
         }
         if !unwritten.is_empty() {
             self.drop_waiting(&unwritten);
         }
-        behind
     }
 }
 

@@ -106,11 +106,10 @@ pub(super) struct Owned {
     pub(super) undecoded_why: Option<Box<str>>,
     /// The expected offset at which the position was last requested again because the beginning of the log was unknown.
     pub(super) asked_before: Option<i64>,
-    /// Whether the ledger had the topic's id when it was compared. A person who moves the position removes the id.
+    /// Whether the ledger has had the topic's id. A person who moves the position removes the id.
     pub(super) has_topic_id: bool,
-    /// Whether a batch has found the ledger behind. Reported when the position is found again, because the row shows
-    /// whether a person has moved it.
-    pub(super) is_behind: bool,
+    /// Whether it was reported that the ledger is not where this process left it. Cleared when the partition begins.
+    pub(super) is_told: bool,
     /// Everything before this offset is stored. `None` until the partition has begun.
     pub(super) stored: Option<i64>,
     /// The offset of the last commit that Kafka has confirmed.

@@ -106,7 +106,7 @@ fn a_partition_that_was_sent_back_while_its_record_was_looked_at_takes_nothing_i
     read(&mut assigned, 0, 0);
     let batch = assigned.next_batch(0, &Limits::default()).unwrap();
     assert_eq!(assigned.expects(("t", 0), at(1), Instant::now(), || Some(0)), Expected::Yes);
-    assigned.written(batch.id, &vec![LedgerMove::Behind; batch.ledger.len()], Instant::now());
+    assigned.written(batch.id, &vec![LedgerMove::Unwritten; batch.ledger.len()], Instant::now());
     assigned.take_in(("t", 0), at(1), None);
     assert!(assigned.next_batch(0, &Limits::default()).is_none());
 }
@@ -118,11 +118,39 @@ fn a_ledger_that_is_behind_sends_the_partition_back() {
     let batch = assigned.next_batch(0, &Limits::default()).unwrap();
     read(&mut assigned, 0, 1);
     let now = Instant::now();
-    assert_eq!(assigned.written(batch.id, &[LedgerMove::Behind], now), [place(0)]);
+    assigned.written(batch.id, &[LedgerMove::Unwritten], now);
     assert_eq!(read(&mut assigned, 0, 2), Expected::No);
     assert!(assigned.next_batch(0, &Limits::default()).is_none());
     let asked = assigned.ask(now);
-    assert!(asked[0].has_ledger);
+    assert_eq!(asked[0].stored, Some(0));
+}
+
+// A batch may have followed one that was not written: its ledger is not there either, but nothing is lost.
+#[test]
+fn a_ledger_is_behind_only_if_it_is_before_what_was_stored_and_is_reported_once() {
+    let now = Instant::now();
+    let row = |next_offset| LedgerRow { next_offset, leader_epoch: None, topic_id: None, stopped: None };
+    let mut assigned = assigned(&[0]);
+    assigned.begin(&place(0), at(5));
+    read(&mut assigned, 0, 5);
+    let batch = assigned.next_batch(0, &Limits::default()).unwrap();
+    let watched = assigned.watched();
+    assigned.written(batch.id, &[LedgerMove::Unwritten], now);
+    let asked = assigned.ask(now).pop().unwrap();
+    assert_eq!([Some(&row(5)), Some(&row(4)), None].map(|row| asked.is_behind(row)), [false, true, true]);
+    assert!(!asked.is_told);
+
+    // The first answer of Kafka is missing.
+    assigned.learn(&Asked { is_told: true, ..asked });
+    assigned.ask_again(&place(0), now);
+    let asked = assigned.ask(now + ASK_AGAIN).pop().unwrap();
+    assert!(asked.is_told);
+    assigned.begin(&place(0), at(4));
+    assert_eq!(assigned.compare(&[(&watched[0], Some(&row(4)), false)], now), []);
+
+    let watched = assigned.watched();
+    assert_eq!(assigned.compare(&[(&watched[0], Some(&row(2)), false)], now), [(place(0), true)]);
+    assert!(assigned.ask(now).pop().unwrap().is_told);
 }
 
 #[test]

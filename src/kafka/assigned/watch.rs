@@ -60,19 +60,10 @@ impl AssignedPartitions {
         }
     }
 
-    /// Called when a batch has found the ledger of these partitions behind: why is reported when their position is
-    /// found again.
-    pub(in crate::kafka) fn set_behind(&mut self, places: &[TopicPartition]) {
-        for (topic, partition) in places {
-            if let Some(owned) = self.get_mut(topic, *partition) {
-                owned.is_behind = true;
-            }
-        }
-    }
-
     /// Compares observations with the ledger. Each comes with the row that was read after it, and with whether Kafka
     /// has another topic of that name now. If a partition differs, its position is determined again; it is returned
-    /// with whether its ledger is behind. A ledger that is ahead, or that was reset, was moved by an operator.
+    /// with whether its ledger is behind. A ledger that is ahead, or that was reset, was moved by an operator. The caller
+    /// reports it.
     pub(in crate::kafka) fn compare(
         &mut self,
         watched: &[(&Watched, Option<&LedgerRow>, bool)],
@@ -84,6 +75,10 @@ impl AssignedPartitions {
             let is_busy = busy.contains(&one.place);
             let Some(owned) = self.get_mut(&one.place.0, one.place.1) else { continue };
             let Some(before) = one.stored.filter(|_| owned.generation == one.generation) else { continue };
+            // It was set back between the two observations, found its position and has begun there.
+            if owned.stored < Some(before) {
+                continue;
+            }
             match owned.state {
                 PartitionState::Reading | PartitionState::Decoding { .. } => {}
                 PartitionState::New { .. } | PartitionState::Asked | PartitionState::Stopped { .. } => continue,
@@ -97,6 +92,7 @@ impl AssignedPartitions {
             owned.has_topic_id |= row.is_some_and(|row| row.topic_id.is_some());
             if is_behind || is_stopped || is_ahead || *is_other_topic {
                 owned.state = PartitionState::New { ask_at: now };
+                owned.is_told = true;
                 sent_back.push((one.place.clone(), is_behind && !is_reset));
             }
         }

@@ -84,7 +84,7 @@ pub(super) fn as_said(known: Known, begin: Begin) -> Known {
 /// Reports where new topics begin. [`decide`] reports those that it decided.
 pub(super) fn tell(context: &Context, derived: &[DerivedPosition]) {
     let is_new =
-        |one: &&DerivedPosition| one.ledger.is_none() && !one.found.asked.has_ledger && one.found.start.is_some();
+        |one: &&DerivedPosition| one.ledger.is_none() && one.found.asked.stored.is_none() && one.found.start.is_some();
     let mut begun: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
     for one in derived.iter().filter(is_new) {
         *begun.entry(&one.found.asked.place.0).or_default() += 1;
@@ -101,7 +101,7 @@ pub(super) fn tell(context: &Context, derived: &[DerivedPosition]) {
 
 /// The topics of partitions without a ledger that are configured to begin at their end or at a time.
 fn new_topics(context: &Context, sought: &[PartitionToFind]) -> Vec<Arc<str>> {
-    let is_new = |one: &&PartitionToFind| one.ledger.is_none() && !one.asked.has_ledger;
+    let is_new = |one: &&PartitionToFind| one.ledger.is_none() && one.asked.stored.is_none();
     let is_of_topic = |topic: &Arc<str>| match context.begins.of(topic) {
         Begin::Latest | Begin::At(_) => true,
         Begin::Group | Begin::Earliest => false,

@@ -11,14 +11,7 @@ fn place() -> TopicPartition {
 fn sought(topic_id: Option<&str>) -> PartitionToFind {
     let ledger = LedgerRow { next_offset: 5, leader_epoch: None, topic_id: topic_id.map(str::to_owned), stopped: None };
     PartitionToFind {
-        asked: Asked {
-            place: place(),
-            generation: 1,
-            has_ledger: false,
-            cut: None,
-            has_topic_id: false,
-            is_behind: false,
-        },
+        asked: Asked { place: place(), generation: 1, stored: None, cut: None, has_topic_id: false, is_told: false },
         ledger: Some(ledger),
         decided: None,
     }
@@ -66,7 +59,7 @@ fn without_a_ledger_the_group_decides_and_its_coordinator_must_answer() {
     assert_eq!(committed(Ok(Committed::ByAnother(3))), Ok(Committed::ByAnother(3)));
     assert!(committed(Err(KafkaError::Canceled)).is_err());
     // This process has read it before, so the database has lost its position.
-    let read = PartitionToFind { asked: Asked { has_ledger: true, ..new.asked.clone() }, ledger: None, decided: None };
+    let read = PartitionToFind { asked: Asked { stored: Some(5), ..new.asked.clone() }, ledger: None, decided: None };
     let known = known(&read, &mut answers(None), &Offsets::new()).map(|known| known.committed);
     assert_eq!(known, Ok(Committed::ByUs));
 }

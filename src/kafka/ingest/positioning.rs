@@ -41,6 +41,7 @@ impl<B: Backend> Work<B> {
             if !context.assigned().is_current(&asked) {
                 continue;
             }
+            context.assigned().learn(&asked);
             let (topic, partition) = &asked.place;
             match start {
                 None => context.assigned().ask_again(&asked.place, Instant::now()),

@@ -183,7 +183,7 @@ pub(super) fn moves(entries: &[LedgerEntry], moved: &Moved) -> Vec<LedgerMove> {
     let has_moved = |entry: &LedgerEntry| {
         moved.iter().any(|(topic, partition)| **topic == *entry.topic && *partition == entry.partition)
     };
-    let step = |entry| if has_moved(entry) { LedgerMove::Moved } else { LedgerMove::Behind };
+    let step = |entry| if has_moved(entry) { LedgerMove::Moved } else { LedgerMove::Unwritten };
     entries.iter().map(step).collect()
 }
 

@@ -116,7 +116,7 @@ pub(super) fn advance(conn: &mut SqliteConnection, entries: &[LedgerEntry], now:
         let (partition, from_offset, next_offset) = (*partition, *from_offset, *next_offset);
         let leader_epoch = *leader_epoch;
         let advance = Advance { next_offset, now, leader_epoch, group, cluster_id, topic, partition, from_offset };
-        moves.push(if advance.execute(conn)? > 0 { LedgerMove::Moved } else { LedgerMove::Behind });
+        moves.push(if advance.execute(conn)? > 0 { LedgerMove::Moved } else { LedgerMove::Unwritten });
     }
     Ok(moves)
 }

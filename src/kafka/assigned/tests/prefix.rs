@@ -32,7 +32,7 @@ fn span(batch: &Batch) -> (i32, i64, i64, bool) {
 }
 
 fn end(assigned: &mut AssignedPartitions, batch: &Batch) {
-    assert_eq!(assigned.written(batch.id, &moved(batch), Instant::now()), []);
+    assigned.written(batch.id, &moved(batch), Instant::now());
 }
 
 #[test]
@@ -116,9 +116,9 @@ fn a_position_is_found_anew_only_when_all_batches_of_the_partition_have_ended() 
     let now = Instant::now();
     read_more(&mut assigned, 0, 9);
     let [first, second] = [0, 1].map(|lane| assigned.next_batch(lane, &small()).unwrap());
-    assert_eq!(assigned.written(first.id, &[LedgerMove::Behind], now), [place(0)]);
+    assigned.written(first.id, &[LedgerMove::Unwritten], now);
     assert_eq!(assigned.ask(now), []);
-    assert_eq!(assigned.written(second.id, &[LedgerMove::Behind], now), [place(0)]);
+    assigned.written(second.id, &[LedgerMove::Unwritten], now);
     assert_eq!(assigned.ask(now).len(), 1);
     assert_eq!(assigned.to_commit(), []);
     assigned.begin(&place(0), at(1));
@@ -128,15 +128,13 @@ fn a_position_is_found_anew_only_when_all_batches_of_the_partition_have_ended() 
 
 // A batch is written whole or not at all: the ledger of one partition is behind, that of the other is not.
 #[test]
-fn a_partition_beside_one_whose_ledger_is_behind_is_read_again_and_not_reported() {
+fn a_partition_beside_one_whose_ledger_is_behind_is_read_again() {
     let mut assigned = begun(AssignedPartitions::new(1, Box::new(|_| false)), &[0, 1]);
     let now = Instant::now();
     (0..2).for_each(|partition| read_more(&mut assigned, partition, 1));
     let batch = assigned.next_batch(0, &small()).unwrap();
-    let step = |entry: &LedgerEntry| if entry.partition == 0 { LedgerMove::Behind } else { LedgerMove::Unwritten };
-    let moves: Vec<LedgerMove> = batch.ledger.iter().map(step).collect();
-    assert_eq!(moves.len(), 2);
-    assert_eq!(assigned.written(batch.id, &moves, now), [place(0)]);
+    assert_eq!(batch.ledger.len(), 2);
+    assigned.written(batch.id, &[LedgerMove::Unwritten; 2], now);
     assert_eq!(assigned.ask(now).len(), 2);
     assert_eq!(assigned.to_commit(), []);
 }
@@ -187,14 +185,13 @@ impl Database {
         if batch.is_following && !is_first && !is_written {
             return None;
         }
-        let step = |entry: &LedgerEntry| match is_there(self, entry) {
-            true if is_written => {
-                let ledger = self.ledger(entry.partition);
-                *ledger = entry.next_offset.max(*ledger);
-                LedgerMove::Moved
+        let step = |entry: &LedgerEntry| {
+            if !is_written {
+                return LedgerMove::Unwritten;
             }
-            true => LedgerMove::Unwritten,
-            false => LedgerMove::Behind,
+            let ledger = self.ledger(entry.partition);
+            *ledger = entry.next_offset.max(*ledger);
+            LedgerMove::Moved
         };
         Some(batch.ledger.iter().map(step).collect())
     }
