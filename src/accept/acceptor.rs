@@ -11,8 +11,9 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use super::batch::{Row, RowBatch};
 use super::intake::Intake;
-use super::write::{Patience, Row, RowBatch, write};
+use super::write::{Patience, write};
 use crate::store::Backend;
 use crate::store::seam::Quarantined;
 use crate::telemetry::events;

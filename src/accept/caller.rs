@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::acceptor::{TOPIC_CHARS_SHOWN, refused};
+use super::batch::{Row, RowBatch};
 use super::intake::Intake;
 use super::observe::observed;
-use super::write::{Row, RowBatch, new_messages};
+use super::write::new_messages;
 use crate::store::Backend;
 use crate::store::seam::{Accepted, NewMessage};
 use crate::telemetry::spans::AcceptedBy;

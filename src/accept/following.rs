@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
+use super::batch::{Row, RowBatch, WrittenBatch};
 use super::intake::Intake;
 use super::observe::observed;
 use super::quarantine_run;
-use super::write::{Row, RowBatch, WrittenBatch, try_write};
+use super::write::try_write;
 use crate::store::Backend;
 use crate::store::ledger::LedgerEntry;
 use crate::telemetry::events;

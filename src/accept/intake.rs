@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::batch::Row;
 use super::hand_over::HandOver;
 use super::identify::Fallback;
 use super::prepare::{Prepared, prepare};
@@ -13,7 +14,6 @@ use super::prepare::{Prepared, prepare};
 use super::quarantine_run::QuarantineRuns;
 use super::ready::{Answers, Decision, Undecided};
 use super::rules::Rules;
-use super::write::Row;
 use crate::handler::OnPoison;
 use crate::store::seam::{HandlerIds, Order, Rated, WantedHandler};
 use crate::store::{Backend, Store};

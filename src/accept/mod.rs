@@ -11,6 +11,7 @@
 //! A record is never dropped: it becomes a message or a quarantine row, or it is counted as unwanted.
 
 mod acceptor;
+mod batch;
 mod caller;
 mod cloud_event;
 mod field;
@@ -33,6 +34,8 @@ mod rules;
 mod write;
 
 pub(crate) use acceptor::{Acceptor, Unfit};
+#[cfg(feature = "kafka")]
+pub(crate) use batch::{Row, RowBatch};
 pub(crate) use caller::accept_in;
 #[cfg(feature = "kafka")]
 pub(crate) use following::{Followed, follow};
@@ -43,5 +46,4 @@ pub(crate) use intake::Intake;
 pub(crate) use ready::{Decision, DecoderError, Undecided};
 pub(crate) use replay::replay_loop;
 pub(crate) use rules::Rules;
-#[cfg(feature = "kafka")]
-pub(crate) use write::{Patience, Row, RowBatch, write};
+pub(crate) use write::{Patience, write};

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use tracing::Instrument;
 
-use super::write::{Row, RowBatch};
+use super::batch::{Row, RowBatch};
 use crate::telemetry::spans::{self, AcceptedBy, ReadBy, Seen, Writing};
 use crate::types::Result;
 

@@ -12,8 +12,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::batch::Row;
 use super::intake::Intake;
-use super::write::Row;
 use crate::store::Backend;
 use crate::store::ledger::LedgerEntry;
 use crate::telemetry::events;

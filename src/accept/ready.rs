@@ -13,9 +13,9 @@ use futures_util::FutureExt;
 use serde_json::Value;
 
 use super::acceptor::TOPIC_CHARS_SHOWN;
+use super::batch::Row;
 use super::identity::IdentityDecoder;
 use super::intake::Intake;
-use super::write::Row;
 use crate::store::Backend;
 use crate::types::{self, Encoded, Error, Kind, Record, Result, sanitize};
 

@@ -13,8 +13,9 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use sha2::{Digest, Sha256};
 
+use super::batch::{Row, RowBatch};
 use super::intake::Intake;
-use super::write::{Patience, Row, RowBatch, write};
+use super::write::{Patience, write};
 use crate::store::Backend;
 use crate::store::operating::Replayed;
 use crate::store::quarantined::record_hash;

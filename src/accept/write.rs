@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use super::batch::{PartLedger, Row, RowBatch, WrittenBatch};
 use super::hand_over::{HandOver, Reservations};
 use super::intake::Intake;
 use super::observe::observed;
@@ -23,36 +24,6 @@ use crate::types::{Backoff, Error, Kind, Receipt, Record, Result, StoredMessage}
 
 /// Tries before a batch is halved after a server error of unknown cause. Most deadlocks and timeouts are over by then.
 const REFUSALS_MAX: usize = 3;
-
-/// A record on its way into the store.
-pub(crate) enum Row {
-    Message { message: Arc<StoredMessage>, payload_hash: [u8; 16], wanted_by: Few<usize> },
-    Quarantine(Box<Quarantined>),
-}
-
-/// A batch, or a part of one. Only the last part moves the ledger.
-#[derive(Clone, Copy)]
-pub(crate) struct RowBatch<'a> {
-    pub(crate) rows: &'a [Row],
-    pub(crate) ledger: &'a [LedgerEntry],
-    /// An earlier try may have stored the batch, with claimed deliveries.
-    pub(crate) is_in_doubt: bool,
-}
-
-impl<'a> RowBatch<'a> {
-    /// A part of the batch. Parts are written in order: the last one moves the ledger, and the others only check it.
-    fn part(&self, part: Range<usize>, checks: &'a [LedgerEntry]) -> RowBatch<'a> {
-        let ledger = if part.end == self.rows.len() { self.ledger } else { checks };
-        RowBatch { rows: &self.rows[part], ledger, is_in_doubt: self.is_in_doubt }
-    }
-}
-
-/// The results of a written batch, in its order. Without receipts if nothing was written because of the ledger.
-#[derive(Default)]
-pub(crate) struct WrittenBatch {
-    pub(crate) receipts: Vec<Receipt>,
-    pub(crate) ledger: Vec<LedgerMove>,
-}
 
 /// How long writing a batch is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,12 +71,13 @@ async fn write_batch<B: Backend>(
     }
     let mut receipts: Vec<Receipt> = Vec::with_capacity(batch.rows.len());
     let mut ledger = Vec::new();
-    let checks: Vec<LedgerEntry> = batch.ledger.iter().map(LedgerEntry::check).collect();
+    let mut positions = PartLedger::new(batch);
     let whole = 0..batch.rows.len();
     let mut parts: Vec<Range<usize>> = vec![whole];
     let mut hand_over = if batch.is_in_doubt { HandOvers::InDoubt } else { HandOvers::Allowed };
     while let Some(range) = parts.pop() {
-        let part = batch.part(range.clone(), &checks);
+        let entries = positions.of(&range);
+        let part = RowBatch { rows: &batch.rows[range.clone()], ledger: &entries, ..batch };
         let written = match write_part(intake, part, patience, &mut hand_over).await {
             Ok(written) => written,
             Err(WriteError::GaveUp(error)) => return Err(error),
@@ -120,6 +92,7 @@ async fn write_batch<B: Backend>(
             }
         };
         let Some(written) = written else { return unwritten(batch.ledger) };
+        positions.written(&entries);
         // The parts come in the order of the batch.
         debug_assert_eq!((receipts.len(), written.receipts.len()), (range.start, range.len()));
         receipts.extend(written.receipts);
@@ -135,8 +108,9 @@ async fn write_batch<B: Backend>(
     Ok(WrittenBatch { receipts, ledger })
 }
 
-/// The result of a batch that was not written because the ledger of a partition is not there: the database has lost
-/// records, or the partition is stopped. The positions of all its partitions are determined again.
+/// The result of a batch that was not written, or of which the last parts were not, because the ledger of a partition is
+/// not there: the database has lost records, or the partition is stopped. The positions of all its partitions are
+/// determined again.
 fn unwritten(ledger: &[LedgerEntry]) -> Result<WrittenBatch> {
     match ledger {
         [] => Err(Error::bug("the store deferred a batch without a position")),
@@ -149,7 +123,7 @@ fn unwritten(ledger: &[LedgerEntry]) -> Result<WrittenBatch> {
 enum HandOvers {
     Allowed,
     /// A try has failed, and may have committed hand-overs that were never started. These are released once the rows
-    /// are known to be stored, and no more are made.
+    /// are known to be stored, and no more are made. If the ledger is not there on the next try, their leases end.
     InDoubt,
 }
 

@@ -76,8 +76,8 @@ pub struct LedgerEntry {
 }
 
 impl LedgerEntry {
-    /// An entry for the first parts of a batch, which are written only if the ledger is there, and do not move it: it
-    /// ends before every position that the ledger may have.
+    /// An entry for a part of a batch without a record of this partition. The part is written only if the ledger is
+    /// there, and does not move it: the entry ends before every position that the ledger may have.
     pub fn check(&self) -> Self {
         Self { next_offset: self.from_offset - 1, leader_epoch: None, ..self.clone() }
     }
@@ -87,9 +87,9 @@ impl LedgerEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LedgerMove {
     Moved,
-    /// Nothing of the batch was written. The ledger of this partition, or of another one of the batch, is not at the
-    /// expected offset, or is stopped: the database was restored to an earlier state, or an operator or another process
-    /// has written it.
+    /// The batch, or its last part, was not written. The ledger of this partition, or of another one of the batch, is not
+    /// at the expected offset, or is stopped: the database was restored to an earlier state, or an operator or another
+    /// process has written it.
     Unwritten,
 }
 
