@@ -145,6 +145,7 @@ impl Wire for Producing {
         drop(reports);
         // The error may have come before all records were handed over.
         let is_fatal = self.producer.as_ref().is_some_and(|producer| producer.client().fatal_error().is_some());
+        self.is_usable &= !is_fatal;
         let mut is_purged = is_fatal && self.purge();
         while left > 0
             && let Some(RecordReport { index, result }) = reported.recv().await

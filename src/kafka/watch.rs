@@ -64,15 +64,18 @@ impl<B: Backend> Watch<B> {
     async fn run(self) {
         let mut reported = Reported::new();
         let mut topics = TopicAnswers::default();
-        let mut all_at = Instant::now();
+        let (mut all_at, mut had_problem) = (Instant::now(), false);
         let mut gauges = Gauges::new(&self.context.source.name);
         loop {
             let is_all = all_at <= Instant::now();
             if is_all {
-                all_at = Instant::now() + REPORT_ALL_EVERY;
                 reported.clear();
                 topics = self.ask_topics().await;
                 self.judge_topics(&topics);
+                // A broker that is starting may not know all topics: it is asked again soon, once.
+                let has_problem = topics.problem.is_some();
+                all_at = Instant::now() + if has_problem && !had_problem { WATCH_EVERY } else { REPORT_ALL_EVERY };
+                had_problem = has_problem;
             }
             let mut watched = self.context.assigned().watched();
             self.mark_refused(&mut watched);

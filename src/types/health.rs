@@ -102,8 +102,8 @@ pub enum HealthReason {
         /// Which topic, and how many records.
         why: String,
     },
-    /// No broker can be reached, Kafka refuses the credentials, the group, the cluster or a topic, or a topic does not
-    /// exist.
+    /// No broker can be reached, Kafka refuses the credentials, the group, the cluster or a topic, a topic does not exist,
+    /// or no topic matches a pattern.
     #[non_exhaustive]
     KafkaError {
         /// The name of the source; none for the relay of the outbox.

@@ -110,8 +110,8 @@ impl AssignedPartitions {
         earlier.into_iter().all(|end| batch.ends.iter().all(|own| own.place != end.place))
     }
 
-    /// Called when a batch is stored. Its offsets may be committed if the assignment is still the same. If nothing was
-    /// written, the waiting records of its partitions are dropped, and their positions are determined again, which shows
+    /// Called when a batch is stored. Its offsets may be committed if the assignment is still the same. If it was not
+    /// written whole, the waiting records of its partitions are dropped, and their positions are determined again, which shows
     /// which of their ledgers was behind, and why.
     pub(in crate::kafka) fn written(&mut self, id: u64, moves: &[LedgerMove], now: Instant) {
         let mut unwritten = Vec::new();

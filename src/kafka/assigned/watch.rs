@@ -92,7 +92,7 @@ impl AssignedPartitions {
             owned.has_topic_id |= row.is_some_and(|row| row.topic_id.is_some());
             if is_behind || is_stopped || is_ahead || *is_other_topic {
                 owned.state = PartitionState::New { ask_at: now };
-                owned.is_told = true;
+                owned.is_told |= is_behind;
                 sent_back.push((one.place.clone(), is_behind && !is_reset));
             }
         }

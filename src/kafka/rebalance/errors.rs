@@ -51,7 +51,8 @@ impl Context {
         self.topics_problem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Called when Kafka has answered about all topics that are read. `problem` is a topic that cannot be read.
+    /// Called when Kafka has answered about the topics that are read. `problem` is a topic that cannot be read; `None`
+    /// if there is none, or if the subscription has changed since.
     pub(in crate::kafka) fn topics_judged(&self, problem: Option<String>) {
         *self.topics_problem() = problem;
     }
