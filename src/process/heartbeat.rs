@@ -23,7 +23,7 @@ pub(super) fn alive_for(limits: &Limits) -> Duration {
     limits.lease * 2 / 3
 }
 
-/// Runs until the handlers are being stopped.
+/// Runs until the handlers are being stopped, or the engine has failed: then other processes must get its deliveries.
 pub(super) async fn heartbeat_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<str>) {
     let beat_every = check_every(&engine.limits).min(engine.limits.lease / 3);
     let mut reported_at = Instant::now();
@@ -32,6 +32,7 @@ pub(super) async fn heartbeat_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc
         heartbeat(&engine, &name, report).await;
         tokio::select! {
             () = tokio::time::sleep(jittered(beat_every)) => {}
+            _ = engine.failure() => return,
             () = engine.reached(Phase::Closing) => return,
         }
     }

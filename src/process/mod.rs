@@ -31,6 +31,7 @@ mod precedence;
 mod probe;
 mod rate;
 mod ready;
+mod refused;
 mod renew;
 mod retain;
 mod run;

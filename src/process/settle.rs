@@ -1,27 +1,27 @@
 //! Writes outcomes in batches: outcomes that arrive while a batch is written go into the next one.
 //!
 //! An outcome is written only while its claim is current. While the database is unavailable, outcomes wait in a bounded
-//! queue and their claims are kept. A row that cannot be written, because another session locks it, holds up neither the
-//! other outcomes nor later ones.
+//! queue and their claims are kept. `refused.rs` keeps what could not be written.
 
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::engine::{Engine, Phase};
+use super::refused::{Refused, Unwritten};
 use crate::store::Backend;
 use crate::store::seam::{ClaimId, Lost, Settlement};
 use crate::telemetry::events;
 use crate::telemetry::spans::Writing;
-use crate::types::{Backoff, Error, Kind, Outcome};
+use crate::types::Outcome;
 
 /// Batches that are written at a time. The second begins only when it is full, so that batches stay large.
-const WRITES_MAX: usize = 2;
+pub(super) const WRITES_MAX: usize = 2;
 
 /// How long outcomes wait for others while handlers run, so that not every few outcomes cost a commit.
 const LINGER: Duration = Duration::from_millis(1);
@@ -34,9 +34,6 @@ const FEW: usize = 16;
 /// While a batch takes longer than this, for example because another session locks one of its rows, the next one does
 /// not wait for it, however small it is.
 const SLOW: Duration = Duration::from_millis(50);
-
-/// Refused outcomes are written again for this long at a time, so that those refused meanwhile get their turn.
-const AGAIN_FOR: Duration = Duration::from_secs(10);
 
 /// Writes outcomes until the engine is closed. Outcomes that are not written by then are dropped with their claims:
 /// those deliveries run again.
@@ -80,12 +77,13 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
             writes.spawn(write(Arc::clone(&engine), outcomes.take_batch()));
             continue;
         }
+        let again_at = refused.again_at();
         let written = tokio::select! {
             () = outcomes.arrived() => continue,
             () = tokio::time::sleep_until(check_at), if waiting > 0 && now < check_at => continue,
-            () = tokio::time::sleep_until(refused.again_at), if refused.is_waiting() => continue,
+            () = tokio::time::sleep_until(again_at.unwrap_or(now)), if again_at.is_some() => continue,
             Some(written) = writes.join_next() => refused.note(written),
-            Some(written) = refused.writes.join_next() => refused.note_again(written),
+            Some(again) = refused.writes.join_next() => refused.note_again(again),
             () = &mut closed => return,
         };
         match written {
@@ -99,110 +97,7 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
     }
 }
 
-/// Outcomes that could not be written. They are written again beside new outcomes, one batch at a time: a row that
-/// another session locks does not hold up new outcomes, however long it is locked.
-struct Refused {
-    /// Batches, the last of which is written first. Bounded, because each outcome is on the in-flight list.
-    left: Vec<Vec<Settlement>>,
-    /// At most one.
-    writes: JoinSet<Result<(), Unwritten>>,
-    /// When `left` is written again.
-    again_at: Instant,
-    backoff: Backoff,
-    /// Nothing is written before this time: the database is unavailable, or refuses one batch after the other.
-    away_until: Instant,
-    away_backoff: Backoff,
-    /// Batches refused one after the other, of those written for the first time.
-    in_a_row: u32,
-    /// Something has failed since everything was written.
-    has_failed: bool,
-}
-
-impl Refused {
-    fn new<B: Backend>(engine: &Engine<B>) -> Self {
-        let (now, backoff) = (Instant::now(), || Backoff::new(engine.limits.backoff_max));
-        let (left, writes) = (Vec::new(), JoinSet::new());
-        Self {
-            left,
-            writes,
-            again_at: now,
-            backoff: backoff(),
-            away_until: now,
-            away_backoff: backoff(),
-            in_a_row: 0,
-            has_failed: false,
-        }
-    }
-
-    /// Whether outcomes wait to be written again.
-    fn is_waiting(&self) -> bool {
-        !self.left.is_empty() && self.writes.is_empty()
-    }
-
-    /// Writes the outcomes again when they are due.
-    fn write_again<B: Backend>(&mut self, engine: &Arc<Engine<B>>) {
-        if self.is_waiting() && Instant::now() >= self.again_at {
-            let parts = std::mem::take(&mut self.left);
-            self.writes.spawn(write_again(Arc::clone(engine), parts));
-        }
-    }
-
-    /// Notes the result of a batch that was written for the first time.
-    fn note(&mut self, written: Written) -> Result<(), JoinError> {
-        match written? {
-            Ok(()) => {
-                self.in_a_row = 0;
-                self.answered();
-            }
-            Err(unwritten) => {
-                self.in_a_row = self.in_a_row.saturating_add(1);
-                self.refused(unwritten);
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes the result of writing outcomes again.
-    fn note_again(&mut self, written: Written) -> Result<(), JoinError> {
-        match written? {
-            Ok(()) => {
-                self.backoff.reset();
-                self.answered();
-            }
-            Err(unwritten) => self.refused(unwritten),
-        }
-        Ok(())
-    }
-
-    /// The database has written a whole batch.
-    fn answered(&mut self) {
-        self.away_backoff.reset();
-        if self.left.is_empty() && self.writes.is_empty() && std::mem::take(&mut self.has_failed) {
-            events::store_recovered("settle");
-        }
-    }
-
-    fn refused(&mut self, Unwritten { error, parts }: Unwritten) {
-        events::store_error("settle", &error);
-        self.has_failed = true;
-        self.left.extend(parts);
-        self.again_at = Instant::now() + self.backoff.next();
-        if error.is_connection() || self.in_a_row > 1 {
-            self.away_until = Instant::now() + self.away_backoff.next();
-            self.again_at = self.again_at.max(self.away_until);
-        }
-    }
-}
-
-type Written = Result<Result<(), Unwritten>, JoinError>;
-
-/// Batches that could not be written, and why. They stay claimed, and are written again after a pause.
-struct Unwritten {
-    error: Error,
-    parts: Vec<Vec<Settlement>>,
-}
-
-/// Writes a batch. If the server refuses it, perhaps because of a single row, it is left in halves.
+/// Writes a batch for the first time.
 async fn write<B: Backend>(engine: Arc<Engine<B>>, batch: Vec<Settlement>) -> Result<(), Unwritten> {
     let writing = Writing::settle(batch.len());
     let settled = engine.store.backend.settle(&engine.settler, &batch).instrument(writing.span.clone()).await;
@@ -212,54 +107,12 @@ async fn write<B: Backend>(engine: Arc<Engine<B>>, batch: Vec<Settlement>) -> Re
             written(&engine, &batch, &lost);
             Ok(())
         }
-        Err(error) => Err(Unwritten { parts: halves(batch, &error), error }),
+        Err(error) => Err(Unwritten { error, batch }),
     }
-}
-
-/// Writes refused batches again, the last one first. A batch that the server refuses is halved, which finds the rows
-/// that cannot be written. Returns those.
-async fn write_again<B: Backend>(engine: Arc<Engine<B>>, mut parts: Vec<Vec<Settlement>>) -> Result<(), Unwritten> {
-    let writing = Writing::settle(parts.iter().map(Vec::len).sum());
-    let until = Instant::now() + AGAIN_FOR;
-    let (mut left, mut failure) = (Vec::new(), None);
-    while let Some(part) = parts.pop() {
-        match engine.store.backend.settle(&engine.settler, &part).instrument(writing.span.clone()).await {
-            Ok(lost) => written(&engine, &part, &lost),
-            Err(error) => {
-                let mut halves = halves(part, &error);
-                if error.is_connection() || Instant::now() >= until {
-                    left.append(&mut parts);
-                    left.append(&mut halves);
-                } else if halves.len() > 1 {
-                    parts.append(&mut halves);
-                } else {
-                    left.append(&mut halves);
-                }
-                failure = Some(error);
-            }
-        }
-    }
-    let refused = failure.filter(|_| !left.is_empty());
-    writing.ended(refused.as_ref());
-    match refused {
-        None => Ok(()),
-        Some(error) => Err(Unwritten { error, parts: left }),
-    }
-}
-
-/// A batch that the server has refused as two, if it has several outcomes. A lost connection has nothing to do with a
-/// row.
-fn halves(mut batch: Vec<Settlement>, error: &Error) -> Vec<Vec<Settlement>> {
-    let is_worth_splitting = matches!(error.kind(), Kind::Server | Kind::Data) && batch.len() > 1;
-    if !is_worth_splitting {
-        return vec![batch];
-    }
-    let half = batch.split_off(batch.len() / 2);
-    vec![half, batch]
 }
 
 /// Takes the settled claims off the in-flight list, reports them, and wakes what waited for them.
-fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[Lost]) {
+pub(super) fn written<B: Backend>(engine: &Arc<Engine<B>>, settlements: &[Settlement], lost: &[Lost]) {
     let lost: HashMap<ClaimId, &Lost> = lost.iter().map(|lost| (lost.claim, lost)).collect();
     let removed = engine.in_flight.remove_all(settlements.iter().map(|settlement| settlement.claim));
     // Claiming and starting may have paused because too much was unsettled.
