@@ -25,6 +25,8 @@ GRANT SELECT ON inbox_migration TO :"accept", :"process", :"clean", :"read", :"a
 -- accept: registers handlers; writes messages, deliveries, quarantined records and the ledger. It deletes and settles nothing.
 GRANT SELECT, INSERT, UPDATE ON inbox_handler, inbox_handler_key TO :"accept", :"process";
 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_subscription TO :"accept", :"process";
+-- A rollback may separate handlers that a later version has united.
+GRANT EXECUTE ON FUNCTION inbox_promote_parted TO :"accept", :"process";
 GRANT SELECT, INSERT ON inbox_message, inbox_delivery, inbox_quarantine TO :"accept";
 -- Locks a message's row while a delivery is added to it, and a delivery's row while another delivery of its key is held behind it.
 GRANT UPDATE (seq) ON inbox_message TO :"accept";

@@ -103,6 +103,22 @@ async fn the_roles_accept_and_process_handle_a_message_and_neither_can_do_the_ot
     .await;
 }
 
+// A rollback may begin with a process that accepts only.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_role_accept_separates_handlers_that_a_later_version_has_united() {
+    let (scene, runs) = (with_roles().await, Runs::new());
+    let two = |store| {
+        let builder = Inbox::builder(store).limits(quick()).subscribe("orders", runs.handler("old"));
+        builder.subscribe("orders", runs.handler("new")).build().unwrap()
+    };
+    two(store_of(&scene, "accept").await).accept(record("a")).await.unwrap();
+    let united = scene.inbox().subscribe("orders", runs.handler("new").formerly("old")).build().unwrap();
+    assert_eq!(united.accept(record("b")).await.unwrap(), Receipt::Accepted { deliveries: 1 });
+
+    let again = two(store_of(&scene, "accept").await);
+    assert_eq!(again.accept(record("c")).await.unwrap(), Receipt::Accepted { deliveries: 2 });
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_role_read_sees_everything_and_changes_nothing() {
     let (scene, runs) = (with_roles().await, Runs::new());

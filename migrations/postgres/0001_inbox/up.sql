@@ -523,6 +523,24 @@ BEGIN
     RETURN coalesce(cardinality(settled_ids), 0);
 END $$;
 
+-- Called when handlers that were one are separate again: a delivery may be held behind one that belongs to another
+-- handler now, whose end does not promote it. So the first held delivery of each key becomes due; one that still has a
+-- member before it is held again by the next claim. A locked row is skipped: the transaction that has it may be about to
+-- promote it, and waiting for it could deadlock. Runs with the owner's rights, because a process that only accepts may
+-- be the first one that starts.
+CREATE FUNCTION inbox_promote_parted(parted smallint[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET enable_seqscan = off AS $$
+    UPDATE inbox_delivery d SET due_at = clock_timestamp()
+    FROM (SELECT f.message_seq, f.handler_id
+          FROM (SELECT DISTINCT ON (h.handler_id, h.order_hash) h.message_seq, h.handler_id FROM inbox_delivery h
+                WHERE h.handler_id = ANY (parted) AND h.finished_at IS NULL AND h.due_at = 'infinity' AND h.order_hash IS NOT NULL
+                ORDER BY h.handler_id, h.order_hash, h.message_seq) first
+          JOIN inbox_delivery f ON f.message_seq = first.message_seq AND f.handler_id = first.handler_id
+          WHERE f.finished_at IS NULL AND f.due_at = 'infinity'
+          FOR NO KEY UPDATE OF f SKIP LOCKED) free
+    WHERE d.message_seq = free.message_seq AND d.handler_id = free.handler_id
+$$;
+
 -- Fires when a poisoned delivery that held its key is deleted, for example when poisoned deliveries expire.
 CREATE TRIGGER inbox_promote_next_of_deleted AFTER DELETE ON inbox_delivery FOR EACH ROW
 WHEN (OLD.order_hash IS NOT NULL AND OLD.due_at < 'infinity' AND (OLD.finished_at IS NULL OR OLD.status = 3 AND OLD.passed IS NULL))
@@ -1312,7 +1330,7 @@ END $$;
 -- other settlement: after an error nothing may be committed.
 --   WH001  the claim is lost: another attempt owns the delivery, or an operator released it.
 --   WH002  this attempt has already settled the delivery: a COMMIT whose reply was lost took effect.
---   WH005  the handler is ordered, and the transaction has another isolation level than read committed.
+--   WH005  the delivery has an ordering key, and the transaction has another isolation level than read committed.
 CREATE FUNCTION inbox_settle(claim text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '2s' AS $$
 DECLARE
@@ -1728,7 +1746,7 @@ BEGIN
     ELSE
         RETURN QUERY SELECT o.id FROM inbox_outbox o
         WHERE o.status = ANY (wanted) AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
-        ORDER BY o.id DESC LIMIT row_limit;
+        ORDER BY o.id LIMIT row_limit;
     END IF;
 END $$;
 

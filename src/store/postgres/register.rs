@@ -1,6 +1,7 @@
 //! Handler ids: reads the known keys, lets `aliases.rs` decide, writes the missing ids, all under one lock.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
@@ -109,21 +110,16 @@ statements! {
         SELECT g.id FROM inbox_handler g WHERE g.same_as = ANY (ARRAY(SELECT same_as FROM parted))")
     -> i16 { own: &'a [i16], others: &'a [i16] }
 
-    /// A delivery may be held behind one of an id that is another handler now, whose end does not promote it. So the
-    /// first held delivery of each key becomes due; one that still has a member before it is held again by the next
-    /// claim. Not now(): this may have waited for the lock.
-    PromoteParted<'a>("
-        UPDATE inbox_delivery d SET due_at = clock_timestamp()
-        FROM (SELECT DISTINCT ON (h.handler_id, h.order_hash) h.message_seq, h.handler_id FROM inbox_delivery h
-              WHERE h.handler_id = ANY (:parted) AND h.finished_at IS NULL AND h.due_at = 'infinity' AND h.order_hash IS NOT NULL
-              ORDER BY h.handler_id, h.order_hash, h.message_seq) first
-        WHERE d.message_seq = first.message_seq AND d.handler_id = first.handler_id AND d.finished_at IS NULL AND d.due_at = 'infinity'")
-    { parted: &'a [i16] }
+    PromoteParted<'a>("SELECT inbox_promote_parted(:parted) IS NULL") -> bool { parted: &'a [i16] }
 }
+
+/// How long claims that began before handlers were separated may still run.
+const CLAIMS_END: Duration = Duration::from_secs(1);
 
 /// Registers all handlers of a process in one transaction, under a lock per schema: two processes that start at the
 /// same time see each other's keys.
 pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandler]) -> Result<Vec<HandlerIds>> {
+    let mut all_parted = Vec::new();
     let registered = conn
         .build_transaction()
         .read_committed()
@@ -153,7 +149,8 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
                 let others = every.iter().copied().filter(|id| !ids.all.contains(id)).collect::<Vec<i16>>();
                 let parted = Part { own: &ids.all, others: &others }.load::<i16>(conn).await?;
                 if !parted.is_empty() {
-                    PromoteParted { parted: &parted }.execute(conn).await?;
+                    PromoteParted { parted: &parted }.load::<bool>(conn).await?;
+                    all_parted.extend(parted);
                 }
                 if ids.all.len() > 1 {
                     Unite { current: ids.current, all: &ids.all }.execute(conn).await?;
@@ -164,7 +161,14 @@ pub(super) async fn register(conn: &mut AsyncPgConnection, wanted: &[WantedHandl
             Result::<_, Rollback>::Ok(ids)
         })
         .await;
-    registered.map_err(|rollback| rollback.or(database("cannot register the handlers")))
+    let ids = registered.map_err(|rollback| rollback.or(database("cannot register the handlers")))?;
+    if !all_parted.is_empty() {
+        // A claim that ran beside the transaction may have held further deliveries behind those of the other handler.
+        tokio::time::sleep(CLAIMS_END).await;
+        let promoted = PromoteParted { parted: &all_parted }.load::<bool>(conn).await;
+        promoted.map_err(database("cannot separate the handlers"))?;
+    }
+    Ok(ids)
 }
 
 fn subscribe<'a>(wants: &'a Wants, ids: &'a HandlerIds) -> Subscribe<'a> {
