@@ -116,7 +116,14 @@ impl<B: Backend> Operator<B> {
         canary: &Canary,
         on_progress: impl FnMut(&CanaryProgress) -> ControlFlow<()>,
     ) -> Result<CanaryProgress> {
-        self.replay_canary_of(|| filter.clone(), limit, canary, on_progress).await
+        let began_at = Instant::now();
+        // The ages refer to the time of the call, however long the replay runs.
+        let aged = || {
+            let since = |age: Duration| age.saturating_add(began_at.elapsed());
+            let (older_than, newer_than) = (filter.older_than.map(since), filter.newer_than.map(since));
+            DeliveryFilter { older_than, newer_than, ..filter.clone() }
+        };
+        self.replay_canary_of(aged, limit, canary, on_progress).await
     }
 
     /// The same with a filter that is computed for each step, because its ages grow while the replay runs.
@@ -238,7 +245,8 @@ impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> DeliverySteps<'_, B, F
 
     /// Replays these deliveries one by one until `step` of them were replayed, and returns those. An action on several
     /// deliveries of a message would begin again with those that failed again, and one on the longest poisoned would
-    /// select locked ones again.
+    /// select locked ones again. The filter has the reason too: an action on a message also matches discarded deliveries,
+    /// which may be others of this handler.
     async fn replay_each(&self, found: Vec<DeliverySummary>, step: u32) -> Result<Vec<DeliverySummary>> {
         let mut replayed = Vec::new();
         // A delivery whose message is gone cannot be named in an action.
@@ -246,8 +254,8 @@ impl<B: Backend, F: Fn() -> DeliveryFilter + Send + Sync> DeliverySteps<'_, B, F
             if replayed.len() >= step as usize {
                 break;
             }
-            let DeliverySummary { message_id, source, handler_key, .. } = found.clone();
-            let filter = DeliveryFilter { message_id, source, handler_key, ..(self.filter)() };
+            let DeliverySummary { message_id, source, handler_key, reason, .. } = found.clone();
+            let filter = DeliveryFilter { message_id, source, handler_key, reason, ..(self.filter)() };
             if self.operator.replay(&filter, 1).await? > 0 {
                 replayed.push(found);
             }

@@ -6,8 +6,8 @@ use crate::store::operating::{Act, Verb};
 use crate::types::{OutboxDetails, OutboxFilter, OutboxSummary, Result};
 
 impl<B: Backend> Operator<B> {
-    /// Lists records of the outbox: poisoned ones the longest poisoned first, waiting ones in the order in which they
-    /// were stored, otherwise the newest first. On SQLite, all of them are in the order in which they were stored.
+    /// Lists records of the outbox in the order in which they were stored; on PostgreSQL, poisoned ones the longest
+    /// poisoned first.
     ///
     /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {

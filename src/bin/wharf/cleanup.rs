@@ -91,7 +91,7 @@ fn waiting(purged: &Purged) -> String {
     }
 }
 
-/// Names what only people remove otherwise, with its number.
+/// Includes the number of quarantined records, because otherwise only people delete them.
 fn question(purgeable: &Purgeable) -> String {
     match purgeable.quarantined {
         0 => format!("purge {} messages?", purgeable.messages),

@@ -1,5 +1,7 @@
 //! `outbox`: lists published records, sends them again, or discards them.
 
+use std::time::Instant;
+
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use wharf::operate::{OutboxFilter, OutboxState, OutboxSummary};
@@ -184,8 +186,9 @@ async fn act<B: Backend>(
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
+    let read_at = Instant::now();
     let found = session.operator().outbox(&filter, rows_to_read(acting.limit)).await?;
-    let meant = Meant::of(found, acting.limit, |record| match verb {
+    let meant = Meant::of(found, acting.limit, read_at, |record| match verb {
         "replay" => record.state != OutboxState::Waiting,
         _ => matches!(record.state, OutboxState::Waiting | OutboxState::Poisoned),
     });
@@ -207,6 +210,7 @@ async fn act<B: Backend>(
         table(output, &meant.rows[..count.min(10)])?;
     }
     acting.confirming.ask(&format!("{verb} {count} records?"))?;
+    meant.age(&mut filter.older_than, &mut filter.newer_than);
     let operator = session.acting(acting.confirming.because.as_ref());
     let changed = match verb {
         "replay" => operator.replay_outbox(&filter, meant.limit()).await?,

@@ -173,8 +173,9 @@ async fn agreed<B: Backend>(
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
+    let read_at = Instant::now();
     let found = session.operator().quarantined(&filter, rows_to_read(acting.limit)).await?;
-    let meant = Meant::of(found, acting.limit, |_| true);
+    let meant = Meant::of(found, acting.limit, read_at, |_| true);
     let (output, count, is_dry_run) = (session.output, meant.rows.len(), acting.confirming.is_dry_run);
     if is_dry_run || count == 0 {
         match (output.is_json, count) {
@@ -193,6 +194,7 @@ async fn agreed<B: Backend>(
         table(output, &meant.rows[..count.min(10)])?;
     }
     acting.confirming.ask(&format!("{verb} {count} records?"))?;
+    meant.age(&mut filter.older_than, &mut filter.newer_than);
     Ok(Some(MatchingRecords { filter, records: meant }))
 }
 

@@ -4,7 +4,7 @@
 //! delivery is no longer poisoned.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
@@ -59,7 +59,10 @@ pub async fn replay<B: Backend>(
     let Some(meant) = agreed(session, &mut filter, acting, "replay", &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
     let Some(canary) = canary.watch(meant.limit()) else {
-        let replayed = operator.replay(&filter, meant.limit()).await?;
+        let mut replayed = 0;
+        for (filter, limit) in actions(&filter, &meant) {
+            replayed += operator.replay(&filter, limit).await?;
+        }
         return report(session, &meant, "replay", replayed, None);
     };
     let bar = progress::of(session.output, Some(meant.rows.len() as u64), "replayed");
@@ -81,8 +84,26 @@ pub async fn discard<B: Backend>(
     let states = [State::Poisoned, State::Pending];
     let Some(meant) = agreed(session, &mut filter, acting, "discard", &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
-    let discarded = operator.discard(&filter, meant.limit()).await?;
+    let mut discarded = 0;
+    for (filter, limit) in actions(&filter, &meant) {
+        discarded += operator.discard(&filter, limit).await?;
+    }
     report(session, &meant, "discard", discarded, None)
+}
+
+/// The actions that change the rows that the person has confirmed: their filters and limits. The deliveries of one
+/// message are named one by one, because another one may have come to match, and the age of these begins earlier.
+fn actions(filter: &DeliveryFilter, meant: &Meant<DeliverySummary>) -> Vec<(DeliveryFilter, u32)> {
+    let of_row = |row: &DeliverySummary| {
+        let mut filter = filter.clone();
+        filter.source = row.source.clone().or(filter.source);
+        filter.handler_key = row.handler_key.clone().or(filter.handler_key);
+        (filter, 1)
+    };
+    match filter.message_id {
+        Some(_) => meant.rows.iter().map(of_row).collect(),
+        None => vec![(filter.clone(), meant.limit())],
+    }
 }
 
 /// The matching deliveries, once the person has confirmed. None when there is nothing to do.
@@ -98,8 +119,9 @@ async fn agreed<B: Backend>(
     acting.confirming.check()?;
     // With a message id, deliveries in other states match too, and they are few.
     let state = if filter.message_id.is_some() { None } else { Some(State::Poisoned) };
+    let read_at = Instant::now();
     let found = session.operator().deliveries(filter, state, rows_to_read(acting.limit)).await?;
-    let meant = Meant::of(found, acting.limit, |one| states.contains(&one.state));
+    let meant = Meant::of(found, acting.limit, read_at, |one| states.contains(&one.state));
     let output = session.output;
     let count = meant.rows.len();
     if acting.confirming.is_dry_run || count == 0 {
@@ -122,6 +144,7 @@ async fn agreed<B: Backend>(
         }
     }
     acting.confirming.ask(&format!("{verb} {count} deliveries?"))?;
+    meant.age(&mut filter.older_than, &mut filter.newer_than);
     Ok(Some(meant))
 }
 
