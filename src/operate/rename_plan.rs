@@ -63,10 +63,15 @@ pub enum KeyChange {
     New,
     /// The build does not have the key.
     Removed,
-    /// Several handlers of the build have keys of this one. The build does not start if they are names of one handler,
-    /// because a delivery belongs to one. It starts if they were separate handlers, which a later build has united and
-    /// which a rollback parts again: the stored keys do not show which of the two it is.
+    /// Several handlers of the build have keys under which the deliveries of this one are stored. The build does not
+    /// start, because a delivery belongs to one handler.
     Split {
+        /// Their keys in the build.
+        into: Vec<String>,
+    },
+    /// Several handlers of the build were separate before a later build united them: this is a rollback of that build.
+    /// Each gets its own deliveries back.
+    Separated {
         /// Their keys in the build.
         into: Vec<String>,
     },
@@ -80,17 +85,18 @@ impl fmt::Display for KeyChange {
             Self::New => f.write_str("new"),
             Self::Removed => f.write_str("removed"),
             Self::Split { into } => write!(f, "split into {}", into.join(" and ")),
+            Self::Separated { into } => write!(f, "separated into {}", into.join(" and ")),
         }
     }
 }
 
 impl PlannedHandler {
-    /// Whether the build certainly starts, no delivery is abandoned and none runs twice. Deliveries of a key that no process knows are poisoned
-    /// after a grace period, and poisoned ones cannot run when replayed. The finished work of a renamed handler is
-    /// known only under its stored key.
+    /// Whether the build starts, no delivery is abandoned and none runs twice. Deliveries of a key that no process knows
+    /// are poisoned after a grace period, and poisoned ones cannot run when replayed. The finished work of a renamed
+    /// handler is known only under its stored key.
     pub fn is_safe(&self) -> bool {
         match self.change {
-            KeyChange::Kept | KeyChange::Renamed { .. } | KeyChange::New => true,
+            KeyChange::Kept | KeyChange::Renamed { .. } | KeyChange::New | KeyChange::Separated { .. } => true,
             KeyChange::Removed => self.open + self.poisoned == 0 && self.may_be_renamed_to.is_empty(),
             KeyChange::Split { .. } => false,
         }
@@ -109,9 +115,9 @@ impl Manifest {
     /// # Ok(()) }
     /// ```
     pub fn plan(&self, stored: &[HandlerStatus]) -> Vec<PlannedHandler> {
+        let has = |entry: &ManifestHandler, key: &String| *key == entry.key || entry.formerly.contains(key);
         let is_of = |entry: &ManifestHandler, handler: &HandlerStatus| {
-            let keys = || std::iter::once(&handler.handler_key).chain(&handler.former_keys);
-            keys().any(|key| *key == entry.key || entry.formerly.contains(key))
+            has(entry, &handler.handler_key) || handler.former_keys.iter().any(|key| has(entry, key))
         };
         let is_new = |entry: &&ManifestHandler| !stored.iter().any(|handler| is_of(entry, handler));
         let new_keys: Vec<String> = self.handlers.iter().filter(is_new).map(|entry| entry.key.clone()).collect();
@@ -121,7 +127,15 @@ impl Manifest {
                 [] => KeyChange::Removed,
                 [entry] if entry.key == handler.handler_key => KeyChange::Kept,
                 [entry] => KeyChange::Renamed { to: entry.key.clone() },
-                several => KeyChange::Split { into: several.iter().map(|entry| entry.key.clone()).collect() },
+                several => {
+                    let into = several.iter().map(|entry| entry.key.clone()).collect();
+                    let owners =
+                        |keys: &Vec<String>| several.iter().filter(|e| keys.iter().any(|key| has(e, key))).count();
+                    match handler.keys_by_id.is_empty() || handler.keys_by_id.iter().any(|keys| owners(keys) > 1) {
+                        true => KeyChange::Split { into },
+                        false => KeyChange::Separated { into },
+                    }
+                }
             };
             let is_doubtful = change == KeyChange::Removed && handler.keeps_finished;
             PlannedHandler {
@@ -149,8 +163,9 @@ mod tests {
 
     fn stored(key: &str, former: &[&str], open: u64, poisoned: u64) -> HandlerStatus {
         let former: Vec<String> = former.iter().map(|key| (*key).to_owned()).collect();
+        let keys: Vec<String> = std::iter::once(key.to_owned()).chain(former.iter().cloned()).collect();
         serde_json::from_value(serde_json::json!({
-            "handler_key": key, "former_keys": former, "due": open, "later": 0, "running": 0, "poisoned": poisoned,
+            "handler_key": key, "former_keys": former, "keys_by_id": [keys], "due": open, "later": 0, "running": 0, "poisoned": poisoned,
             "oldest_due_secs": null, "next_due_at": null, "paused_at": null, "unknown_since": null, "processors": 1, "keeps_finished": false,
         }))
         .unwrap()
@@ -177,7 +192,7 @@ mod tests {
         assert_eq!(told(&plan), expected);
     }
 
-    // The start refuses such a build (`aliases.rs`), unless it is a rollback to handlers that were separate.
+    // The start refuses such a build (`aliases.rs`).
     #[test]
     fn a_build_that_registers_a_key_and_its_former_key_as_two_handlers_is_not_safe() {
         let stored = [stored("mail.receipt", &["receipts"], 0, 0)];
@@ -186,6 +201,17 @@ mod tests {
         assert_eq!(plan[0].change.to_string(), "split into receipts and mail.receipt");
         let united = build(&[("mail.receipt", &["receipts"])]).plan(&stored);
         assert_eq!(told(&united), ["mail.receipt Kept true"]);
+    }
+
+    // The start accepts it, because no id belongs to two handlers.
+    #[test]
+    fn a_rollback_to_handlers_that_a_later_build_has_united_is_safe() {
+        let keys_by_id = vec![vec!["a".to_owned(), "older".to_owned()], vec!["b".to_owned()]];
+        let united = [HandlerStatus { keys_by_id, ..stored("b", &["a", "older"], 5, 1) }];
+        let told_of = |handlers: &[(&str, &[&str])]| told(&build(handlers).plan(&united));
+        assert_eq!(told_of(&[("a", &["older"]), ("b", &[])]), ["b Separated { into: [\"a\", \"b\"] } true"]);
+        assert_eq!(told_of(&[("a", &[]), ("older", &["b"])]), ["b Split { into: [\"a\", \"older\"] } false"]);
+        assert_eq!(told_of(&[("a", &[]), ("b", &["a"])]), ["b Split { into: [\"a\", \"b\"] } false"]);
     }
 
     #[test]

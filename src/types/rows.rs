@@ -20,6 +20,9 @@ pub struct HandlerStatus {
     pub handler_key: String,
     /// Former keys, which older builds may still use.
     pub former_keys: Vec<String>,
+    /// All its keys, grouped by the id under which deliveries are stored: several groups if separate handlers became one.
+    #[serde(default)]
+    pub keys_by_id: Vec<Vec<String>>,
     /// How many deliveries are due and wait for a free slot.
     pub due: u64,
     /// How many deliveries are due later: retries, snoozed and delayed ones.

@@ -337,8 +337,7 @@ fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io
     }
     if plan.iter().any(|one| matches!(one.change, KeyChange::Split { .. })) {
         output.line(
-            "not safe: several handlers of the build have keys of one stored handler. If one key is a former key of the other, the build does not start: \
-             use a new key for one of them. If a later build has united two handlers, they are separate again",
+            "not safe: several handlers of the build have keys of one stored handler, so the build does not start. Use a new key for all but one of them",
         )?;
     }
     if plan.iter().any(|one| one.change == KeyChange::Removed && one.open + one.poisoned > 0) {

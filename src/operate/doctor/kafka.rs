@@ -65,7 +65,7 @@ impl Symptoms {
                     self.problem("partition blocked", what, advice);
                 }
                 "refused" => {
-                    let advice = "Kafka refuses the topic: grant READ on it, no record is skipped; reading resumes by itself";
+                    let advice = "Kafka refuses the topic: grant READ on it. Reading resumes by itself, and no record is skipped";
                     self.problem("partition refused", what, advice);
                 }
                 // A partition that waits for its position has no reason.

@@ -18,6 +18,7 @@ fn handler() -> HandlerStatus {
     HandlerStatus {
         handler_key: "stock".to_owned(),
         former_keys: Vec::new(),
+        keys_by_id: Vec::new(),
         due: 0,
         later: 0,
         held: 0,

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
+use wharf::operate::KeyChange;
 use wharf::order::OrderKey;
-use wharf::{Inbox, Receipt, Registration};
+use wharf::{Inbox, InboxBuilder, Receipt, Registration};
 
 use super::scene::{Database, Db, Runs, Scene, State, record, records};
 
@@ -195,6 +196,12 @@ async fn handlers_that_are_separate_again_each_get_their_delivery() {
     let one = version(&scene, new.handler("new").formerly("old")).await;
     one.accept(record("second")).await.unwrap();
     one.drain().await.unwrap();
+
+    let stored = scene.store.operate().handlers().await.unwrap();
+    let change = |builder: InboxBuilder<Db>| builder.manifest().plan(&stored).swap_remove(0).change;
+    let builder = scene.another_inbox().await;
+    let parted = builder.subscribe("orders", old.handler("old")).subscribe("orders", new.handler("new"));
+    assert_eq!(change(parted), KeyChange::Separated { into: vec!["old".to_owned(), "new".to_owned()] });
 
     let again = two().await;
     assert_eq!(again.accept(record("second")).await.unwrap(), Receipt::Duplicate { added: 1 });

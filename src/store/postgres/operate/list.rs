@@ -34,6 +34,9 @@ statements! {
                    1000000.0 / h.rate_interval_us AS rate_per_sec, h.rate_burst, h.rate_is_set AS is_rate_set,
                    ARRAY(SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                          WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1) AS former_keys,
+                   (SELECT json_agg(keys) FROM (
+                        SELECT json_agg(k.key ORDER BY k.key) AS keys FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
+                        WHERE coalesce(own.same_as, own.id) = h.id GROUP BY own.id ORDER BY own.id) of_id) AS keys_by_id,
                    (SELECT count(*) FROM inbox_processor p WHERE p.alive_until > now() AND h.id = ANY (p.handler_ids)) AS processors,
                    coalesce((SELECT true FROM (SELECT seq FROM inbox_message ORDER BY seq DESC LIMIT 1000) m
                              CROSS JOIN inbox_handler own

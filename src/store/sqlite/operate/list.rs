@@ -38,6 +38,10 @@ statements! {
             'former_keys', (SELECT json_group_array(key) FROM (
                 SELECT k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
                 WHERE coalesce(own.same_as, own.id) = h.id AND k.key <> h.key ORDER BY 1)),
+            'keys_by_id', (SELECT json_group_array(json(keys)) FROM (
+                SELECT json_group_array(key) AS keys FROM (
+                    SELECT own.id, k.key FROM inbox_handler_key k JOIN inbox_handler own ON own.id = k.handler_id
+                    WHERE coalesce(own.same_as, own.id) = h.id ORDER BY 1, 2) GROUP BY id ORDER BY id)),
             'processors', processors,
             'keeps_finished', json(iif(
                 EXISTS (SELECT 1 FROM (SELECT seq FROM inbox_message ORDER BY seq DESC LIMIT 1000) m
