@@ -48,6 +48,15 @@ pub(super) fn rate(per_sec: f64) -> String {
     }
 }
 
+/// Formats a rate limit in the shortest unit that allows one start, so that a low one is not shown as zero.
+pub(super) fn limit(per_sec: f64) -> String {
+    match per_sec {
+        often if often >= 1.0 => rate(often),
+        sometimes if sometimes * 60.0 >= 1.0 => format!("{}/min", tenth(sometimes * 60.0)),
+        rarely => format!("{}/h", tenth(rarely * 3_600.0)),
+    }
+}
+
 /// Formats a duration in its largest unit.
 pub(super) fn span(secs: f64) -> String {
     match secs.max(0.0) {
@@ -229,6 +238,7 @@ mod tests {
         assert_eq!([number(0), number(999), number(12_345_678)], ["0", "999", "12,345,678"]);
         assert_eq!([count(9_999), count(10_000)], ["9,999", "10,000+"]);
         assert_eq!([at_least(9_999), at_least(10_017)], ["9,999", "10,017+"]);
+        assert_eq!([limit(32.0), limit(0.5), limit(1.0 / 3_600.0)], ["32/s", "30/min", "1/h"]);
         assert_eq!([rate(0.0), rate(0.01), rate(0.5), rate(1_234.0)], ["0/s", "<0.1/s", "0.5/s", "1,234/s"]);
         assert_eq!([span(0.25), span(3.0), span(90.0), span(3_600.0)], ["250 ms", "3 s", "90 s", "60 min"]);
         assert_eq!([bytes(5), bytes(1_536), bytes(3 << 20)], ["5 bytes", "1.5 KiB", "3 MiB"]);

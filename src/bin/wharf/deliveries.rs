@@ -258,12 +258,7 @@ fn due(one: &DeliverySummary) -> Cell {
 }
 
 fn failure_row(failure: &FailedAttempt) -> Vec<Cell> {
-    vec![
-        cell(failure.attempt),
-        cell(when::at(failure.failed_at)),
-        cell(&failure.why),
-        brief(failure.error.as_deref(), ERROR_CHARS_MAX),
-    ]
+    vec![cell(failure.attempt), cell(when::at(failure.failed_at)), cell(&failure.why), maybe(failure.error.as_deref())]
 }
 
 fn history_row(entry: &HistoryEntry) -> Vec<Cell> {

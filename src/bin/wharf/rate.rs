@@ -20,7 +20,10 @@ pub struct RateArguments {
     /// The maximum number of starts per minute; overrides the registration
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), groups = ["change", "limit"])]
     per_min: Option<u32>,
-    /// How many deliveries may start at once, with one of the two above; without it, as many as one second allows
+    /// The maximum number of starts per hour; overrides the registration
+    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), groups = ["change", "limit"])]
+    per_hour: Option<u32>,
+    /// How many deliveries may start at once, with one of the three above; without it, as many as one second allows
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000), requires = "limit")]
     burst: Option<u32>,
     /// Remove the limit; overrides the registration
@@ -41,7 +44,8 @@ enum Change {
 
 impl RateArguments {
     fn change(&self) -> Option<Change> {
-        let limit = self.per_sec.map(RateLimit::per_second).or(self.per_min.map(RateLimit::per_minute));
+        let per_sec = self.per_sec.map(RateLimit::per_second);
+        let limit = per_sec.or(self.per_min.map(RateLimit::per_minute)).or(self.per_hour.map(RateLimit::per_hour));
         match limit {
             Some(limit) => Some(Change::Limit(self.burst.map_or(limit, |burst| limit.burst(burst)))),
             None if self.no_limit => Some(Change::Lift),
@@ -92,9 +96,18 @@ async fn status<B: Backend>(session: &Session<B>, key: &str) -> Result<HandlerSt
 fn rate_text(handler: &HandlerStatus) -> String {
     let by = if handler.is_rate_set { ", set by an operator" } else { "" };
     match (handler.rate_per_sec, handler.rate_burst) {
-        (Some(per_sec), Some(burst)) => {
-            format!("{} per second, {burst} at once{by}", (per_sec * 1000.0).round() / 1000.0)
-        }
+        (Some(per_sec), Some(burst)) => format!("{}, {burst} at once{by}", starts(per_sec)),
         _ => format!("no limit{by}"),
     }
+}
+
+/// The starts in the shortest unit that allows one, so that a low limit is not shown as zero.
+fn starts(per_sec: f64) -> String {
+    let (starts, unit) = match per_sec {
+        often if often >= 1.0 => (often, "second"),
+        sometimes if sometimes * 60.0 >= 1.0 => (sometimes * 60.0, "minute"),
+        rarely => (rarely * 3_600.0, "hour"),
+    };
+    // The database keeps the time between two starts in whole microseconds, hence the rounding.
+    format!("{} per {unit}", (starts * 1_000.0).round() / 1_000.0)
 }

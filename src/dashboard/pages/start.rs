@@ -176,7 +176,7 @@ fn handler_row(handler: &HandlerStatus, lags: &[Lag], now: SystemTime) -> Handle
         broken: handler
             .breaker_opened_at
             .map(|at| (When::new(at, now), handler.breaker_error.clone().unwrap_or_default())),
-        limit: handler.rate_per_sec.map_or_else(String::new, |limit| format!("at most {}", text::rate(limit))),
+        limit: handler.rate_per_sec.map_or_else(String::new, |limit| format!("at most {}", text::limit(limit))),
         unknown: handler.unknown_since.map(|at| When::new(at, now)),
         is_ordered: handler.is_ordered,
         is_idle: handler.processors == 0,

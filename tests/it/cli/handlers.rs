@@ -53,9 +53,11 @@ async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
     let (scene, _runs, program) = accepted().await;
     assert_eq!(program.well(&["handlers", "rate", "mail"]).await.trim(), "mail: no limit");
     let set = ["handlers", "rate", "mail", "--per-min", "30", "--burst", "2", "--because", "slow down", "--yes"];
-    assert_eq!(program.well(&set).await.trim(), "mail: 0.5 per second, 2 at once, set by an operator");
+    assert_eq!(program.well(&set).await.trim(), "mail: 30 per minute, 2 at once, set by an operator");
     assert_eq!(program.json(&set, 0).await["affected"], 0);
     assert_eq!(program.json(&["handlers", "list"], 0).await[0]["rate_per_sec"], 0.5);
+    let hourly = program.well(&["handlers", "rate", "mail", "--per-hour", "1", "--yes"]).await;
+    assert_eq!(hourly.trim(), "mail: 1 per hour, 1 at once, set by an operator");
     let lifted = program.well(&["handlers", "rate", "mail", "--no-limit", "--yes"]).await;
     assert_eq!(lifted.trim(), "mail: no limit, set by an operator");
     assert_eq!(program.json(&["handlers", "rate", "mail", "--as-registered", "--yes"], 0).await["affected"], 1);
@@ -63,7 +65,7 @@ async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
     assert_eq!(program.run(&["handlers", "rate", "mail", "--burst", "5", "--yes"]).await.code, 2);
     assert_eq!(program.run(&["handlers", "rate", "mail", "--no-limit", "--burst", "5", "--yes"]).await.code, 2);
     assert_eq!(program.run(&["handlers", "rate", "nobody"]).await.code, 2);
-    assert_eq!(scene.count("inbox_audit WHERE action = 'set rate'").await, 4);
+    assert_eq!(scene.count("inbox_audit WHERE action = 'set rate'").await, 5);
 }
 
 #[tokio::test(flavor = "multi_thread")]

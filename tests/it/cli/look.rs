@@ -78,6 +78,18 @@ async fn payload_key_and_header_values_are_shown_only_on_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_whole_error_of_each_attempt_is_shown() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("mail", |_| Err(Failure::poison(format!("{}the-end", "a long error, ".repeat(20)))));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all([record("m1")]).await.unwrap();
+    inbox.drain().await.unwrap();
+    let shown = Program::on(&scene).well(&["deliveries", "show", "m1"]).await;
+    // As the last error, and in the row of the attempt.
+    assert_eq!(shown.matches("the-end").count(), 2, "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn deliveries_are_listed_by_state_and_a_message_of_two_handlers_needs_a_handler_key() {
     let (_scene, program) = scene().await;
     let done = program.json(&["deliveries", "list", "--state", "done"], 0).await;
