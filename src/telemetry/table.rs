@@ -145,7 +145,7 @@ table! {
         "Events of consumption. `partition stopped` counts once for each assignment.";
     KAFKA_PARTITIONS: Gauge "wharf_kafka_partitions" ["source", "state"] Count Process
         { values: &["reading", "waiting", "blocked", "refused", "stopped"] }
-        "Partitions that are assigned to this process. `waiting`: the position is not known yet, or the decoder of its identity is unavailable. `blocked`: the next records cannot be read. `refused`: Kafka does not allow to read the topic. `stopped`: until an operator acts.";
+        "Partitions that are assigned to this process. `waiting`: the position is not known yet, or the decoder of its identity is unavailable. `blocked`: the next records cannot be read. `refused`: Kafka refuses this process the right to read the topic. `stopped`: until an operator acts.";
     KAFKA_LAG: Gauge "wharf_kafka_lag_records" ["source", "topic", "partition"] Count Process
         "Offsets that Kafka had at the last fetch and that are not stored yet. 0 for partitions that this process does not read.";
     KAFKA_LAG_SECONDS: Gauge "wharf_kafka_lag_seconds" ["source", "topic", "partition"] Seconds Process
