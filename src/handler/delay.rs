@@ -49,8 +49,9 @@ impl<B: Backend> Registration<B> {
 
     /// Delays new deliveries until the time in this header of the record: a duration after accept (`90s`, `1h 30m`), or
     /// an RFC 3339 time (`2026-01-31T09:00:00Z`). Without the header, [`Registration::delay`] applies. With a value
-    /// that is neither, the delivery is due at once, and the warning `delay cannot be read` names the message. Default:
-    /// no header.
+    /// that is neither, the delivery is due at once, and the warning `delay cannot be read` names the message. More than
+    /// ten years count as ten years. A delay beyond [`Registration::expires_after`] lets the delivery expire unrun.
+    /// Default: no header.
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Postgres, Raw, Record, Registration, handler};

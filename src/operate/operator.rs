@@ -247,6 +247,7 @@ impl<B: Backend> Operator<B> {
     /// its original payload, byte for byte, for other handlers and for deduplication. The corrected payload is stored
     /// beside it, and later replays of this delivery use it too. The handler can check
     /// [`Message::is_corrected`](crate::Message::is_corrected). The audit has the hash of the payload, not the payload.
+    /// The delivery keeps the order key and the tenant that it got when its message was accepted.
     /// Returns false when the delivery is no longer poisoned or discarded, or has had another attempt since `of` was
     /// read.
     ///
