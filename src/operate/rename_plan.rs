@@ -41,6 +41,10 @@ pub struct PlannedHandler {
     pub open: u64,
     /// The number of poisoned deliveries.
     pub poisoned: u64,
+    /// Keys under which deliveries of this handler may be stored and that no handler of the build has, although the build
+    /// has other keys of it. This happens if handlers became one and the build has not all of their keys.
+    #[serde(default)]
+    pub abandoned: Vec<String>,
     /// For a removed handler with finished deliveries in the database: the new keys of the build. If one of them is the
     /// handler's new name and is registered without `formerly`, a redelivered record creates a delivery under the new
     /// key, and the handler runs a second time.
@@ -95,9 +99,13 @@ impl PlannedHandler {
     /// are poisoned after a grace period, and poisoned ones cannot run when replayed. The finished work of a renamed
     /// handler is known only under its stored key.
     pub fn is_safe(&self) -> bool {
+        let has_none = self.open + self.poisoned == 0;
         match self.change {
-            KeyChange::Kept | KeyChange::Renamed { .. } | KeyChange::New | KeyChange::Separated { .. } => true,
-            KeyChange::Removed => self.open + self.poisoned == 0 && self.may_be_renamed_to.is_empty(),
+            KeyChange::New => true,
+            KeyChange::Kept | KeyChange::Renamed { .. } | KeyChange::Separated { .. } => {
+                has_none || self.abandoned.is_empty()
+            }
+            KeyChange::Removed => has_none && self.may_be_renamed_to.is_empty(),
             KeyChange::Split { .. } => false,
         }
     }
@@ -123,25 +131,28 @@ impl Manifest {
         let new_keys: Vec<String> = self.handlers.iter().filter(is_new).map(|entry| entry.key.clone()).collect();
         let old = stored.iter().map(|handler| {
             let entries: Vec<&ManifestHandler> = self.handlers.iter().filter(|entry| is_of(entry, handler)).collect();
+            let owners = |keys: &Vec<String>| {
+                let is_owner = |entry: &&&ManifestHandler| keys.iter().any(|key| has(entry, key));
+                entries.iter().filter(is_owner).count()
+            };
+            let into = || entries.iter().map(|entry| entry.key.clone()).collect();
             let change = match &entries[..] {
                 [] => KeyChange::Removed,
                 [entry] if entry.key == handler.handler_key => KeyChange::Kept,
                 [entry] => KeyChange::Renamed { to: entry.key.clone() },
-                several => {
-                    let into = several.iter().map(|entry| entry.key.clone()).collect();
-                    let owners =
-                        |keys: &Vec<String>| several.iter().filter(|e| keys.iter().any(|key| has(e, key))).count();
-                    match handler.keys_by_id.is_empty() || handler.keys_by_id.iter().any(|keys| owners(keys) > 1) {
-                        true => KeyChange::Split { into },
-                        false => KeyChange::Separated { into },
-                    }
+                _ if handler.keys_by_id.is_empty() || handler.keys_by_id.iter().any(|keys| owners(keys) > 1) => {
+                    KeyChange::Split { into: into() }
                 }
+                _ => KeyChange::Separated { into: into() },
             };
+            let orphaned = handler.keys_by_id.iter().filter(|keys| !entries.is_empty() && owners(keys) == 0);
+            let abandoned = orphaned.flatten().cloned().collect();
             let is_doubtful = change == KeyChange::Removed && handler.keeps_finished;
             PlannedHandler {
                 handler_key: handler.handler_key.clone(),
                 may_be_renamed_to: if is_doubtful { new_keys.clone() } else { Vec::new() },
                 change,
+                abandoned,
                 open: handler.due + handler.later + handler.held + handler.running,
                 poisoned: handler.poisoned,
             }
@@ -151,6 +162,7 @@ impl Manifest {
             change: KeyChange::New,
             open: 0,
             poisoned: 0,
+            abandoned: Vec::new(),
             may_be_renamed_to: Vec::new(),
         });
         old.chain(new).collect()
@@ -212,6 +224,10 @@ mod tests {
         assert_eq!(told_of(&[("a", &["older"]), ("b", &[])]), ["b Separated { into: [\"a\", \"b\"] } true"]);
         assert_eq!(told_of(&[("a", &[]), ("older", &["b"])]), ["b Split { into: [\"a\", \"older\"] } false"]);
         assert_eq!(told_of(&[("a", &[]), ("b", &["a"])]), ["b Split { into: [\"a\", \"b\"] } false"]);
+        // Deliveries that are stored under the id of the other key would have no handler.
+        assert_eq!(told_of(&[("a", &[])]), ["b Renamed { to: \"a\" } false"]);
+        assert_eq!(build(&[("b", &[])]).plan(&united)[0].abandoned, ["a", "older"]);
+        assert_eq!(told_of(&[("b", &["a"])]), ["b Kept true"]);
     }
 
     #[test]

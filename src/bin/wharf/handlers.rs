@@ -340,6 +340,13 @@ fn print_plan(output: Output, plan: &[PlannedHandler], is_safe: bool) -> std::io
             "not safe: several handlers of the build have keys of one stored handler, so the build does not start. Use a new key for all but one of them",
         )?;
     }
+    for one in plan.iter().filter(|one| !one.abandoned.is_empty() && !one.is_safe()) {
+        let keys = one.abandoned.join(", ");
+        output.line(format!(
+            "not safe: handlers of several keys became {}, and no handler of the build has {keys}. Name it in .formerly(), or keep its handler",
+            one.handler_key
+        ))?;
+    }
     if plan.iter().any(|one| one.change == KeyChange::Removed && one.open + one.poisoned > 0) {
         output.line(
             "not safe: keep the handler, or name its key in .formerly(), until no open or poisoned delivery is left",
