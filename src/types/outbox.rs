@@ -58,9 +58,9 @@ pub struct OutboxFilter {
     pub reason: Option<String>,
     /// A text that the last error contains. Case is ignored.
     pub error: Option<String>,
-    /// The minimum time since the record was published.
+    /// The minimum time since the record was sent, refused or discarded; for a waiting one, since it was published.
     pub older_than: Option<Duration>,
-    /// The maximum time since the record was published.
+    /// The maximum of that time.
     pub newer_than: Option<Duration>,
     /// Confirms that the action applies to everything. Without it, actions refuse an empty filter.
     pub all: bool,

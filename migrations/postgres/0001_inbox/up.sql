@@ -1705,7 +1705,7 @@ LEFT JOIN inbox_outbox_slots s ON s.slot = o.slot AND s.held_until > now()
 LEFT JOIN inbox_relay r ON r.id = s.holder;
 
 -- Whether a filter matches a record of the outbox, apart from its id and state.
-CREATE FUNCTION inbox_is_outgoing_meant(filter jsonb, topic text, message_id text, reason text, error text, stored_at timestamptz) RETURNS boolean
+CREATE FUNCTION inbox_is_outgoing_meant(filter jsonb, topic text, message_id text, reason text, error text, since timestamptz) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN ($1 ->> 'topic' IS NULL OR $2 = $1 ->> 'topic')
    AND ($1 ->> 'message_id' IS NULL OR $3 = $1 ->> 'message_id')
@@ -1715,9 +1715,10 @@ RETURN ($1 ->> 'topic' IS NULL OR $2 = $1 ->> 'topic')
    AND ($1 ->> 'newer_than' IS NULL OR $6 >= now() - ($1 ->> 'newer_than')::interval);
 
 -- The records of the outbox that a filter matches: {"id", "state" (waiting, sent, poisoned, discarded), "topic",
--- "message_id", "reason", "error" (a part of it), "older_than", "newer_than" (intervals since they were stored), "all":
--- true}. Without an id or a state, it matches poisoned records, the oldest first. A replay never matches waiting
--- records; a discard matches only waiting and poisoned ones.
+-- "message_id", "reason", "error" (a part of it), "older_than", "newer_than" (intervals since they were sent, poisoned or
+-- discarded; for waiting ones, since they were stored), "all": true}. Without an id or a state, it matches poisoned
+-- records, the longest poisoned first. A replay never matches waiting records; a discard matches only waiting and
+-- poisoned ones.
 CREATE FUNCTION inbox_outbox_matching(filter jsonb, row_limit integer DEFAULT 1000, action text DEFAULT 'show') RETURNS SETOF bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
@@ -1734,18 +1735,18 @@ BEGIN
     IF filter ? 'id' THEN
         RETURN QUERY SELECT o.id FROM inbox_outbox o
         WHERE o.id = (filter ->> 'id')::bigint AND o.status = ANY (wanted)
-          AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at);
+          AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, coalesce(o.finished_at, o.stored_at));
     ELSIF wanted = '{3}' THEN
         RETURN QUERY SELECT o.id FROM inbox_outbox o
-        WHERE o.status = 3 AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
+        WHERE o.status = 3 AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, coalesce(o.finished_at, o.stored_at))
         ORDER BY o.finished_at, o.id LIMIT row_limit;
     ELSIF wanted = '{0}' THEN
         RETURN QUERY SELECT o.id FROM inbox_outbox o
-        WHERE o.waiting IS NOT NULL AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
+        WHERE o.waiting IS NOT NULL AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, coalesce(o.finished_at, o.stored_at))
         ORDER BY o.waiting LIMIT row_limit;
     ELSE
         RETURN QUERY SELECT o.id FROM inbox_outbox o
-        WHERE o.status = ANY (wanted) AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, o.stored_at)
+        WHERE o.status = ANY (wanted) AND inbox_is_outgoing_meant(filter, o.topic, o.message_id, o.reason, o.last_error, coalesce(o.finished_at, o.stored_at))
         ORDER BY o.id LIMIT row_limit;
     END IF;
 END $$;

@@ -145,7 +145,7 @@ fn table(output: Output, found: &[OutboxSummary]) -> std::io::Result<()> {
             maybe(one.reason.as_deref()),
             brief(one.last_error.as_deref(), 100),
             maybe(one.payload_bytes),
-            cell(when::age(one.stored_at)),
+            cell(when::age(one.finished_at.unwrap_or(one.stored_at))),
         ]
     };
     output.table(&columns, found.iter().map(row).collect())

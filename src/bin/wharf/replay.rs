@@ -61,7 +61,10 @@ pub async fn replay<B: Backend>(
     let Some(canary) = canary.watch(meant.limit()) else {
         let mut replayed = 0;
         for (filter, limit) in actions(&filter, &meant) {
-            replayed += operator.replay(&filter, limit).await?;
+            match operator.replay(&filter, limit).await {
+                Ok(changed) => replayed += changed,
+                Err(error) => return ended_by(error, session, &meant, "replay", replayed),
+            }
         }
         return report(session, &meant, "replay", replayed, None);
     };
@@ -86,9 +89,26 @@ pub async fn discard<B: Backend>(
     let operator = session.acting(acting.confirming.because.as_ref());
     let mut discarded = 0;
     for (filter, limit) in actions(&filter, &meant) {
-        discarded += operator.discard(&filter, limit).await?;
+        match operator.discard(&filter, limit).await {
+            Ok(changed) => discarded += changed,
+            Err(error) => return ended_by(error, session, &meant, "discard", discarded),
+        }
     }
     report(session, &meant, "discard", discarded, None)
+}
+
+/// Says what was changed before the error, if anything was.
+fn ended_by<B: Backend>(
+    error: wharf::Error,
+    session: &Session<B>,
+    meant: &Meant<DeliverySummary>,
+    verb: &str,
+    affected: u64,
+) -> Result<Exit, Failure> {
+    if affected > 0 {
+        report(session, meant, verb, affected, None)?;
+    }
+    Err(error.into())
 }
 
 /// The actions that change the rows that the person has confirmed: their filters and limits. The deliveries of one

@@ -18,7 +18,7 @@ macro_rules! by_outbox_filter {
                 WHERE (:id IS NULL OR id = :id) AND status IN (SELECT value FROM json_each(:statuses)) AND (:topic IS NULL OR topic = :topic)
                   AND (:message_id IS NULL OR message_id = :message_id) AND (:reason IS NULL OR reason = :reason)
                   AND (:error IS NULL OR instr(lower(last_error), lower(:error)) > 0)
-                  AND (:before IS NULL OR stored_at < :before) AND (:after IS NULL OR stored_at >= :after)
+                  AND (:before IS NULL OR coalesce(finished_at, stored_at) < :before) AND (:after IS NULL OR coalesce(finished_at, stored_at) >= :after)
                 ORDER BY id LIMIT :limit", $behind)) $(-> $row)? {
                 id: Option<i64>, statuses: String, topic: Option<&'a str>, message_id: Option<&'a str>, reason: Option<&'a str>,
                 error: Option<&'a str>, before: Option<i64>, after: Option<i64>, limit: i64, $($more: $more_type,)?
