@@ -51,7 +51,7 @@ enum WriteError {
     GaveUp(Error),
 }
 
-/// Writes the rows and returns one receipt for each, in order. The ledger moves with the last row.
+/// Writes the rows and returns one receipt for each, in order. The ledger moves with them.
 pub(crate) async fn write<B: Backend>(
     intake: &Arc<Intake<B>>,
     batch: RowBatch<'_>,

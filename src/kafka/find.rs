@@ -152,7 +152,7 @@ async fn with_ledger<B: Backend>(
 /// Reports a ledger that is behind: a person has moved it, or the database has lost records.
 fn report_behind(context: &Context, asked: &Asked, ledger: Option<&LedgerRow>) {
     let (topic, partition) = &asked.place;
-    match ledger.is_some_and(|row| row.stopped.is_some() || position::is_reset(row, asked.has_topic_id)) {
+    match ledger.is_some_and(|row| position::is_reset(row, asked.has_topic_id)) {
         true => events::kafka::ledger_moved(&context.source, topic, *partition),
         false => events::kafka::ledger_behind(&context.source, topic, *partition),
     }

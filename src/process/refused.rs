@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
@@ -50,6 +51,9 @@ pub(super) struct Refused {
     away_backoff: Backoff,
     /// Batches refused since the last success, of those written for the first time.
     in_a_row: usize,
+    /// An outcome was written again since the last refusal of such a batch. A task that writes outcomes again may run for
+    /// long, and must not look like a server that refuses everything.
+    has_written: Arc<AtomicBool>,
     /// Something has failed since everything was written.
     has_failed: bool,
 }
@@ -95,9 +99,9 @@ impl Waiting {
     }
 
     /// Adds outcomes. A list with others keeps its time, so that a steady flow of refusals cannot put it off.
-    fn add(&mut self, parts: VecDeque<Vec<Settlement>>, at: Instant) {
-        if self.parts.is_empty() {
-            self.at = at;
+    fn add(&mut self, parts: VecDeque<Vec<Settlement>>, pause: impl FnOnce() -> Duration) {
+        if self.parts.is_empty() && !parts.is_empty() {
+            self.at = Instant::now() + pause();
         }
         self.parts.extend(parts);
     }
@@ -118,6 +122,7 @@ impl Refused {
             away_until: Instant::now(),
             away_backoff: backoff(),
             in_a_row: 0,
+            has_written: Arc::default(),
             has_failed: false,
         }
     }
@@ -135,7 +140,7 @@ impl Refused {
             if waiting.due_at().is_some_and(|due| now >= due.max(self.away_until)) {
                 waiting.is_writing = true;
                 let parts = std::mem::take(&mut waiting.parts);
-                self.writes.spawn(write_again(Arc::clone(engine), list, parts));
+                self.writes.spawn(write_again(Arc::clone(engine), list, parts, Arc::clone(&self.has_written)));
             }
         }
     }
@@ -145,15 +150,17 @@ impl Refused {
         match written? {
             Ok(()) => self.succeeded(),
             Err(Unwritten { error, batch }) => {
-                let now = Instant::now();
                 match is_of_rows(&error) && batch.len() == 1 {
-                    true => self.rows.add([batch].into(), now + self.row_backoff.next()),
-                    false => self.batches.add(halves(batch, &error).into(), now),
+                    true => self.rows.add([batch].into(), || self.row_backoff.next()),
+                    false => self.batches.add(halves(batch, &error).into(), || Duration::ZERO),
+                }
+                if self.has_written.swap(false, Ordering::Relaxed) {
+                    self.in_a_row = 0;
                 }
                 self.in_a_row += 1;
                 self.failed(&error);
                 // As many batches as were under way together may each have had a locked row.
-                if self.in_a_row > WRITES_MAX {
+                if error.is_connection() || self.in_a_row > WRITES_MAX {
                     self.go_away();
                 }
             }
@@ -174,16 +181,16 @@ impl Refused {
         }
         if has_written {
             self.succeeded();
-        } else if !is_late && !batches.is_empty() {
+        }
+        let is_all_refused = !has_written && !is_late && !batches.is_empty();
+        if is_all_refused || error.as_ref().is_some_and(Error::is_connection) {
             self.go_away();
         }
-        let now = Instant::now();
-        self.batches.add(batches, now);
-        if !rows.is_empty() {
-            self.rows.add(rows, now + self.row_backoff.next());
-        } else if list == List::Rows {
+        if has_written && list == List::Rows {
             self.row_backoff.reset();
         }
+        self.batches.add(batches, || Duration::ZERO);
+        self.rows.add(rows, || self.row_backoff.next());
         self.tell_recovered();
         Ok(())
     }
@@ -196,9 +203,6 @@ impl Refused {
     fn failed(&mut self, error: &Error) {
         events::store_error("settle", error);
         self.has_failed = true;
-        if error.is_connection() {
-            self.go_away();
-        }
     }
 
     fn go_away(&mut self) {
@@ -215,7 +219,12 @@ impl Refused {
 /// Writes refused outcomes again. A part that the server refuses is halved, and its halves come last, so that outcomes
 /// that can be written do not wait until all others are found. Once an outcome of `List::Rows` was written, the cause
 /// may have ended for all of them: the others are written together.
-async fn write_again<B: Backend>(engine: Arc<Engine<B>>, list: List, mut parts: VecDeque<Vec<Settlement>>) -> Again {
+async fn write_again<B: Backend>(
+    engine: Arc<Engine<B>>,
+    list: List,
+    mut parts: VecDeque<Vec<Settlement>>,
+    success: Arc<AtomicBool>,
+) -> Again {
     let writing = Writing::settle(parts.iter().map(Vec::len).sum());
     let until = Instant::now() + AGAIN_FOR;
     let (mut has_written, mut is_late, mut refusals) = (false, false, 0);
@@ -228,6 +237,7 @@ async fn write_again<B: Backend>(engine: Arc<Engine<B>>, list: List, mut parts: 
                     parts = merged(parts, engine.limits.settle_batch_rows);
                 }
                 has_written = true;
+                success.store(true, Ordering::Relaxed);
             }
             Err(error) => {
                 refusals += 1;
