@@ -130,6 +130,39 @@ async fn shutdown_releases_waiting_deliveries_without_consuming_a_retry() {
     assert_eq!((scene.count(unharmed).await, scene.count(HELD).await, calls.sizes().len()), (10, 0, 0));
 }
 
+// Without renewals, the claims would end, and the deliveries would be claimed again, here or there.
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_that_wait_for_their_batch_keep_their_claims_beside_another_process() {
+    let (scene, calls, others) = (Scene::new().await, Calls::default(), Calls::default());
+    let limits = patient().lease(Duration::from_secs(2));
+    let waiting = scene.inbox().limits(limits.clone()).subscribe("orders", calls.handler().batch(10, HOUR));
+    let waiting = waiting.build().unwrap();
+    let running = waiting.start().await.unwrap();
+    let mut all = records(10);
+    let last = all.pop().unwrap();
+    waiting.accept_all(all).await.unwrap();
+    held_are(&scene, 9).await;
+    let hasty = scene.another_inbox().await.limits(limits);
+    let hasty = hasty.subscribe("orders", others.handler().batch(1, Duration::ZERO)).build().unwrap();
+    let hasty = hasty.start().await.unwrap();
+    let held = "SELECT min(locked_until) AS earliest, max(locked_until) AS latest FROM inbox_delivery";
+    scene.database.execute(&format!("CREATE TABLE held_first AS {held}; CREATE TABLE held_last AS {held}")).await;
+
+    for _ in 0..2 {
+        let renewed = format!("({held}) h, held_last l WHERE h.earliest > l.latest");
+        scene.until(&format!("SELECT (count(*) > 0)::int::bigint FROM {renewed}")).await;
+        scene.database.execute(&format!("DELETE FROM held_last; INSERT INTO held_last {held}")).await;
+    }
+    scene.until("SELECT (count(*) > 0)::int::bigint FROM held_first WHERE latest < now()").await;
+    waiting.accept(last).await.unwrap();
+
+    scene.settled().await;
+    assert_eq!((calls.sizes(), others.sizes()), (vec![10], vec![]));
+    assert_eq!((calls.ids().len(), scene.count_done_at_first().await), (10, 10));
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    hasty.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_call_releases_all_its_messages_without_consuming_a_retry() {
     let (scene, calls, gate) = (Scene::new().await, Calls::default(), watch::Sender::new(false));
