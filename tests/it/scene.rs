@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{OnceCell, Semaphore, watch};
-use wharf::store::Backend;
+use wharf::store::{Backend, PostgresOptions};
 use wharf::{
     Failure, HandlerKey, Inbox, InboxBuilder, Limits, Message, Postgres, Raw, Record, Registration, Store, handler,
 };
@@ -137,6 +137,12 @@ pub async fn store_url(database: &TestDatabase) -> String {
     }
     let pgbouncer = PGBOUNCER.get_or_init(async || PgBouncer::start(Server::shared().await.url()).await).await;
     pgbouncer.url(database.name())
+}
+
+/// A store with one connection for transactional handlers.
+pub async fn with_one_handler_connection(scene: &Scene) -> Store<Db> {
+    let options = PostgresOptions::default().handler_connections(1);
+    Store::connect_with(&store_url(&scene.database).await, options).await.unwrap()
 }
 
 /// Limits for tests: what takes minutes in production takes moments. The lease is long enough for a machine that stalls

@@ -44,6 +44,7 @@ macro_rules! every_store {
             outcomes "../outcomes.rs"
             overview "../overview.rs"
             poison_hook "../poison_hook.rs"
+            priority "../priority.rs"
             quarantine_ids "../quarantine_ids.rs"
             quarantine_replay "../quarantine_replay.rs"
             rate "../rate.rs"
@@ -104,6 +105,11 @@ pub mod sqlite {
         pub type Db = wharf::Sqlite;
         pub type Connection = wharf::store::AsyncSqliteConnection;
         pub const WORKER: &str = "sqlite worker";
+
+        /// Every store has one.
+        pub async fn with_one_handler_connection(scene: &Scene) -> wharf::Store<Db> {
+            scene.another_store().await
+        }
     }
 
     every_store!();

@@ -1,0 +1,53 @@
+//! Priority as a rule of order: two transactional handlers have one connection between them, and their runs are counted
+//! in order.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use wharf::flow::Priority;
+use wharf::{Inbox, Record};
+
+use super::effect::{self, effects};
+use super::scene::{Runs, Scene, quick, with_one_handler_connection};
+
+/// The backlog of each handler.
+const EACH: usize = 64;
+
+fn of(topic: &'static str, numbers: Range<usize>) -> impl Iterator<Item = Record> {
+    numbers.map(move |n| Record::new(topic).with_id(format!("{topic}-{n:03}")))
+}
+
+// A claim finds a place for a handler only while a connection is free or the handler has one. So the backlogs arrive
+// together, when both handlers are idle and known as fast: one claim takes them all, and from then on priority alone
+// decides. While another handler waits, a turn has one run. Of eight turns, one belongs to the handler of low priority;
+// other passes over the waiting handlers count too, so the order is not always the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_of_high_priority_leads_and_one_of_low_priority_goes_on_beside_it() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    let (runs, nowhere) = (Runs::new(), Runs::new());
+    let inbox = Inbox::builder(with_one_handler_connection(&scene).await)
+        .limits(quick().claim_ahead(Duration::from_secs(10)))
+        .subscribe("low", effect::writing_only(&runs, "low").priority(Priority::Low))
+        .subscribe("high", effect::writing_only(&runs, "high").priority(Priority::High))
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+    for topic in ["low", "high"] {
+        inbox.accept_all(of(topic, 0..EACH)).await.unwrap();
+        scene.settled().await;
+    }
+    // This inbox is not started: its deliveries can only be claimed.
+    let elsewhere = scene.another_inbox().await.subscribe("low", nowhere.handler("low"));
+    let elsewhere = elsewhere.subscribe("high", nowhere.handler("high")).build().unwrap();
+    let both = of("low", EACH..2 * EACH).chain(of("high", EACH..2 * EACH));
+
+    elsewhere.accept_all(both).await.unwrap();
+
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    let order: String = runs.ids()[2 * EACH..].iter().map(|id| &id[..1]).collect();
+    let low_before_high_has_ended = order[..order.rfind('h').unwrap()].matches('l').count();
+    assert!((1..EACH / 2).contains(&low_before_high_has_ended), "{order}");
+    assert_eq!((effects(&scene).await.len(), scene.count_done_at_first().await), (4 * EACH, 4 * EACH as i64));
+}
