@@ -16,24 +16,24 @@ use super::scene::{Database, Db, Runs, Scene, key, quick, record, records};
 use support::events::{Event, Events};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const FAILURES: u32 = 3;
-const SLOTS: usize = 4;
+pub const FAILURES: u32 = 3;
+pub const SLOTS: usize = 4;
 const MESSAGES: usize = 40;
 
-const IS_OPEN: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHERE breaker_opened_at IS NOT NULL";
+pub const IS_OPEN: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHERE breaker_opened_at IS NOT NULL";
 const IS_CLOSED: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_handler WHERE breaker_opened_at IS NOT NULL";
 const NOTHING_HELD: &str = "SELECT (count(*) = 0)::int::bigint FROM inbox_delivery WHERE locked_until IS NOT NULL";
-const PROBE_NOW: &str = "UPDATE inbox_handler SET breaker_probe_at = now()";
+pub const PROBE_NOW: &str = "UPDATE inbox_handler SET breaker_probe_at = now()";
 /// No process may probe, and the last probe has failed.
 const PROBE_HAS_FAILED: &str = "SELECT (count(*) > 0)::int::bigint FROM inbox_handler WHERE breaker_probe_at > now() AND breaker_probe_until IS NULL";
-const ALL_DUE: &str = "UPDATE inbox_delivery SET due_at = now() WHERE due_at > now() AND locked_until IS NULL AND finished_at IS NULL AND order_hash IS NULL";
+pub const ALL_DUE: &str = "UPDATE inbox_delivery SET due_at = now() WHERE due_at > now() AND locked_until IS NULL AND finished_at IS NULL AND order_hash IS NULL";
 
 /// Whether the dependency of the handlers is available.
 #[derive(Clone, Default)]
-struct Service(Arc<AtomicBool>);
+pub struct Service(Arc<AtomicBool>);
 
 impl Service {
-    fn returns(&self) {
+    pub fn returns(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
@@ -44,7 +44,7 @@ impl Service {
         }
     }
 
-    fn plain(&self, runs: &Runs) -> Registration<Db> {
+    pub fn plain(&self, runs: &Runs) -> Registration<Db> {
         let service = self.clone();
         runs.answering("mail", move |_| service.answer())
     }
@@ -59,7 +59,7 @@ impl Service {
 }
 
 /// One failure would poison, if it consumed a retry.
-fn breaking(registration: Registration<Db>) -> Registration<Db> {
+pub fn breaking(registration: Registration<Db>) -> Registration<Db> {
     let breaker = Breaker::new().failures(FAILURES).probe_every(HOUR);
     registration.concurrency(SLOTS).retry(RetryPolicy::never()).breaker(breaker)
 }

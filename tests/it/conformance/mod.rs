@@ -36,6 +36,7 @@ macro_rules! every_store {
             large "../large.rs"
             layers "../layers.rs"
             ledger "../ledger.rs"
+            long_outage "../long_outage.rs"
             operate "../operate.rs"
             operate_steps "../operate_steps.rs"
             order "../order.rs"
