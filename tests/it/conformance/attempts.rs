@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use wharf::flow::Breaker;
 use wharf::operate::{DeliveryFilter, FailedAttempt};
 use wharf::{Failure, Limits, Message, Raw, Retention, RetryPolicy, handler};
 
@@ -47,6 +48,38 @@ async fn every_failed_attempt_is_kept_with_its_error() {
     let shown: Vec<_> = shown.iter().map(|one| (one.attempt, one.why.as_str(), one.error.as_deref())).collect();
     assert_eq!(shown[0], (1, "failed", Some("no connection")));
     assert_eq!((shown.len(), shown[3]), (4, (5, "permanent", Some("no such customer"))));
+}
+
+// With a breaker the attempt consumes no retry, and without one it does. People see the same word.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_whose_dependency_was_unavailable_is_kept_with_that_word_also_if_it_does_not_poison() {
+    for (breaker, errors) in [(None, 1), (Some(Breaker::new()), 0)] {
+        let (scene, runs) = (Scene::new().await, Runs::new());
+        let away = runs.answering("mail", |message| match message.attempt() {
+            1 => Err(Failure::unavailable("the mail server is away")),
+            _ => Ok(()),
+        });
+        let away = away.retry(at_once(1));
+        let away = match breaker {
+            Some(breaker) => away.breaker(breaker),
+            None => away,
+        };
+        let inbox = scene.inbox().subscribe("orders", away).build().unwrap();
+        inbox.accept(record("a")).await.unwrap();
+        inbox.drain().await.unwrap();
+        assert_eq!(scene.count("inbox_poisoned").await, 0);
+        let [shown] = &failures(&scene).await[..] else { panic!("one failure") };
+        let expected = (1, "unavailable", Some("the mail server is away"));
+        assert_eq!((shown.attempt, shown.why.as_str(), shown.error.as_deref()), expected);
+
+        scene.database.execute("UPDATE inbox_delivery SET due_at = now() WHERE finished_at IS NULL").await;
+        inbox.drain().await.unwrap();
+
+        let done = format!("inbox_status WHERE state = 'done' AND attempts = 2 AND errors = {errors}");
+        assert_eq!(scene.count(&done).await, 1);
+        let kept = scene.database.query_texts(FAILURES).await;
+        assert_eq!(kept, ["a mail 1 unavailable the mail server is away"]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
