@@ -1,8 +1,10 @@
 //! Fair handlers: tenants take turns, so that a burst of one does not delay the others. The tests count turns and
 //! measure no time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{Semaphore, watch};
 use wharf::batch::batch_handler;
 use wharf::flow::{FairKey, RateLimit};
 use wharf::operate::Backfill;
@@ -67,6 +69,41 @@ async fn a_new_tenant_is_in_the_next_claim_despite_the_backlog_of_another() {
     assert_eq!(burst.len(), 100);
 }
 
+// The limit of rows is lower than its default, so that a burst of a thousand exceeds it, and the limit of time is higher,
+// so that the measured pace of the handler does not matter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_tenant_waits_for_what_is_claimed_ahead_and_for_one_more_claim_but_not_for_the_burst() {
+    const SLOTS: usize = 2;
+    const AHEAD: usize = 100;
+    const WARM_UP: usize = 200;
+    const SMALL: usize = 10;
+    let (scene, runs, gate) = (Scene::new().await, Runs::new(), watch::Sender::new(true));
+    let limits = quick().claim_ahead_rows(AHEAD).claim_ahead(Duration::from_secs(10));
+    let mail = fair(runs.gated("mail", &gate)).concurrency(SLOTS);
+    let inbox = scene.inbox().limits(limits).subscribe("orders", mail).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept_all(of("warm-up", WARM_UP)).await.unwrap();
+    scene.settled().await;
+    gate.send_replace(false);
+    inbox.accept_all(of("burst", 1_000)).await.unwrap();
+    let is_full = format!("(count(*) = {})::int::bigint", SLOTS + AHEAD);
+    scene.until(&format!("SELECT {is_full} FROM inbox_delivery WHERE locked_until IS NOT NULL")).await;
+    inbox.accept_all(of("small", SMALL)).await.unwrap();
+    let started = runs.count();
+    assert_eq!(started, WARM_UP + SLOTS);
+
+    gate.send_replace(true);
+
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    let later = &runs.ids()[started..];
+    assert_eq!((later.len(), count(later, "small")), (1_000 - SLOTS + SMALL, SMALL));
+    // Of a claim that is too small for all ten, at most two thirds are of the burst: with an odd number it has one more.
+    // The last claim is at most as large as everything that may be claimed at a time.
+    let bound = AHEAD + 3 * SMALL + (AHEAD + SLOTS);
+    assert_eq!(count(&later[..bound], "small"), SMALL, "{later:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn with_one_slot_tenants_take_turns_one_by_one() {
     let (scene, runs) = (Scene::new().await, Runs::new());
@@ -79,6 +116,45 @@ async fn with_one_slot_tenants_take_turns_one_by_one() {
 
     for turns in runs.ids().chunks(3) {
         assert_eq!(["a", "b", "c"].map(|tenant| count(turns, tenant)), [1; 3], "{:?}", runs.ids());
+    }
+}
+
+// Each process takes turns on its own, with one slot and so one delivery in a claim. With three tenants, each of them has
+// its turn within three claims of a process, whatever the other one claims between.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_of_two_processes_serves_a_new_tenant_within_the_documented_number_of_claims() {
+    const CLAIMS: usize = 3;
+    let scene = Scene::new().await;
+    let mut processes = Vec::new();
+    for _ in 0..2 {
+        let (runs, gate) = (Runs::new(), Arc::new(Semaphore::new(0)));
+        let mail = fair(runs.held("mail", &gate)).concurrency(1);
+        let inbox = scene.another_inbox().await.limits(quick().claim_ahead(Duration::ZERO));
+        processes.push((inbox.subscribe("orders", mail).build().unwrap(), runs, gate));
+    }
+    processes[0].0.accept_all(of("burst", 40).into_iter().chain(of("other", 40))).await.unwrap();
+    let mut running = Vec::new();
+    for (inbox, runs, _) in &processes {
+        running.push(inbox.start().await.unwrap());
+        runs.reached(1).await;
+    }
+    processes[0].0.accept_all(of("small", 6)).await.unwrap();
+
+    for claim in 1..=3 * CLAIMS {
+        for (_, runs, gate) in &processes {
+            gate.add_permits(1);
+            runs.reached(1 + claim).await;
+        }
+    }
+
+    for (_, runs, _) in &processes {
+        for turns in runs.ids()[1..].chunks(CLAIMS) {
+            assert_eq!(count(turns, "small"), 1, "{:?}", runs.ids());
+        }
+    }
+    for (running, (_, _, gate)) in running.into_iter().zip(processes) {
+        gate.add_permits(100);
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
     }
 }
 
