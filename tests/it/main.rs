@@ -71,6 +71,7 @@ fn child_entry() {
         traces::through_kafka::ROLE,
     ];
     support::child::run_role(
-        &[&[worker::ROLE, conformance::sqlite::worker::ROLE, any_client::ROLE], &of_kafka[..]].concat(),
+        &[&[worker::ROLE, conformance::sqlite::worker::ROLE, any_client::ROLE, metrics::breaker::ROLE], &of_kafka[..]]
+            .concat(),
     );
 }

@@ -13,7 +13,7 @@ use support::http;
 use support::kafka_records::TestRecord;
 
 /// The text that Prometheus scrapes.
-struct Exported(String);
+pub(super) struct Exported(String);
 
 /// A sample: its name, its labels, its value.
 struct Sample<'a> {
@@ -39,7 +39,7 @@ impl Exported {
     }
 
     /// The first value of a metric whose labels have all these values.
-    fn value(&self, name: &str, values: &[&str]) -> Option<f64> {
+    pub(super) fn value(&self, name: &str, values: &[&str]) -> Option<f64> {
         let is_it = |sample: &Sample<'_>| {
             sample.name == name && values.iter().all(|value| sample.labels.values().any(|found| found == value))
         };
@@ -66,7 +66,7 @@ fn metric_of(name: &str) -> Option<&'static Metric> {
 }
 
 /// Polls until the exported metrics satisfy the condition.
-async fn until(address: &str, is_wanted: impl Fn(&Exported) -> bool) -> Exported {
+pub(super) async fn until(address: &str, is_wanted: impl Fn(&Exported) -> bool) -> Exported {
     within(async {
         loop {
             let exported = Exported::of(address).await;
