@@ -63,6 +63,11 @@ impl<B: Backend> Lane<B> {
             return 0;
         }
         let parallel = self.connections.as_ref().map_or(self.concurrency, |share| share.free() + self.running());
+        if parallel == 0 && !limits.claim_ahead.is_zero() {
+            // Other handlers hold every connection: there are fewer connections than handlers. One of them returns its
+            // connection only if a delivery waits for it, so the deliveries of one call are claimed.
+            return self.batch_rows(limits).min(limits.claim_ahead_rows);
+        }
         let rows = self.pace.rows_ahead(parallel.min(self.concurrency), limits);
         // Fewer rows than one batch call takes would wait for a call to end, and then for more rows.
         if rows < self.batch_rows(limits) { 0 } else { rows }

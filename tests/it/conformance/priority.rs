@@ -51,3 +51,35 @@ async fn a_handler_of_high_priority_leads_and_one_of_low_priority_goes_on_beside
     assert!((1..EACH / 2).contains(&low_before_high_has_ended), "{order}");
     assert_eq!((effects(&scene).await.len(), scene.count_done_at_first().await), (4 * EACH, 4 * EACH as i64));
 }
+
+/// Turns until every handler has been first: each fourth pass begins with another of the two.
+const TURNS: usize = 8;
+/// Deliveries that a handler may run with a connection before it returns it.
+const RUNS_IN_A_TURN: usize = 32;
+
+// The busy handler always has more deliveries in memory, so the connection is never free when something is claimed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_gets_the_connection_beside_a_busy_one_also_if_its_deliveries_come_later() {
+    for (busy, late) in [(Priority::High, Priority::Low), (Priority::Normal, Priority::Normal), (Priority::Low, Priority::High)] {
+        let scene = Scene::new().await;
+        effect::prepare(&scene).await;
+        let runs = Runs::new();
+        let inbox = Inbox::builder(with_one_handler_connection(&scene).await)
+            .limits(quick())
+            .subscribe("busy", effect::writing_only(&runs, "busy").priority(busy))
+            .subscribe("late", effect::writing_only(&runs, "late").priority(late))
+            .build()
+            .unwrap();
+        inbox.accept_all(of("busy", 0..800)).await.unwrap();
+        let running = inbox.start().await.unwrap();
+        runs.reached(100).await;
+
+        inbox.accept_all(of("late", 0..5)).await.unwrap();
+        let before = runs.count();
+
+        scene.settled().await;
+        running.shutdown(Duration::from_secs(5)).await.unwrap();
+        let order: String = runs.ids().iter().map(|id| &id[..1]).collect();
+        assert!(order.find('l').unwrap() <= before + TURNS * RUNS_IN_A_TURN, "{order}");
+    }
+}
