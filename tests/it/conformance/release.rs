@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use wharf::operate::{DeliveryFilter, DeliverySummary};
+use wharf::order::OrderKey;
 use wharf::{Failure, Limits, Message, Raw, Registration, handler};
 
 use super::scene::{Database, Db, Runs, Scene, State, key, quick, record, within};
@@ -65,6 +66,54 @@ async fn a_released_run_is_run_elsewhere_and_its_own_result_changes_nothing() {
     let history: Vec<_> = details.history.iter().map(|entry| (entry.state, entry.attempts)).collect();
     assert_eq!(history, [(State::Running, 1)]);
     other.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+// The old run may still be active beside the new one. Whatever it answers, it neither lets the next delivery of the key
+// start nor holds the key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_head_of_a_key_runs_again_before_the_next_and_its_old_run_decides_nothing() {
+    let old_answers: [fn() -> Result<(), Failure>; 3] =
+        [|| Ok(()), || Err(Failure::poison("too late")), || Err(Failure::discard("too late"))];
+    for old_answer in old_answers {
+        let (scene, runs) = (Scene::new().await, Runs::new());
+        let gates = [(); 2].map(|()| Arc::new(Semaphore::new(0)));
+        let head_waits = || {
+            let (runs, gates) = (runs.clone(), gates.clone());
+            let work = move |message: Message<Raw>| {
+                runs.note(&message);
+                let gates = gates.clone();
+                async move {
+                    match (message.id(), message.attempt()) {
+                        ("a1", 1) => gates[0].acquire().await?.forget(),
+                        ("a1", _) => gates[1].acquire().await?.forget(),
+                        _ => {}
+                    }
+                    if message.attempt() == 1 && message.id() == "a1" { old_answer() } else { Ok(()) }
+                }
+            };
+            handler(key("stock"), work).ordered_by(OrderKey::record_key()).concurrency(1)
+        };
+        let old = scene.inbox().limits(slow()).subscribe("orders", head_waits()).build().unwrap();
+        old.accept_all(["a1", "a2", "a3"].map(|id| record(id).with_key("a"))).await.unwrap();
+        let old = old.start().await.unwrap();
+        runs.reached(1).await;
+        assert!(scene.store.operate().release(&running(&scene).await).await.unwrap());
+        let other = scene.another_inbox().await.limits(slow()).subscribe("orders", head_waits()).build().unwrap();
+        let other = other.start().await.unwrap();
+        runs.reached(2).await;
+
+        // The old run returns while the new one is active, and its process tries to write the outcome before it ends.
+        gates[0].add_permits(1);
+        old.shutdown(Duration::from_secs(20)).await.unwrap();
+        assert_eq!(scene.states().await, ["a1 stock running", "a2 stock pending", "a3 stock pending"]);
+        assert_eq!(runs.ids(), ["a1", "a1"]);
+
+        gates[1].add_permits(1);
+        scene.settled().await;
+        assert_eq!(runs.ids(), ["a1", "a1", "a2", "a3"]);
+        assert_eq!(scene.count_done_uncharged().await, 3);
+        other.shutdown(Duration::from_secs(5)).await.unwrap();
+    }
 }
 
 // A result that leaves the delivery open would match the row as the release has left it.
