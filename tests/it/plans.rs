@@ -271,6 +271,53 @@ async fn a_claim_of_a_fair_handler_touches_no_more_pages_for_all_that_its_tenant
     assert!(pages[1] <= Some(10 * (16 + 256) + 500), "{pages:?}");
 }
 
+// A delivery that is done is settled with the next of its key; for one that is discarded, a trigger looks for the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn ordered_handlers_touch_no_more_pages_for_all_that_waits_behind_a_key() {
+    let statements = ["order_key AS MATERIALIZED", "WITH promoted AS MATERIALIZED", "h.order_hash = OLD.order_hash"];
+    let mut pages = Vec::new();
+    for (name, held) in [("held_few", 100), ("held_many", 20_000)] {
+        let big = Big::almost_empty(name).await;
+        let (done, discarded) = (Runs::new(), Runs::new());
+        let discarding = discarded.answering("sorted_out", |_| Err(Failure::discard("not ours")));
+        let inbox = Inbox::builder(big.store().await)
+            .subscribe("sorted", done.handler("sorted").ordered_by(OrderKey::record_key()))
+            .subscribe("sorted", discarding.ordered_by(OrderKey::record_key()))
+            .build()
+            .unwrap();
+        inbox.accept(Record::new("sorted").with_id("head").with_key("k")).await.unwrap();
+        let fill = format!(
+            "SET auto_explain.log_min_duration = -1;
+             INSERT INTO inbox_message (message_id, source, topic, payload_hash)
+             SELECT 'held-' || n, 'sorted', 'sorted', '\\x00' FROM generate_series(1, {held}) n;
+             INSERT INTO inbox_delivery (message_seq, handler_id, order_hash, due_at)
+             SELECT m.seq, d.handler_id, d.order_hash, 'infinity' FROM inbox_message m, inbox_delivery d
+             WHERE m.message_id LIKE 'held-%' AND d.order_hash IS NOT NULL;"
+        );
+        big.execute(&fill).await;
+        for statistics in [Statistics::Stale, Statistics::Fresh] {
+            big.learn(statistics).await;
+            let from = big.log_length();
+            // The first run makes the next delivery of the key due, and so on.
+            for _ in 0..4 {
+                assert_eq!(inbox.run_due().await.unwrap(), 2);
+            }
+            let plans = big.plans(from);
+            pages.push(statements.map(|piece| {
+                let plans = plans.iter().filter(|plan| plan.sql.contains(piece));
+                let pages: Vec<u64> = plans.map(explained::Plan::pages).collect();
+                assert!(pages.len() >= 4, "{piece} was executed {} times", pages.len());
+                pages.into_iter().max().unwrap_or_default()
+            }));
+        }
+        let ids: Vec<String> = ["head".to_owned()].into_iter().chain((1..8).map(|n| format!("held-{n}"))).collect();
+        assert_eq!((done.ids(), discarded.ids()), (ids.clone(), ids));
+    }
+    let (few, many) = (pages[..2].concat(), pages[2..].concat());
+    // An index of 20,000 entries has one level more than one of 100.
+    assert!(few.iter().zip(&many).all(|(few, many)| *many <= few + 40), "{few:?} pages with few, {many:?} with many");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_are_hot_updates() {
     let scene = Scene::new().await;
