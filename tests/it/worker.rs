@@ -39,8 +39,13 @@ const IS_ORDERED: &str = "WORKER_IS_ORDERED";
 const IS_BREAKING: &str = "WORKER_IS_BREAKING";
 /// How many deliveries of a handler start in the first hour, over all workers; 0: any number.
 const RATE_BURST: &str = "WORKER_RATE_BURST";
+/// Set when plain handlers also record the end of each run.
+const RECORDS_ENDS: &str = "WORKER_RECORDS_ENDS";
 /// A file that the payload `gate` waits for, and without which the dependency of the payload `away` is unavailable.
 const GATE: &str = "WORKER_GATE";
+
+/// Instead of the handler key in the record of a run's end.
+pub const ENDED: &str = "ended";
 
 /// The settings of a worker.
 #[derive(Clone)]
@@ -63,6 +68,8 @@ pub struct Worker {
     pub is_breaking: bool,
     /// How many deliveries of a handler start in the first hour, over all workers; 0: any number.
     pub rate_burst: u32,
+    /// Its plain handlers record the end of each run too, as [`ENDED`]: after the work, before the answer.
+    pub records_ends: bool,
     /// More environment variables.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -85,6 +92,7 @@ impl Worker {
             is_ordered: false,
             is_breaking: false,
             rate_burst: 0,
+            records_ends: false,
             variables: Vec::new(),
         }
     }
@@ -108,6 +116,7 @@ impl Worker {
             (IS_ORDERED, if self.is_ordered { "yes" } else { "no" }),
             (RATE_BURST, &rate_burst),
             (IS_BREAKING, if self.is_breaking { "yes" } else { "no" }),
+            (RECORDS_ENDS, if self.records_ends { "yes" } else { "no" }),
         ];
         variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
         Child::spawn(ROLE.0, &variables)
@@ -212,7 +221,11 @@ fn worker_handler(name: &'static str, log: Arc<Log>) -> Registration<Db> {
         let log = Arc::clone(&log);
         async move {
             note(&log, name, &message).await;
-            obey(&message).await
+            let answer = obey(&message).await;
+            if parameter(RECORDS_ENDS) == "yes" {
+                note(&log, ENDED, &message).await;
+            }
+            answer
         }
     })
 }
