@@ -252,7 +252,12 @@ struct BatchWork {
 
 impl BatchWork {
     async fn obey_all(&self, messages: &[Message<Raw>]) -> Answers {
+        let is_part = messages.len() < parameter(BATCH).parse().unwrap();
         for message in messages {
+            // The first call that is a part of a failed batch never ends, so that it can be killed.
+            if is_part && *message.payload == *b"hang in a part" && message.attempt() == 1 {
+                hang().await;
+            }
             if let Err(failure) = obey(message).await {
                 return Answers::all(Err(failure));
             }
@@ -291,16 +296,14 @@ async fn note(log: &Log, name: &str, message: &Message<Raw>) {
 async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
     match std::str::from_utf8(&message.payload).unwrap() {
         "work" => tokio::time::sleep(Duration::from_millis(5)).await,
+        "hopeless" => return Err(Failure::poison("hopeless")),
         "fail once" if message.attempt() == 1 => return Err(Failure::retry_after(Duration::ZERO, "not yet")),
         "away" if !Path::new(&parameter(GATE)).exists() => return Err(Failure::unavailable("nobody answers")),
         "abort" => std::process::abort(),
         "exit" => std::process::exit(1),
         "overflow" => drop(endless(0)),
         // The first run never ends, so that it can be killed.
-        "hang once" if message.attempt() == 1 => {
-            say("hanging");
-            std::future::pending::<()>().await;
-        }
+        "hang once" if message.attempt() == 1 => hang().await,
         // Blocks, so that only the gate ends it.
         "gate" if message.attempt() == 1 => {
             say("at the gate");
@@ -313,6 +316,11 @@ async fn obey(message: &Message<Raw>) -> Result<(), Failure> {
         _ => {}
     }
     Ok(())
+}
+
+async fn hang() {
+    say("hanging");
+    std::future::pending::<()>().await;
 }
 
 /// Overflows the stack.
