@@ -46,4 +46,5 @@ pub(crate) use intake::Intake;
 pub(crate) use ready::{Decision, DecoderError, Undecided};
 pub(crate) use replay::replay_loop;
 pub(crate) use rules::Rules;
+#[cfg(feature = "kafka")]
 pub(crate) use write::{Patience, write};
