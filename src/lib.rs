@@ -112,8 +112,9 @@
 //!   unchanged. A record that arrives again, by the [`Identity`] of its topic, is a duplicate, also after a handler was
 //!   renamed ([`Registration::formerly`]).
 //! - Each delivery ends as `done`, `discarded` or `poisoned`, and poisoned deliveries are kept for a person. A handler
-//!   runs **at least once** for each delivery that ends as `done`. Extra runs are limited to deliveries that were
-//!   running or not yet settled when a process crashed or lost its database for longer than the lease.
+//!   runs **at least once** for each delivery that ends as `done`. Apart from retries, snoozes and replays, a delivery
+//!   runs again only if its run was interrupted or not yet settled: by a crash, a lost claim, a database error, a
+//!   shutdown past its grace, an operator's release, or a batch or shared transaction that failed as a whole.
 //! - The writes of a transactional handler ([`tx_handler`], [`tx_batch_handler`](batch::tx_batch_handler)) through its
 //!   connection take effect **exactly once**. So do the writes of a handler that settles its delivery in a transaction
 //!   of its own PostgreSQL client ([`Registration::settles_itself`]).
@@ -122,8 +123,9 @@
 //! - Deliveries with one key of an ordered handler ([`Registration::ordered_by`]) run one at a time, in the order in
 //!   which their messages were accepted, across processes, crashes and retries.
 //! - A process that has lost its claim changes nothing. A delivery that crashes its process is poisoned after three
-//!   crashes; deliveries that ran beside it are not poisoned. A slow or failing handler, an invalid record and a
-//!   crashed process delay no other delivery.
+//!   crashes; deliveries that ran beside it are not poisoned. A slow or failing handler and an invalid record delay no
+//!   other delivery. What a crashed process had claimed runs in another one when its lease has expired
+//!   ([`Limits::lease`], 30 s).
 //! - Only finished messages are purged, and only after their period ([`Retention`]). Poisoned deliveries and
 //!   quarantined records are deleted only by a person, or by an expiry that you set.
 //! - A record that a transaction publishes through the [`Outbox`] is sent to Kafka if and only if the transaction

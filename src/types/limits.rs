@@ -80,9 +80,9 @@ pub struct Limits {
     pub claim_batch_rows: usize,
     /// How much work of a handler is claimed before a slot is free, measured as the time in which the handler processes
     /// it, so that a fast handler does not wait for claims. It waits in memory, its claims are renewed, and it is
-    /// released if it cannot start soon. Nothing is claimed ahead for handlers that take longer than this, that have
-    /// not run yet, or with a `crash_limit` below 3 (a crash also counts for deliveries that only wait). Default: 250
-    /// ms. With 0 nothing is claimed ahead, and after a crash fewer deliveries wait for the lease.
+    /// released if it cannot start soon. Nothing is claimed ahead for handlers that have not run yet, that take longer
+    /// than their concurrency times this, or with a `crash_limit` below 3 (a crash also counts for deliveries that only
+    /// wait). Default: 250 ms. With 0 nothing is claimed ahead, and after a crash fewer deliveries wait for the lease.
     pub claim_ahead: Duration,
     /// How many deliveries of a handler may wait for a slot. Default: 2,000.
     pub claim_ahead_rows: usize,
