@@ -670,7 +670,8 @@ LEFT JOIN LATERAL (
         ORDER BY d.due_at, d.message_seq LIMIT 1) b
     WHERE coalesce(same.same_as, same.id) = coalesce(h.same_as, h.id)
     ORDER BY b.due_at, b.message_seq LIMIT 1) head ON true
-LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = head.message_seq LIMIT 1) m ON true;
+LEFT JOIN LATERAL (SELECT * FROM inbox_message WHERE seq = head.message_seq LIMIT 1) m ON true
+WHERE waiting.behind > 0;
 
 -- Operator actions. Each one is fenced against running work, is bounded, writes a row to inbox_audit, and changes
 -- nothing when it is repeated. Actions are SECURITY DEFINER: they run with the rights of the inbox's owner, so the

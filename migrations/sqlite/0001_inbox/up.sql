@@ -416,7 +416,8 @@ FROM (SELECT f.handler_id, f.root, f.order_hash,
 JOIN inbox_handler current ON current.id = k.root
 CROSS JOIN inbox_now now
 LEFT JOIN inbox_delivery head ON head.message_seq = k.place ->> 0 AND head.handler_id = k.place ->> 1
-LEFT JOIN inbox_message m ON m.seq = head.message_seq;
+LEFT JOIN inbox_message m ON m.seq = head.message_seq
+WHERE k.behind > 0;
 
 -- About a thousand open deliveries of each handler that have been due longest, and all that are due at the same time as
 -- the last of them. Running deliveries are among them, because rows keep their place in the index while they run. Held
