@@ -119,7 +119,7 @@
 //!   connection take effect **exactly once**. So do the writes of a handler that settles its delivery in a transaction
 //!   of its own PostgreSQL client ([`Registration::settles_itself`]).
 //! - If a message makes every call of a batch handler fail ([`batch_handler`](batch::batch_handler)), only that message
-//!   consumes retries.
+//!   is poisoned. Only that message consumes retries, too, unless the failure says that a dependency is unavailable.
 //! - Deliveries with one key of an ordered handler ([`Registration::ordered_by`]) run one at a time, in the order in
 //!   which their messages were accepted, across processes, crashes and retries.
 //! - A process that has lost its claim changes nothing. A delivery that crashes its process is poisoned after three

@@ -10,10 +10,11 @@ use std::time::Duration;
 /// [`std::io::Error`] of such a kind anywhere among its causes). When several of them occur in a row in one process, or
 /// for one delivery, without another result in between, the breaker opens in all processes: no delivery of the handler
 /// is claimed or handed over, and deliveries that wait in memory are released. Then one delivery at a time runs as a
-/// probe. The first probe that does not fail in this way closes the breaker. A call of a batch handler that times out
-/// as a whole counts once.
+/// probe. The first probe that gets an answer, even another error, closes the breaker. A call of a batch handler that
+/// times out as a whole counts once.
 ///
-/// Such failures consume no retry, so an outage poisons nothing, however long it lasts. The exception is a delivery
+/// Such failures consume no retry, so an outage poisons nothing, however long it lasts. A panic is not one of them: it
+/// consumes a retry, also of a probe. The exception is a delivery
 /// that keeps failing like this while other deliveries of the handler succeed, for example because it needs one server
 /// of many. As many of its failures in a row as would open the breaker are free, with growing pauses between them. From
 /// then on each further failure consumes a retry, and the handler's [`RetryPolicy`](crate::RetryPolicy) decides when it

@@ -116,8 +116,9 @@ where
 /// messages: it is followed by one call for each half, and so on. Only a call with a single message consumes a retry,
 /// as for any other handler. So one bad message among `n` costs about `2 log2(n)` more calls, and `n` bad ones cost
 /// `n - 1` more calls than `n` calls with one message each. Halves have the same attempt number. One
-/// [`Failure::unavailable`](crate::Failure::unavailable) for all counts for every message at once, because no half
-/// would find the dependency available.
+/// [`Failure::unavailable`](crate::Failure::unavailable), or one error of a connection, for all counts for every message
+/// at once, because no half would find the dependency available. But one message may be the cause: those that this
+/// failure would poison are called alone instead.
 ///
 /// **Which message is called alone.** A delivery that was claimed when a process crashed, or whose last run the
 /// database made fail, is called alone until it has an outcome. So a batch that crashes its process creates no more

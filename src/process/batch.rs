@@ -6,7 +6,8 @@
 //! calls in total.
 //!
 //! The answer "unavailable", and a refused or lost connection, count for every message at once: halves would get the
-//! same answer. A call that times out may have met one slow message, so it is halved; the breaker counts it once.
+//! same answer. But one message may be the cause, so none is poisoned for it: messages without a retry left are called
+//! alone. A call that times out may have met one slow message, so it is halved; the breaker counts it once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +16,8 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 
-use super::decide::{Answer, StopReason, clean, timed_out};
+use super::decide::{Answer, StopReason, clean, is_last_chance, outages, timed_out};
 use super::engine::Engine;
-use super::gate::{NotNow, Starting};
 use super::lane::Lane;
 use super::observe::Observed;
 use super::ready;
@@ -26,6 +26,7 @@ use super::slots::Slot;
 use super::stop_signal::StopSignal;
 use crate::handler::{Answered, BatchBody, Decodes, ErasedBatchHandler, ErasedHandler, Failure, Handed};
 use crate::store::Backend;
+use crate::store::seam::Claimed;
 use crate::telemetry::events;
 
 /// Batches of one task before it yields.
@@ -76,13 +77,9 @@ impl<B: Backend> Engine<B> {
         lane: &Arc<Lane<B>>,
         parts: &mut Vec<BatchPart<B>>,
     ) -> Option<BatchPart<B>> {
-        match Starting::of_waiting(self).not_now(lane) {
-            // A part of a begun batch does not wait for outcomes to be written.
-            None | Some(NotNow::Unsettled | NotNow::Full | NotNow::Rated) => {}
-            Some(NotNow::Stopping | NotNow::SuspectRuns | NotNow::Paused | NotNow::Open) => {
-                parts.drain(..).flatten().for_each(Run::release);
-                return None;
-            }
+        if !self.may_go_on(lane) {
+            parts.drain(..).flatten().for_each(Run::release);
+            return None;
         }
         let next = parts.pop()?;
         let mut runners = Vec::new();
@@ -126,8 +123,7 @@ async fn call<B: Backend>(
             Vec::new()
         }
         Ended::Answered(Answered::Whole(failure)) if failure.is_unavailable() => {
-            end_alike(lane, runs, &failure, began_at);
-            Vec::new()
+            end_unavailable(lane, runs, &failure, began_at)
         }
         Ended::Stopped(reason) => stopped(lane, runs, reason),
         Ended::TimedOut(after) => {
@@ -235,11 +231,21 @@ pub(super) fn end_each<B: Backend>(
     }
 }
 
-/// Ends all runs with one answer. Used when the handler's dependency is unavailable, which halving the call would not
-/// change.
-pub(super) fn end_alike<B: Backend>(lane: &Lane<B>, runs: Vec<Run<B>>, failure: &Failure, began_at: Instant) {
-    let answers = runs.into_iter().map(|run| (run, Err(failure.clone())));
-    end_each(lane, answers, began_at);
+/// Ends the runs of a call whose dependency is unavailable, which halving the call would not change. Returns those that
+/// this answer would poison, to call each of them alone.
+pub(super) fn end_unavailable<B: Backend>(
+    lane: &Lane<B>,
+    runs: Vec<Run<B>>,
+    failure: &Failure,
+    began_at: Instant,
+) -> Vec<BatchPart<B>> {
+    let is_last = |run: &Run<B>| {
+        let Claimed { errors, store_errors, .. } = *run.claimed;
+        lane.breaker.charges(outages(store_errors)) && is_last_chance(errors, &failure.error, &lane.retry)
+    };
+    let (last, others): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_last);
+    end_each(lane, others.into_iter().map(|run| (run, Err(failure.clone()))), began_at);
+    last.into_iter().flat_map(|run| again(vec![run])).collect()
 }
 
 /// Ends stopped runs. Returns the runs to call again: those that were only stopped because another run lost its claim.

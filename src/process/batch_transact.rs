@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::{
-    BatchPart, Begun, OnLost, again, any_stopped, end_alike, end_each, halves, part, stop_signals, stopped, tell_ended,
-    tell_timed_out,
+    BatchPart, Begun, OnLost, again, any_stopped, end_each, end_unavailable, halves, part, stop_signals, stopped,
+    tell_ended, tell_timed_out,
 };
 use super::decide::StopReason;
 use super::engine::Engine;
@@ -45,10 +45,7 @@ pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Handler<B::Conn
     }
     turn.end().await;
     drop(slot);
-    // Starts deliveries that began to wait between the last check and the return of the slot. The connection goes to
-    // the next handler.
-    engine.start_all_waiting();
-    engine.tell_need(&lane);
+    engine.connection_returned();
 }
 
 impl<B: Backend> Turn<'_, B> {
@@ -96,11 +93,10 @@ impl<B: Backend> Turn<'_, B> {
                 // If it fails, the connection is closed, which also rolls back. Then a lost connection may be that of
                 // the store, and consumes no retry.
                 let is_rolled_back = transaction.roll_back().await.is_ok();
-                if failure.kind == FailureKind::Unavailable || is_rolled_back && failure.is_unavailable() {
-                    end_alike(self.lane, runs, &failure, began_at);
-                    return Vec::new();
+                match failure.kind == FailureKind::Unavailable || is_rolled_back && failure.is_unavailable() {
+                    true => end_unavailable(self.lane, runs, &failure, began_at),
+                    false => halves(runs),
                 }
-                halves(runs)
             }
             Ended::TimedOut(after) => {
                 transaction.abandon().await;

@@ -110,6 +110,9 @@ enum Seen {
     Away(FailedBy),
     /// The run says nothing about it.
     Nothing,
+    /// The run says nothing about it, and the next one may panic too. As it consumes a retry, the next probe waits as
+    /// after a failed one.
+    Panic,
 }
 
 impl LaneBreaker {
@@ -138,6 +141,12 @@ impl LaneBreaker {
         self.setting.as_ref().map_or(Breaker::new().probe_every, |setting| setting.probe_every)
     }
 
+    /// Whether a further failure because of an unavailable dependency may consume a retry of a delivery that has failed
+    /// like this so many times in a row.
+    pub(super) fn charges(&self, outages: u32) -> bool {
+        !self.is_open() && self.setting.as_ref().is_none_or(|setting| outages >= setting.failures)
+    }
+
     /// Records the result of a run. Returns `Some` for a failure that the breaker decides instead of the retry policy.
     pub(super) fn judge(
         &self,
@@ -152,6 +161,12 @@ impl LaneBreaker {
                 None
             }
             Seen::Nothing => None,
+            Seen::Panic => {
+                if let Some(probe) = probe {
+                    probe.end(ProbeEnd::Failed(self.probe_every()));
+                }
+                None
+            }
             Seen::Away(_) if self.setting.is_none() && !self.is_open() => None,
             Seen::Away(by) => {
                 let error = error();
@@ -353,7 +368,8 @@ fn seen(answer: &Answer) -> Seen {
             FailureKind::Snooze(_) | FailureKind::Undecodable | FailureKind::NotDecodableNow(_) => Seen::Nothing,
         },
         Answer::TimedOut(_) => Seen::Away(FailedBy::Timeout),
-        Answer::Panicked(_) | Answer::Stopped(_) | Answer::StoreFailed(_) => Seen::Nothing,
+        Answer::Panicked(_) => Seen::Panic,
+        Answer::Stopped(_) | Answer::StoreFailed(_) => Seen::Nothing,
     }
 }
 

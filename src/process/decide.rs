@@ -83,11 +83,6 @@ pub(crate) struct Circumstances<'a> {
 }
 
 impl Circumstances<'_> {
-    /// How often in a row the delivery failed before this attempt because the handler's dependency was unavailable.
-    pub(crate) fn outages(&self) -> u32 {
-        self.store_errors.min(0).unsigned_abs()
-    }
-
     /// An error's text as it is kept and logged.
     pub(crate) fn clean(&self, text: &str) -> String {
         clean(self.redact, text, self.error_chars_max)
@@ -109,9 +104,8 @@ pub(crate) fn decide(answer: Answer, circumstances: &Circumstances<'_>) -> Optio
     let clean = |text: &str| circumstances.clean(text);
     let poisoned = |reason, error: &str, charged| Outcome::Poisoned { reason, error: Some(clean(error)), charged };
     let failed = |error: &str, after: Option<Duration>, by: FailedBy| {
-        let errors = u32::try_from(circumstances.errors.max(0)).unwrap_or(u32::MAX).saturating_add(1);
         // The retry budget applies even if the handler names the delay.
-        match circumstances.policy.delay_after(errors, error, circumstances.chance) {
+        match circumstances.policy.delay_after(with_this_one(circumstances.errors), error, circumstances.chance) {
             None => poisoned(PoisonReason::RetriesExhausted(by), error, true),
             Some(by_policy) => Outcome::Retry { after: after.unwrap_or(by_policy), error: clean(error), by },
         }
@@ -153,7 +147,7 @@ pub(super) fn timed_out(after: Duration) -> String {
 /// ones, as any other failure.
 pub(crate) fn unavailable(answer: Answer, away: Away, circumstances: &Circumstances<'_>) -> Option<Outcome> {
     let Away { by, error, blame } = away;
-    let outages = circumstances.outages();
+    let outages = outages(circumstances.store_errors);
     let (after, outages) = match blame {
         Blame::Nobody { again_in } => (again_in, None),
         Blame::Unknown => (failure_pause(outages), None),
@@ -187,6 +181,22 @@ fn as_unavailable(decided: Outcome, by: FailedBy) -> Outcome {
         | Outcome::Poisoned { .. }
         | Outcome::Released) => other,
     }
+}
+
+/// How often in a row a delivery with this count failed because the handler's dependency was unavailable.
+pub(super) fn outages(store_errors: i32) -> u32 {
+    store_errors.min(0).unsigned_abs()
+}
+
+/// Whether one more failure with this error would poison the delivery. A retry policy that panics does not say.
+pub(super) fn is_last_chance(errors: i32, error: &str, policy: &RetryPolicy) -> bool {
+    let delay = || policy.delay_after(with_this_one(errors), error, 0.0);
+    std::panic::catch_unwind(AssertUnwindSafe(|| delay().is_none())).unwrap_or(false)
+}
+
+/// The number of failures, with one more than were counted before.
+fn with_this_one(errors: i32) -> u32 {
+    u32::try_from(errors.max(0)).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 /// How long a delivery waits after this many store errors, or outages of its dependency, in a row.

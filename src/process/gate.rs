@@ -125,6 +125,15 @@ impl<B: Backend> Engine<B> {
         lanes.into_iter().for_each(|lane| self.start_waiting(lane));
     }
 
+    /// Whether more calls may follow one that has failed: of its halves, or of the deliveries that shared a transaction.
+    /// They do not wait for a slot, nor for outcomes to be written.
+    pub(super) fn may_go_on(self: &Arc<Self>, lane: &Lane<B>) -> bool {
+        match Starting::of_waiting(self).not_now(lane) {
+            None | Some(NotNow::Unsettled | NotNow::Full | NotNow::Rated) => !lane.is_paused(),
+            Some(NotNow::Stopping | NotNow::SuspectRuns | NotNow::Paused | NotNow::Open) => false,
+        }
+    }
+
     /// Spawns a task for each runner, on the runtime of the handlers.
     pub(super) fn run(&self, runners: Vec<Runner<B>>) {
         // Several tasks are spawned from the runtime that runs them: spawned from this thread, each would go through the
@@ -215,7 +224,7 @@ impl<B: Backend> Starting<B> {
         if self.purpose != Purpose::Suspect && engine.gate.is_suspect_running.load(Ordering::Acquire) {
             return Some(NotNow::SuspectRuns);
         }
-        if engine.in_flight.unsettled() >= self.unsettled_max(lane) {
+        if self.has_unsettled(lane) {
             return Some(NotNow::Unsettled);
         }
         if self.purpose != Purpose::Suspect && lane.breaker.is_open() {
@@ -228,19 +237,22 @@ impl<B: Backend> Starting<B> {
         (self.purpose == Purpose::HandOver && lane.is_rated()).then_some(NotNow::Rated)
     }
 
-    /// How many unwritten outcomes are allowed when a delivery starts. After a crash, deliveries with unwritten
-    /// outcomes run again. The bound is the number that runs at a time plus the number that a handler finishes in a few
-    /// milliseconds, so only fast handlers get far ahead of the settler.
-    fn unsettled_max(&self, lane: &Lane<B>) -> usize {
+    /// Whether too many outcomes are unwritten to start a delivery. After a crash, deliveries with unwritten outcomes
+    /// run again. The bound is the number that runs at a time plus the number that a handler finishes in a few
+    /// milliseconds, so only fast handlers get far ahead of the settler. Outcomes whose rows another session has locked
+    /// do not count: they would stop every handler.
+    fn has_unsettled(&self, lane: &Lane<B>) -> bool {
         let engine = &self.engine;
-        let queue_rows = engine.limits.settle_queue_rows;
+        if engine.in_flight.unsettled() >= engine.limits.settle_queue_rows {
+            return true;
+        }
         match self.purpose {
-            Purpose::Claim | Purpose::HandOver | Purpose::Suspect => queue_rows,
+            Purpose::Claim | Purpose::HandOver | Purpose::Suspect => false,
             Purpose::Waiting => {
                 let side_by_side =
                     engine.lanes.iter().map(|lane| lane.side_by_side()).sum::<usize>().max(UNSETTLED_MIN);
                 let in_passing = lane.pace.rows_within(UNSETTLED_FOR, lane.concurrency);
-                side_by_side.saturating_add(in_passing).min(queue_rows)
+                engine.in_flight.unwritten() >= side_by_side.saturating_add(in_passing)
             }
         }
     }

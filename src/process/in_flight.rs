@@ -23,6 +23,8 @@ pub(crate) struct InFlight {
     held: AtomicUsize,
     /// Handlers that have returned, and whose outcomes are not written yet.
     unsettled: AtomicUsize,
+    /// How many of these outcomes were refused and are written again beside new ones.
+    refused: AtomicUsize,
     /// Notified when the list becomes shorter.
     shrunk: Notify,
 }
@@ -175,6 +177,16 @@ impl InFlight {
     /// How many claims wait to be settled after their handlers returned.
     pub(crate) fn unsettled(&self) -> usize {
         self.unsettled.load(Ordering::Acquire)
+    }
+
+    /// The same without outcomes that were refused, for example because another session has locked their rows.
+    pub(crate) fn unwritten(&self) -> usize {
+        self.unsettled().saturating_sub(self.refused.load(Ordering::Acquire))
+    }
+
+    /// Sets how many outcomes were refused and are written again. Returns whether there are more than before.
+    pub(crate) fn set_refused(&self, count: usize) -> bool {
+        self.refused.swap(count, Ordering::AcqRel) < count
     }
 
     /// Waits until no claim is held.

@@ -3,7 +3,7 @@
 //! The wait is not part of the run: it comes before the transaction, is outside the handler's timeout and consumes no
 //! retry. The claim is renewed meanwhile. A stop ends the wait like a run.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::decide::Answer;
 use super::run::{Ended, watched};
@@ -21,8 +21,12 @@ pub(super) async fn wait(
     stop_signal: &StopSignal,
 ) -> Option<Answer> {
     let waiting = handler.ready(message)?;
+    stop_signal.waits();
     match watched(waiting, Some(WAIT_MAX), stop_signal.stopped()).await {
-        Ended::Answered(Ok(())) => None,
+        Ended::Answered(Ok(())) => {
+            stop_signal.begin(Instant::now());
+            None
+        }
         Ended::Answered(Err(failure)) => Some(Answer::Finished(Err(failure))),
         Ended::Panicked(panic) => Some(Answer::Panicked(panic)),
         Ended::TimedOut(waited) => Some(Answer::Finished(Err(Failure::decoder_too_slow(waited)))),

@@ -1,5 +1,5 @@
 //! Outcomes that could not be written. They are written again beside new ones, so that a row that another session locks
-//! does not hold up later outcomes, nor for long those of its own batch.
+//! does not hold up later outcomes, and those of its own batch only until it is found.
 //!
 //! A refused batch is halved at once, again and again, which finds the rows that cannot be written. These are written
 //! again alone, with growing pauses. If the server refuses everything, the cause is not a row: then nothing is written
@@ -64,8 +64,8 @@ struct Waiting {
     parts: VecDeque<Vec<Settlement>>,
     /// When they are written.
     at: Instant,
-    /// A task writes others of this list.
-    is_writing: bool,
+    /// A task writes others of this list: how many outcomes.
+    writing: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,12 +90,12 @@ pub(super) struct Again {
 
 impl Waiting {
     fn new() -> Self {
-        Self { parts: VecDeque::new(), at: Instant::now(), is_writing: false }
+        Self { parts: VecDeque::new(), at: Instant::now(), writing: 0 }
     }
 
     /// When these outcomes are to be written. `None` if there are none, or others of the list are being written.
     fn due_at(&self) -> Option<Instant> {
-        (!self.parts.is_empty() && !self.is_writing).then_some(self.at)
+        (!self.parts.is_empty() && self.writing == 0).then_some(self.at)
     }
 
     /// Adds outcomes. A list with others keeps its time, so that a steady flow of refusals cannot put it off.
@@ -107,7 +107,12 @@ impl Waiting {
     }
 
     fn is_clear(&self) -> bool {
-        self.parts.is_empty() && !self.is_writing
+        self.len() == 0
+    }
+
+    /// How many outcomes it has.
+    fn len(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum::<usize>() + self.writing
     }
 }
 
@@ -133,12 +138,20 @@ impl Refused {
         due.map(|due| due.max(self.away_until))
     }
 
+    /// How many outcomes are written again beside new ones; 0 while the server refuses everything.
+    pub(super) fn beside_new(&self) -> usize {
+        match Instant::now() < self.away_until {
+            true => 0,
+            false => self.batches.len() + self.rows.len(),
+        }
+    }
+
     /// Writes the outcomes again that are due.
     pub(super) fn write_again<B: Backend>(&mut self, engine: &Arc<Engine<B>>) {
         let now = Instant::now();
         for (list, waiting) in [(List::Batches, &mut self.batches), (List::Rows, &mut self.rows)] {
             if waiting.due_at().is_some_and(|due| now >= due.max(self.away_until)) {
-                waiting.is_writing = true;
+                waiting.writing = waiting.len();
                 let parts = std::mem::take(&mut waiting.parts);
                 self.writes.spawn(write_again(Arc::clone(engine), list, parts, Arc::clone(&self.has_written)));
             }
@@ -173,8 +186,8 @@ impl Refused {
     pub(super) fn note_again(&mut self, again: Result<Again, JoinError>) -> Result<(), JoinError> {
         let Again { list, has_written, is_late, batches, rows, error } = again?;
         match list {
-            List::Batches => self.batches.is_writing = false,
-            List::Rows => self.rows.is_writing = false,
+            List::Batches => self.batches.writing = 0,
+            List::Rows => self.rows.writing = 0,
         }
         if let Some(error) = &error {
             self.failed(error);

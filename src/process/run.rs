@@ -16,7 +16,7 @@ use super::batch;
 use super::batch_transact;
 use super::breaker::{Judged, Probe};
 use super::confirm::confirm;
-use super::decide::{Answer, Circumstances, StopReason, clean, decide, set_apart, unavailable};
+use super::decide::{Answer, Circumstances, StopReason, clean, decide, outages, set_apart, unavailable};
 use super::engine::Engine;
 use super::lane::Lane;
 use super::large::Whole;
@@ -302,7 +302,7 @@ fn decided<B: Backend>(
         redact: lane.redact.as_ref(),
     };
     let of = (claimed.claim.message_seq, claimed.claim.handler_id);
-    let delivery = Judged { of, outages: circumstances.outages() };
+    let delivery = Judged { of, outages: outages(claimed.store_errors) };
     let away = lane.breaker.judge(&answer, delivery, probe, || circumstances.clean(&answer.error()));
     // A retry policy is user code too, and may panic.
     let decided = std::panic::catch_unwind(AssertUnwindSafe(|| match away {

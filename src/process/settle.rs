@@ -52,6 +52,9 @@ pub(super) async fn settle_loop<B: Backend>(engine: Arc<Engine<B>>) {
     let mut closed = pin!(engine.reached(Phase::Closed));
     loop {
         refused.write_again(&engine);
+        if engine.in_flight.set_refused(refused.beside_new()) {
+            engine.start_all_waiting();
+        }
         let waiting = outcomes.len();
         let now = Instant::now();
         let until = *linger_until.get_or_insert(now + LINGER);

@@ -52,7 +52,12 @@ impl StopSignal {
         *self.began_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// When the handler was last started; `None` while its delivery waits for a slot.
+    /// Called when the run waits for its decoder, so that the wait does not count as a long run.
+    pub(super) fn waits(&self) {
+        *self.began_at.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// When the handler was last started; `None` while its delivery waits for a slot or for its decoder.
     pub(super) fn began_at(&self) -> Option<Instant> {
         *self.began_at.lock().unwrap_or_else(PoisonError::into_inner)
     }

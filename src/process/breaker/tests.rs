@@ -63,6 +63,20 @@ fn outcomes_unrelated_to_the_dependency_change_nothing() {
     assert_eq!(breaker.ran(&away(), 3), NOBODY);
 }
 
+// It consumes a retry, so the next delivery must not follow at once.
+#[test]
+fn after_a_probe_that_panics_the_next_one_is_as_far_away_as_after_one_that_fails() {
+    let breaker = breaker(1);
+    breaker.learn(breaker.asking(), true);
+    breaker.answered(breaker.asking(), ProbeAnswer::Granted(7), Instant::now(), EVERY);
+    let (probe, delivery) = (breaker.take_probe(), Judged { of: (1, 1), outages: 0 });
+
+    assert!(breaker.judge(&Answer::Panicked("oh".to_owned()), delivery, probe, String::new).is_none());
+
+    assert_eq!(breaker.first_report(), Some(Report::Ended { no: 7, end: ProbeEnd::Failed(EVERY) }));
+    assert!(breaker.is_open());
+}
+
 #[test]
 fn one_delivery_that_fails_while_others_succeed_is_counted_and_does_not_open_it() {
     let breaker = breaker(3);

@@ -58,14 +58,23 @@ impl Calls {
 
     /// A handler that records its calls and succeeds when the gate opens.
     pub fn gated(&self, gate: &watch::Sender<bool>) -> Registration<Db> {
+        self.gated_answering(gate, || Ok(()))
+    }
+
+    /// A handler that records its calls and returns this answer when the gate opens.
+    pub fn gated_answering(
+        &self,
+        gate: &watch::Sender<bool>,
+        answer: impl Fn() -> Result<(), Failure> + Clone + Send + Sync + 'static,
+    ) -> Registration<Db> {
         let (calls, gate) = (self.clone(), gate.clone());
         let handler = move |messages: Vec<Message<Raw>>| {
             calls.note(&messages);
-            let mut opened = gate.subscribe();
+            let (mut opened, answer) = (gate.subscribe(), answer.clone());
             async move {
                 // The sender lives in the handler, so this cannot fail.
                 let _ = opened.wait_for(|is_open| *is_open).await;
-                Ok::<(), Failure>(())
+                answer()
             }
         };
         batch_handler(key("stock"), handler)

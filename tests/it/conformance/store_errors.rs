@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use wharf::{Failure, Message, Raw, Record, Registration, handler};
+
 use super::effect::{self, effects};
-use super::scene::{Database, Runs, Scene, quick, record};
+use super::scene::{Database, Db, Runs, Scene, key, quick, record};
 
 const OUTCOMES: &str = "SELECT concat_ws('|', message_id, state, reason, errors, crashes) FROM inbox_status ORDER BY 1";
 
@@ -26,6 +28,40 @@ async fn a_delivery_that_always_causes_a_store_error_is_poisoned_and_its_neighbo
     let errors = scene.database.query_texts("SELECT last_error FROM inbox_poisoned").await;
     assert!(errors[0].contains("refused by the store"), "{errors:?}");
     running.shutdown(Duration::from_secs(5)).await.unwrap();
+}
+
+/// A handler whose runs take a while, so that few of its outcomes may be unwritten.
+fn working(runs: &Runs, name: &'static str) -> Registration<Db> {
+    let runs = runs.clone();
+    handler(key(name), move |message: Message<Raw>| {
+        runs.note(&message);
+        async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Ok::<(), Failure>(())
+        }
+    })
+}
+
+// They are more than deliveries may run at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_that_the_store_keeps_refusing_stop_no_other_handler() {
+    let scene = Scene::new().await;
+    scene.database.refuse_done_of_bad().await;
+    let (stuck, others) = (Runs::new(), Runs::new());
+    let inbox = scene
+        .inbox()
+        .subscribe("orders", working(&stuck, "stock").concurrency(50))
+        .subscribe("returns", working(&others, "returns").concurrency(1))
+        .build()
+        .unwrap();
+    let _running = inbox.start().await.unwrap();
+    inbox.accept_all((0..150).map(|number| record(&format!("bad {number}")))).await.unwrap();
+    stuck.reached(100).await;
+
+    inbox.accept_all((0..20).map(|number| Record::new("returns").with_id(format!("good {number}")))).await.unwrap();
+
+    scene.until("SELECT (count(finished_at) = 20)::int::bigint FROM inbox_delivery").await;
+    assert_eq!(others.count(), 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use wharf::batch::{Answers, TxBatchHandler, tx_batch_handler};
 use wharf::{Failure, Message, Raw, Record, Registration, RetryPolicy, with_state};
 
+use super::batches::refused;
 use super::effect::{self, Connection, effects};
 use super::scene::{Database, Db, Scene, key, quick, record, records};
 
@@ -229,17 +230,21 @@ async fn a_stop_rolls_back_the_call_and_releases_its_messages_without_consuming_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_whose_connection_is_refused_is_not_made_again_in_halves() {
-    async fn refused(calls: Calls, _: Vec<Message<Raw>>, _: &mut Connection) -> Result<(), Failure> {
+    async fn refusing(calls: Calls, _: Vec<Message<Raw>>, _: &mut Connection) -> Result<(), Failure> {
         calls.0.fetch_add(1, Ordering::SeqCst);
-        Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into())
+        Err(refused())
     }
     let (scene, calls) = (scene().await, Calls::default());
-    let handler: Registration<Db> = tx_batch_handler(key("stock"), with_state(calls.clone(), refused));
-    let handler = handler.concurrency(1).retry(RetryPolicy::never());
+    let handler: Registration<Db> = tx_batch_handler(key("stock"), with_state(calls.clone(), refusing));
+    let handler = handler.concurrency(1).retry(RetryPolicy::exponential().max_retries(1));
     let inbox = scene.inbox().subscribe("orders", handler).build().unwrap();
     inbox.accept_all(records(16)).await.unwrap();
 
     inbox.drain().await.unwrap();
 
-    assert_eq!((calls.count(), scene.count("inbox_poisoned WHERE errors = 1").await), (1, 16));
+    assert_eq!((calls.count(), scene.count("inbox_status WHERE state = 'pending' AND errors = 1").await), (1, 16));
+    // The next one would poison them, so each is called alone.
+    scene.database.execute("UPDATE inbox_delivery SET due_at = now()").await;
+    inbox.drain().await.unwrap();
+    assert_eq!((calls.count(), scene.count("inbox_poisoned WHERE errors = 2").await), (1 + 1 + 16, 16));
 }
