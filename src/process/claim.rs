@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 
 use super::claim_backoff::ClaimBackoff;
+use super::connections::{self, Connections};
 use super::engine::Engine;
 use super::floors::{Floors, asks};
 use super::gate::{PlacedDelivery, Purpose, Starting};
 use super::lane::Lane;
 use super::large::{self, Whole};
-use super::patience::patience;
+use super::loops::ClaimMode;
+use super::next_round::NextRound;
 use super::precedence::in_precedence;
 use super::run::Run;
 use super::scans::{Scan, Scans};
@@ -30,9 +32,6 @@ use crate::types::{Backoff, Error, Kind, Result, jittered};
 
 /// Claims that are sent at a time while there is a backlog: the server executes one while it commits the other.
 const CLAIMS_MAX: usize = 2;
-/// How long a claim waits for more slots to become free while others are busy, so that not every row costs a statement.
-const COLLECT: Duration = Duration::from_millis(4);
-
 /// Spreads the next claims of processes that wait for the same rate limit.
 const SCAN_JITTER: Duration = Duration::from_millis(10);
 
@@ -42,17 +41,19 @@ pub(super) struct Claimer<B: Backend> {
     /// Where the next claims begin in the index.
     floors: Floors,
     /// How much of the index the next claim scans.
-    scans: Scans,
+    pub(super) scans: Scans,
     /// Until then, suspects and expired claims are not claimed, so that the owners of expired claims can settle.
     spared_until: Option<Instant>,
     /// The last round left due deliveries behind, so sending two claims pays off.
-    is_backlog: bool,
+    pub(super) is_backlog: bool,
     /// Counts claims, to share slots fairly between the ids of one handler.
     round: usize,
     /// Handlers whose claims failed while others' did not.
-    claim_backoff: ClaimBackoff,
+    pub(super) claim_backoff: ClaimBackoff,
     /// When shared rate limits allow more deliveries.
-    limited_until: Option<Instant>,
+    pub(super) limited_until: Option<Instant>,
+    /// Handlers that ask for a connection.
+    pub(super) connections: Connections,
 }
 
 /// One claim of a round.
@@ -80,19 +81,8 @@ pub(super) struct Round {
     pub(super) failed_claim: Option<Error>,
     /// Fair handlers may have more due, although little or nothing was claimed.
     pub(super) is_more: bool,
-    next: NextRound,
-    began_at: Instant,
-}
-
-/// When another round makes sense.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NextRound {
-    /// More may be due, or not everything was scanned.
-    AtOnce,
-    /// A handler without a free place or with enough waiting deliveries was skipped. It may have more due deliveries.
-    WhenNeeded,
-    /// Nothing due was left behind.
-    WhenWoken,
+    pub(super) next: NextRound,
+    pub(super) began_at: Instant,
 }
 
 /// Claims until the engine stops. Errors of the database are retried with backoff.
@@ -119,6 +109,7 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
             Err(error) => {
                 events::store_error("claim", &error);
                 engine.liveness.store_failed();
+                connections::withdraw(engine.lanes.iter());
                 // This comes before the first claim that succeeds, which would take every claim that expired meanwhile.
                 // Only after a long outage: sparing suspects after each failed claim would spare them forever.
                 if failed_since.get_or_insert_with(Instant::now).elapsed() >= noticeable {
@@ -131,6 +122,7 @@ pub(super) async fn claim_loop<B: Backend>(engine: Arc<Engine<B>>) {
             }
         }
     }
+    connections::withdraw(engine.lanes.iter());
 }
 
 impl<B: Backend> Claimer<B> {
@@ -146,6 +138,7 @@ impl<B: Backend> Claimer<B> {
             round: 0,
             claim_backoff,
             limited_until: None,
+            connections: Connections::default(),
         }
     }
 
@@ -170,6 +163,10 @@ impl<B: Backend> Claimer<B> {
         let engine = Arc::clone(&self.engine);
         let limits = &engine.limits;
         let first = self.part(&starting, scan, |lane| lane.need(limits) != Need::None);
+        if engine.mode == ClaimMode::InBackground {
+            let is_claimed = |lane: &Arc<Lane<B>>| first.room.iter().any(|places| Arc::ptr_eq(&places.lane, lane));
+            self.connections.ask(&engine, is_claimed);
+        }
         if first.room.is_empty() {
             return Ok(Round { claimed: 0, failed_claim: None, is_more: false, next: NextRound::WhenNeeded, began_at });
         }
@@ -182,7 +179,10 @@ impl<B: Backend> Claimer<B> {
             }
             parts.push(part);
         }
-        self.claim(starting, parts, scan, began_at).await
+        let asked: Vec<_> = parts.iter().flat_map(|part| &part.room).map(|places| Arc::clone(&places.lane)).collect();
+        let claimed = self.claim(starting, parts, scan, began_at).await;
+        connections::withdraw(asked.iter());
+        claimed
     }
 
     /// Takes places of every selected lane, and computes what to claim with them.
@@ -258,13 +258,11 @@ impl<B: Backend> Claimer<B> {
         let left = starting.bring_in(brought, lease_starts);
         self.is_backlog = is_more || missing.values().any(|missing| *missing <= 0);
         over.extend(left.into_iter().map(Run::take_back));
-        self.release(&over).await?;
+        let released = self.release(&over).await;
         if !suspects.is_empty() {
             suspects::take_turns(self, suspects).await?;
         }
-        if let Some(error) = failure {
-            return Err(error);
-        }
+        failure.map_or(released, Err)?;
         Ok(Round { claimed, failed_claim, is_more, next: self.next(scan, lanes_asked), began_at })
     }
 
@@ -279,26 +277,14 @@ impl<B: Backend> Claimer<B> {
             // A connection error says nothing about how deep a scan may be.
             (None, Err(_)) => return,
         }
-        if answer.is_err() {
-            return;
-        }
+        let Ok(claims) = answer else { return };
+        part.room.iter().for_each(|places| self.connections.answered(&places.lane, &claims.deliveries));
         let is_failed = |handler_id: &i16| failed.iter().any(|asks| asks.handler_ids.contains(handler_id));
         for places in part.room.iter().filter(|places| !places.lane.ids.all.iter().any(is_failed)) {
             places.lane.set_careful(false);
             self.claim_backoff.answered(&places.lane.ids.all);
         }
         failed.iter().for_each(|asks| self.claim_backoff.failed(asks, now));
-    }
-
-    /// When another round makes sense.
-    fn next(&mut self, scan: Scan, lanes_asked: usize) -> NextRound {
-        match self.is_backlog {
-            true => NextRound::AtOnce,
-            // Deliveries that were committed late, or are due again, may be below the floor.
-            false if self.scans.fell_short(scan, Instant::now()) => NextRound::AtOnce,
-            false if lanes_asked < self.engine.lanes.len() => NextRound::WhenNeeded,
-            false => NextRound::WhenWoken,
-        }
     }
 
     /// Learns where the next claims begin. Returns whether fair handlers have more due deliveries.
@@ -352,14 +338,6 @@ impl<B: Backend> Claimer<B> {
         sorted
     }
 
-    /// How long to wait for a notification before the next claim, after a round that began at this time.
-    fn patience(&self, began_at: Instant) -> Duration {
-        let (poll, now) = (jittered(self.engine.limits.poll), Instant::now());
-        let of_all = [self.scans.owed_at(), self.claim_backoff.next_at(), self.limited_until].into_iter().flatten();
-        let awaited = self.engine.lanes.iter().flat_map(|lane| lane.deadlines(now)).chain(of_all);
-        patience(awaited, poll, began_at, now)
-    }
-
     /// Whether the next claim may take suspects and expired claims.
     fn scope(&mut self) -> ClaimScope {
         match self.spared_until {
@@ -367,33 +345,6 @@ impl<B: Backend> Claimer<B> {
             Some(_) | None => {
                 self.spared_until = None;
                 ClaimScope::All
-            }
-        }
-    }
-
-    /// Waits until another round makes sense.
-    async fn pause(&self, round: &Round) {
-        let engine = &self.engine;
-        let is_waiting = engine.lanes.iter().any(|lane| !lane.waiting.is_empty());
-        let is_any = |is_so: fn(Need) -> bool| engine.lanes.iter().any(|lane| is_so(lane.need(&engine.limits)));
-        if !(round.next == NextRound::AtOnce && is_any(|need| need != Need::None)) {
-            tokio::select! {
-                () = engine.wake.notified() => {}
-                () = engine.freed.notified(), if round.next != NextRound::WhenWoken => {}
-                // Another inbox on the same store may have returned a connection.
-                () = engine.store.permits.returned.notified(), if is_waiting || round.next != NextRound::WhenWoken => {}
-                () = tokio::time::sleep(self.patience(round.began_at)) => return,
-                () = engine.stopping() => return,
-            }
-        }
-        engine.start_all_waiting();
-        // Collects freed slots while handlers return one by one.
-        let collected_by = tokio::time::Instant::now() + COLLECT;
-        while !is_any(|need| need == Need::Much) {
-            tokio::select! {
-                () = engine.freed.notified() => {}
-                () = tokio::time::sleep_until(collected_by) => return,
-                () = engine.stopping() => return,
             }
         }
     }

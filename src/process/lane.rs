@@ -165,11 +165,6 @@ impl<B: Backend> Lane<B> {
         [self.breaker.ask_at(), free_at].into_iter().flatten()
     }
 
-    /// Whether its runs need a connection of the store.
-    pub(super) fn is_transactional(&self) -> bool {
-        self.connections.is_some()
-    }
-
     pub(super) fn is_careful(&self) -> bool {
         self.is_careful.load(Ordering::Relaxed)
     }

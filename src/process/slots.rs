@@ -7,11 +7,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use super::breaker::Probe;
 use super::lane::Lane;
 use crate::store::Backend;
-use crate::store::permits::Permit;
+use crate::store::permits::{Permit, Share};
 use crate::types::Limits;
 
 /// The free slots of a lane, and its taken places.
@@ -63,11 +64,6 @@ impl<B: Backend> Lane<B> {
             return 0;
         }
         let parallel = self.connections.as_ref().map_or(self.concurrency, |share| share.free() + self.running());
-        if parallel == 0 && !limits.claim_ahead.is_zero() {
-            // Other handlers hold every connection: there are fewer connections than handlers. One of them returns its
-            // connection only if a delivery waits for it, so the deliveries of one call are claimed.
-            return self.batch_rows(limits).min(limits.claim_ahead_rows);
-        }
         let rows = self.pace.rows_ahead(parallel.min(self.concurrency), limits);
         // Fewer rows than one batch call takes would wait for a call to end, and then for more rows.
         if rows < self.batch_rows(limits) { 0 } else { rows }
@@ -79,6 +75,16 @@ impl<B: Backend> Lane<B> {
         // too small but never too large.
         let places = self.slots.places.load(Ordering::Acquire);
         (self.startable(limits) + self.ahead(limits)).saturating_sub(places)
+    }
+
+    /// Whether only a connection is missing to claim a delivery, and no run or delivery of the handler will get one.
+    pub(super) fn needs_connection(&self, now: Instant) -> bool {
+        self.connections.as_ref().is_some_and(|share| share.free() == 0)
+            && self.is_idle()
+            && self.waiting.is_empty()
+            && !self.is_paused()
+            && (!self.breaker.is_open() || self.breaker.asks(now))
+            && self.throttle.as_ref().is_none_or(|throttle| throttle.free_at(now).is_none())
     }
 
     /// Whether a claim would take a probe of the handler now, and the probe could start at once.
@@ -100,6 +106,8 @@ impl<B: Backend> Lane<B> {
         let whole = self.filling(self.concurrency, limits) + self.ahead(limits);
         match (room, self.waiting.is_empty()) {
             (0, _) => Need::None,
+            // The connection that is kept for the handler is idle until the claim.
+            _ if self.connections.as_ref().is_some_and(Share::is_asking) => Need::Much,
             (room, false) if self.fills_batch(room, limits) => Need::Much,
             // The next claim is sent while handlers work on the waiting deliveries.
             (_, false) if room * 2 < whole => Need::None,

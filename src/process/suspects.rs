@@ -30,13 +30,15 @@ const TURNS_MAX: usize = 64;
 pub(super) async fn take_turns<B: Backend>(claimer: &mut Claimer<B>, suspects: Vec<Claimed>) -> Result<()> {
     let engine = claimer.engine.clone();
     let started_at = Instant::now();
-    let waiting = poison_over_limit(&engine, suspects).await?;
-    if waiting.is_empty() {
-        return Ok(());
-    }
+    let (over_limit, waiting) = by_limit(&engine, suspects);
+    let poisoned = poison(&engine, &over_limit).await;
     let places: Vec<(i16, Stamp)> =
         waiting.iter().map(|delivery| (delivery.claim.handler_id, delivery.due_at)).collect();
     release(&engine, &waiting).await?;
+    poisoned?;
+    if waiting.is_empty() {
+        return Ok(());
+    }
     let closed = engine.close_for_others();
     let turns = turns(&engine, &places).await;
     drop(closed);
@@ -88,7 +90,9 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stam
     }];
     let claims = engine.store.backend.claim(&engine.claim_request(&asks, ClaimScope::All)).await?;
     claims.deliveries.iter().for_each(|claimed| engine.emit_claimed(claimed));
-    let Some(claimed) = poison_over_limit(engine, claims.deliveries).await?.pop() else { return Ok(()) };
+    let (over_limit, mut claimed) = by_limit(engine, claims.deliveries);
+    poison(engine, &over_limit).await?;
+    let Some(claimed) = claimed.pop() else { return Ok(()) };
     let loaded = large::load(engine, &[], vec![claimed]).await;
     if !loaded.over.is_empty() {
         release(engine, &loaded.over).await?;
@@ -108,34 +112,42 @@ async fn turn<B: Backend>(engine: &Arc<Engine<B>>, handler_id: i16, due_at: Stam
     Ok(())
 }
 
-/// Poisons the suspects that have reached the crash limit; returns the others.
-async fn poison_over_limit<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed>) -> Result<Vec<Claimed>> {
+/// The suspects that have reached the crash limit, and the others.
+fn by_limit<B: Backend>(engine: &Engine<B>, suspects: Vec<Claimed>) -> (Vec<Claimed>, Vec<Claimed>) {
     let limit = i32::try_from(engine.limits.crash_limit).unwrap_or(i32::MAX);
-    let (over_limit, waiting): (Vec<Claimed>, Vec<Claimed>) =
-        suspects.into_iter().partition(|delivery| delivery.crashes >= limit);
-    if over_limit.is_empty() {
-        return Ok(waiting);
-    }
-    let mut poisoned = Vec::with_capacity(over_limit.len());
-    for delivery in &over_limit {
+    suspects.into_iter().partition(|delivery| delivery.crashes >= limit)
+}
+
+/// Poisons suspects that have reached the crash limit.
+async fn poison<B: Backend>(engine: &Engine<B>, over_limit: &[Claimed]) -> Result<()> {
+    let poisoned = |delivery: &Claimed| {
         let error = format!("the process crashed {} times in a row while this delivery was running", delivery.crashes);
         let outcome = Outcome::Poisoned { reason: PoisonReason::Crashed, error: Some(error), charged: false };
-        poisoned.push(Settlement { claim: delivery.claim, outcome });
-    }
-    settle(engine, &over_limit, &poisoned).await?;
-    Ok(waiting)
+        Settlement { claim: delivery.claim, outcome }
+    };
+    settle(engine, over_limit, over_limit.iter().map(poisoned).collect()).await
 }
 
 /// Releases deliveries that were claimed and did not run: when this returns, they can be claimed again.
 pub(super) async fn release<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed]) -> Result<()> {
     let released = |delivery: &Claimed| Settlement { claim: delivery.claim, outcome: Outcome::Released };
-    settle(engine, deliveries, &deliveries.iter().map(released).collect::<Vec<_>>()).await
+    settle(engine, deliveries, deliveries.iter().map(released).collect()).await
 }
 
-/// Settles deliveries that were claimed and did not run.
-async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settlements: &[Settlement]) -> Result<()> {
-    let lost = engine.store.backend.settle(&engine.settler, settlements).await?;
-    for (delivery, settlement) in deliveries.iter().zip(settlements) {
+/// Settles deliveries that were claimed and did not run. After an error, the settler writes their outcomes as soon as it
+/// can: otherwise their claims would expire, and if this process ends before, that would count as a crash.
+async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settlements: Vec<Settlement>) -> Result<()> {
+    if settlements.is_empty() {
+        return Ok(());
+    }
+    let lost = match engine.store.backend.settle(&engine.settler, &settlements).await {
+        Ok(lost) => lost,
+        Err(error) => {
+            pass_on(engine, deliveries, settlements);
+            return Err(error);
+        }
+    };
+    for (delivery, settlement) in deliveries.iter().zip(&settlements) {
         let subject = engine.subject_of(delivery);
         match lost.iter().any(|lost| lost.claim == settlement.claim) {
             true => events::claim_lost(subject),
@@ -143,4 +155,20 @@ async fn settle<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settleme
         }
     }
     Ok(())
+}
+
+/// Puts the deliveries on the in-flight list, so that their claims are renewed, and passes their outcomes to the
+/// settler.
+fn pass_on<B: Backend>(engine: &Engine<B>, deliveries: &[Claimed], settlements: Vec<Settlement>) {
+    let claims = deliveries.iter().map(|delivery| (delivery, None));
+    // Nothing is known about the end of their leases. No handler runs, so none has to be stopped before.
+    for stop_signal in engine.in_flight.add(claims, Instant::now() + engine.limits.lease) {
+        engine.in_flight.returned(&stop_signal);
+    }
+    for settlement in settlements {
+        let claim = settlement.claim;
+        if !engine.outcomes.push(settlement, engine.in_flight.len()) {
+            engine.in_flight.remove(claim);
+        }
+    }
 }

@@ -17,6 +17,7 @@ use super::ready;
 use super::run::{Run, RunEnd, Runner, watch};
 use crate::handler::{ErasedTxHandler, Failure, FailureKind};
 use crate::store::Backend;
+use crate::store::permits::Share;
 use crate::store::seam::ClaimId;
 use crate::store::transaction::{ReadBack, Then, Transacted, Transaction};
 use crate::telemetry::events;
@@ -51,10 +52,7 @@ pub(super) async fn run<B: Backend>(runner: Runner<B>, handler: &Arc<dyn ErasedT
     }
     turn.end().await;
     drop(slot);
-    // Starts deliveries that began to wait between the last check and the return of the slot. The connection goes to
-    // the next handler.
-    engine.start_all_waiting();
-    engine.tell_need(&lane);
+    engine.connection_returned();
 }
 
 impl<'t, B: Backend> Turn<'t, B> {
@@ -94,12 +92,14 @@ impl<'t, B: Backend> Turn<'t, B> {
     async fn run(&mut self, run: Run<B>) {
         // Without another waiting delivery, a savepoint would be useless.
         let shares = self.shares(&run) && !self.lane.waiting.is_empty();
-        let undone = match shares {
-            true => self.share_transaction(run).await,
-            false => vec![run],
-        };
-        for run in undone {
-            self.alone(run).await;
+        if !shares {
+            return self.alone(run).await;
+        }
+        for run in self.share_transaction(run).await {
+            match run.probe.is_some() || self.engine.may_go_on(self.lane) {
+                true => self.alone(run).await,
+                false => run.release(),
+            }
         }
     }
 
@@ -211,12 +211,18 @@ impl<'t, B: Backend> Turn<'t, B> {
         self.open = committed.is_open().then_some(committed);
     }
 
-    /// Whether the slot runs more deliveries: not if another handler waits for the connection.
+    /// Whether the slot runs more deliveries: not if another handler needs the connection, for deliveries that wait or
+    /// to claim one.
     pub(super) fn goes_on(&self) -> bool {
         let waits_for_it = |other: &Arc<Lane<B>>| {
-            other.is_transactional() && !Arc::ptr_eq(other, self.lane) && self.engine.has_startable(other)
+            !Arc::ptr_eq(other, self.lane)
+                && other.connections.as_ref().is_some_and(|share| share.free() == 0)
+                && other.running() < other.concurrency
+                && self.engine.has_startable(other)
         };
-        self.left > 0 && !self.engine.lanes.iter().any(waits_for_it)
+        self.left > 0
+            && !self.lane.connections.as_ref().is_some_and(Share::is_needed)
+            && !self.engine.lanes.iter().any(waits_for_it)
     }
 }
 

@@ -22,7 +22,7 @@ const EXPIRE_ROWS_MAX: u32 = 1_000;
 /// kind does not hold up the others.
 pub(super) async fn upkeep_loop<B: Backend>(engine: Arc<Engine<B>>, name: Arc<str>) {
     let check_every = check_every(&engine.limits);
-    // Not later than a heartbeat, which learns what changed.
+    // `expires_after` promises steps that are not further apart.
     let step_every = check_every.min(engine.limits.lease / 3);
     let mut check_at = Instant::now();
     loop {

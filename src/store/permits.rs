@@ -4,7 +4,8 @@
 //! A run takes its permit when it begins; deliveries that wait in memory hold none. Each transactional handler has a
 //! share that the others cannot take: half of the permits are divided by the weights of the handlers, the rest is first
 //! come, first served. So a slow handler can use most of the connections while no other handler needs them, but it
-//! cannot take the shares of the others. All inboxes on a store share its permits.
+//! cannot take the shares of the others. With fewer permits than handlers there are no shares; then a handler without a
+//! permit asks, and the next one that is returned is kept for it. All inboxes on a store share its permits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +29,20 @@ struct Shares {
     next_id: u64,
     /// By handler.
     held: HashMap<u64, Holding>,
+    /// Handlers without a permit that ask for one, the first one first.
+    asking: Vec<u64>,
+}
+
+impl Shares {
+    /// How many permits nobody holds.
+    fn unheld(&self, total: usize) -> usize {
+        total.saturating_sub(self.held.values().map(|holding| holding.held).sum())
+    }
+
+    /// How many handlers are served before this one.
+    fn asking_before(&self, id: u64) -> usize {
+        self.asking.iter().position(|asking| *asking == id).unwrap_or(self.asking.len())
+    }
 }
 
 /// How many permits a handler holds, and what its share is measured by.
@@ -69,16 +84,56 @@ impl Share {
     pub(crate) fn free(&self) -> usize {
         let shares = self.permits.lock();
         let Some(own) = shares.held.get(&self.id).copied() else { return 0 };
-        available(self.permits.total, own, self.others(&shares))
+        self.available(&shares, own)
     }
 
     /// Takes permits that are free for this handler, at most `max` and at least one.
     pub(crate) fn take(&self, max: usize) -> Option<Permit> {
         let mut shares = self.permits.lock();
         let own = shares.held.get(&self.id).copied()?;
-        let count = available(self.permits.total, own, self.others(&shares)).min(max);
+        let count = self.available(&shares, own).min(max);
+        if count == 0 {
+            return None;
+        }
+        shares.asking.retain(|id| *id != self.id);
         shares.held.insert(self.id, Holding { held: own.held + count, ..own });
-        (count > 0).then(|| Permit { permits: Arc::clone(&self.permits), id: self.id, count })
+        Some(Permit { permits: Arc::clone(&self.permits), id: self.id, count })
+    }
+
+    /// Keeps the next permit that is returned for this handler, until it has taken it or calls [`Share::withdraw`].
+    pub(crate) fn ask(&self) {
+        let mut shares = self.permits.lock();
+        if !shares.asking.contains(&self.id) {
+            shares.asking.push(self.id);
+        }
+    }
+
+    /// Asks no longer: the others may take the permit that was kept.
+    pub(crate) fn withdraw(&self) {
+        let mut shares = self.permits.lock();
+        let before = shares.asking.len();
+        shares.asking.retain(|id| *id != self.id);
+        let has_asked = shares.asking.len() < before;
+        drop(shares);
+        if has_asked {
+            self.permits.returned.notify_waiters();
+        }
+    }
+
+    /// Whether this handler asks for a permit.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.permits.lock().asking.contains(&self.id)
+    }
+
+    /// Whether this handler should return a permit: others ask for more than are free.
+    pub(crate) fn is_needed(&self) -> bool {
+        let shares = self.permits.lock();
+        !shares.asking.is_empty() && shares.asking_before(self.id) > shares.unheld(self.permits.total)
+    }
+
+    /// How many permits this handler could take, which holds `own`.
+    fn available(&self, shares: &Shares, own: Holding) -> usize {
+        available(self.permits.total, own, self.others(shares)).saturating_sub(shares.asking_before(self.id))
     }
 
     /// What the other handlers hold.
@@ -89,7 +144,10 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.permits.lock().held.remove(&self.id);
+        let mut shares = self.permits.lock();
+        shares.held.remove(&self.id);
+        shares.asking.retain(|id| *id != self.id);
+        drop(shares);
         self.permits.returned.notify_waiters();
     }
 }
@@ -158,6 +216,27 @@ mod tests {
         let (high, low) = (permits.share(4), permits.share(1));
         assert_eq!(low.take(100).unwrap().count, 12, "eight are kept for the other");
         assert_eq!(high.take(100).unwrap().count, 18, "two are kept for the other");
+    }
+
+    #[test]
+    fn the_next_permit_is_kept_for_the_handler_that_asked_first() {
+        let permits = Permits::new(1);
+        let (busy, first, second) = (permits.share(4), permits.share(1), permits.share(4));
+        let held = busy.take(1);
+        [&first, &second, &first].iter().for_each(|share| share.ask());
+        assert!(busy.is_needed() && first.is_asking());
+        drop(held);
+        assert_eq!((busy.free(), second.free(), first.free()), (0, 0, 1));
+        assert!(busy.take(1).is_none() && second.take(1).is_none());
+        let held = first.take(1);
+        assert!(held.is_some() && !first.is_asking());
+        drop(held);
+        assert_eq!((busy.free(), second.free()), (0, 1));
+        second.withdraw();
+        assert!(!busy.is_needed() && busy.take(1).is_some());
+        second.ask();
+        drop(second);
+        assert!(!busy.is_needed());
     }
 
     #[test]

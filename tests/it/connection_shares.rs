@@ -176,3 +176,31 @@ async fn an_accept_that_gets_no_connection_in_time_fails_with_the_reason() {
     somebody.batch_execute("ROLLBACK").await.unwrap();
     waiting.await.unwrap().unwrap();
 }
+
+// There are fewer connections than handlers. What a process cannot start, another one can.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_without_a_connection_claims_nothing() {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    let (runs, there, gate) = (Runs::new(), Runs::new(), Arc::new(Semaphore::new(0)));
+    let inbox = Inbox::builder(store(&scene, 1).await)
+        .limits(quick())
+        .subscribe("busy", held(&runs, "busy", &gate))
+        .subscribe("late", effect::writing_only(&runs, "late"))
+        .build()
+        .unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(Record::new("busy").with_id("busy")).await.unwrap();
+    runs.reached(1).await;
+    inbox.accept_all((0..5).map(|number| Record::new("late").with_id(format!("late-{number}")))).await.unwrap();
+    let other = scene.another_inbox().await.subscribe("late", effect::writing_only(&there, "late")).build().unwrap();
+
+    let elsewhere = other.start().await.unwrap();
+
+    there.reached(5).await;
+    gate.add_permits(1);
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    elsewhere.shutdown(Duration::from_secs(5)).await.unwrap();
+    assert_eq!((runs.count(), scene.count_done_at_first().await), (1, 6));
+}

@@ -4,11 +4,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use wharf::flow::Priority;
-use wharf::{Inbox, Record};
+use wharf::flow::{Priority, RateLimit};
+use wharf::{Inbox, Record, Registration};
 
 use super::effect::{self, effects};
-use super::scene::{Runs, Scene, quick, with_one_handler_connection};
+use super::scene::{Db, Runs, Scene, quick, with_one_handler_connection};
 
 /// The backlog of each handler.
 const EACH: usize = 64;
@@ -17,8 +17,7 @@ fn of(topic: &'static str, numbers: Range<usize>) -> impl Iterator<Item = Record
     numbers.map(move |n| Record::new(topic).with_id(format!("{topic}-{n:03}")))
 }
 
-// A claim finds a place for a handler only while a connection is free or the handler has one. So the backlogs arrive
-// together, when both handlers are idle and known as fast: one claim takes them all, and from then on priority alone
+// A claim finds a place for a handler only while a connection is free or kept for it. So the backlogs arrive together, when both handlers are idle and known as fast: one claim takes them all, and from then on priority alone
 // decides. While another handler waits, a turn has one run. Of eight turns, one belongs to the handler of low priority;
 // other passes over the waiting handlers count too, so the order is not always the same.
 #[tokio::test(flavor = "multi_thread")]
@@ -61,25 +60,38 @@ const RUNS_IN_A_TURN: usize = 32;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_gets_the_connection_beside_a_busy_one_also_if_its_deliveries_come_later() {
     for (busy, late) in [(Priority::High, Priority::Low), (Priority::Normal, Priority::Normal), (Priority::Low, Priority::High)] {
-        let scene = Scene::new().await;
-        effect::prepare(&scene).await;
-        let runs = Runs::new();
-        let inbox = Inbox::builder(with_one_handler_connection(&scene).await)
-            .limits(quick())
-            .subscribe("busy", effect::writing_only(&runs, "busy").priority(busy))
-            .subscribe("late", effect::writing_only(&runs, "late").priority(late))
-            .build()
-            .unwrap();
-        inbox.accept_all(of("busy", 0..800)).await.unwrap();
-        let running = inbox.start().await.unwrap();
-        runs.reached(100).await;
-
-        inbox.accept_all(of("late", 0..5)).await.unwrap();
-        let before = runs.count();
-
-        scene.settled().await;
-        running.shutdown(Duration::from_secs(5)).await.unwrap();
-        let order: String = runs.ids().iter().map(|id| &id[..1]).collect();
-        assert!(order.find('l').unwrap() <= before + TURNS * RUNS_IN_A_TURN, "{order}");
+        gets_the_connection(busy, |handler| handler.priority(late)).await;
     }
+}
+
+// Nothing is claimed ahead for these: no delivery of theirs waits for the connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_with_a_rate_limit_gets_the_connection_beside_a_busy_one() {
+    let often = || RateLimit::per_second(10_000);
+    gets_the_connection(Priority::Normal, |handler| handler.rate(often())).await;
+    gets_the_connection(Priority::Normal, |handler| handler.rate_per_process(often())).await;
+}
+
+/// Two handlers share one connection, and `late` sets the options of the second one.
+async fn gets_the_connection(busy: Priority, late: impl FnOnce(Registration<Db>) -> Registration<Db>) {
+    let scene = Scene::new().await;
+    effect::prepare(&scene).await;
+    let runs = Runs::new();
+    let inbox = Inbox::builder(with_one_handler_connection(&scene).await)
+        .limits(quick())
+        .subscribe("busy", effect::writing_only(&runs, "busy").priority(busy))
+        .subscribe("late", late(effect::writing_only(&runs, "late")))
+        .build()
+        .unwrap();
+    inbox.accept_all(of("busy", 0..800)).await.unwrap();
+    let running = inbox.start().await.unwrap();
+    runs.reached(100).await;
+
+    inbox.accept_all(of("late", 0..5)).await.unwrap();
+    let before = runs.count();
+
+    scene.settled().await;
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+    let order: String = runs.ids().iter().map(|id| &id[..1]).collect();
+    assert!(order.find('l').unwrap() <= before + TURNS * RUNS_IN_A_TURN, "{order}");
 }
