@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use wharf::operate::{Canary, CanaryProgress, CanaryStop, DeliveryFilter, DeliverySummary, State};
+use wharf::operate::{Canary, CanaryProgress, CanaryStop, DeliveryFilter, DeliverySummary, Operator, State};
 use wharf::store::Backend;
 
 use crate::confirm::Confirming;
@@ -58,25 +58,52 @@ pub async fn replay<B: Backend>(
     let states = [State::Poisoned, State::Discarded];
     let Some(meant) = agreed(session, &mut filter, acting, "replay", &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
-    let Some(canary) = canary.watch(meant.limit()) else {
-        let mut replayed = 0;
-        for (filter, limit) in actions(&filter, &meant) {
-            match operator.replay(&filter, limit).await {
-                Ok(changed) => replayed += changed,
-                Err(error) => return ended_by(error, session, &meant, "replay", replayed),
-            }
+    if canary.is_watching() {
+        return replay_watched(session, &filter, &meant, &operator, canary).await;
+    }
+    let mut replayed = 0;
+    for (filter, limit) in actions(&filter, &meant) {
+        match operator.replay(&filter, limit).await {
+            Ok(changed) => replayed += changed,
+            Err(error) => return ended_by(error, session, &meant, "replay", replayed, None),
         }
-        return report(session, &meant, "replay", replayed, None);
-    };
+    }
+    report(session, &meant, "replay", replayed, None)
+}
+
+/// Replays and waits for the results. A delivery that is named is a step of its own.
+async fn replay_watched<B: Backend>(
+    session: &Session<B>,
+    filter: &DeliveryFilter,
+    meant: &Meant<DeliverySummary>,
+    operator: &Operator<B>,
+    canary: &CanaryArguments,
+) -> Result<Exit, Failure> {
     let bar = progress::of(session.output, Some(meant.rows.len() as u64), "replayed");
-    let on_progress = |progress: &CanaryProgress| {
-        bar.set_position(progress.done + progress.failed);
-        bar.set_message(format!("{} done, {} failed", progress.done, progress.failed));
-        ControlFlow::Continue(())
-    };
-    let progress = operator.replay_canary(&filter, meant.limit(), &canary, on_progress).await?;
+    let began_at = Instant::now();
+    let mut progress = CanaryProgress::default();
+    for (filter, limit) in actions(filter, meant) {
+        let before = progress;
+        let on_progress = |step: &CanaryProgress| {
+            progress.replayed = before.replayed + step.replayed;
+            progress.done = before.done + step.done;
+            progress.failed = before.failed + step.failed;
+            progress.stopped = before.stopped.or(step.stopped);
+            bar.set_position(progress.done + progress.failed);
+            bar.set_message(format!("{} done, {} failed", progress.done, progress.failed));
+            ControlFlow::Continue(())
+        };
+        let watch = canary.watch(limit, began_at.elapsed());
+        if let Err(error) = operator.replay_canary(&filter, limit, &watch, on_progress).await {
+            bar.finish_and_clear();
+            return ended_by(error, session, meant, "replay", progress.replayed, Some(&progress));
+        }
+        if canary.is_canary && progress.stopped.is_some() {
+            break;
+        }
+    }
     bar.finish_and_clear();
-    report(session, &meant, "replay", progress.replayed, Some(&progress))
+    report(session, meant, "replay", progress.replayed, Some(&progress))
 }
 
 pub async fn discard<B: Backend>(
@@ -91,7 +118,7 @@ pub async fn discard<B: Backend>(
     for (filter, limit) in actions(&filter, &meant) {
         match operator.discard(&filter, limit).await {
             Ok(changed) => discarded += changed,
-            Err(error) => return ended_by(error, session, &meant, "discard", discarded),
+            Err(error) => return ended_by(error, session, &meant, "discard", discarded, None),
         }
     }
     report(session, &meant, "discard", discarded, None)
@@ -104,26 +131,30 @@ fn ended_by<B: Backend>(
     meant: &Meant<DeliverySummary>,
     verb: &str,
     affected: u64,
+    watched: Option<&CanaryProgress>,
 ) -> Result<Exit, Failure> {
     if affected > 0 {
-        report(session, meant, verb, affected, None)?;
+        report(session, meant, verb, affected, watched)?;
     }
     Err(error.into())
 }
 
-/// The actions that change the rows that the person has confirmed: their filters and limits. The deliveries of one
-/// message are named one by one, because another one may have come to match, and the age of these begins earlier.
-fn actions(filter: &DeliveryFilter, meant: &Meant<DeliverySummary>) -> Vec<(DeliveryFilter, u32)> {
-    let of_row = |row: &DeliverySummary| {
+/// The actions that change the rows that the person has confirmed: their filters, whose ages refer to the time at which
+/// each is taken, and their limits. The deliveries of one message are named one by one, because another one may have
+/// come to match, and the age of these begins earlier.
+fn actions(filter: &DeliveryFilter, meant: &Meant<DeliverySummary>) -> impl Iterator<Item = (DeliveryFilter, u32)> {
+    let rows = match filter.message_id {
+        Some(_) => meant.rows.iter().map(Some).collect(),
+        None => vec![None],
+    };
+    rows.into_iter().map(|row| {
         let mut filter = filter.clone();
+        meant.age(&mut filter.older_than, &mut filter.newer_than);
+        let Some(row) = row else { return (filter, meant.limit()) };
         filter.source = row.source.clone().or(filter.source);
         filter.handler_key = row.handler_key.clone().or(filter.handler_key);
         (filter, 1)
-    };
-    match filter.message_id {
-        Some(_) => meant.rows.iter().map(of_row).collect(),
-        None => vec![(filter.clone(), meant.limit())],
-    }
+    })
 }
 
 /// The matching deliveries, once the person has confirmed. None when there is nothing to do.
@@ -164,7 +195,6 @@ async fn agreed<B: Backend>(
         }
     }
     acting.confirming.ask(&format!("{verb} {count} deliveries?"))?;
-    meant.age(&mut filter.older_than, &mut filter.newer_than);
     Ok(Some(meant))
 }
 
@@ -212,15 +242,19 @@ fn report<B: Backend>(
 }
 
 impl CanaryArguments {
-    /// The canary to run, if any. Waiting without a canary is one step in which everything may fail.
-    fn watch(&self, limit: u32) -> Option<Canary> {
-        let step_wait_max = self.wait.unwrap_or(Canary::default().step_wait_max);
-        match (self.is_canary, self.wait) {
-            (true, _) => Some(Canary::default().failure_ratio_max(self.max_failure_ratio).step_wait_max(step_wait_max)),
-            (false, None | Some(Duration::ZERO)) => None,
-            (false, Some(_)) => {
-                Some(Canary::default().steps(vec![limit]).failure_ratio_max(1.0).step_wait_max(step_wait_max))
-            }
+    /// Whether the command waits for the results.
+    fn is_watching(&self) -> bool {
+        self.is_canary || self.wait.is_some_and(|wait| !wait.is_zero())
+    }
+
+    /// The canary of one action. Waiting without a canary is one step in which everything may fail, and the time that
+    /// was `waited` for earlier actions is part of its wait.
+    fn watch(&self, limit: u32, waited: Duration) -> Canary {
+        let canary = Canary::default();
+        let wait = self.wait.unwrap_or(canary.step_wait_max);
+        match self.is_canary {
+            true => canary.failure_ratio_max(self.max_failure_ratio).step_wait_max(wait),
+            false => canary.steps([limit]).failure_ratio_max(1.0).step_wait_max(wait.saturating_sub(waited)),
         }
     }
 }

@@ -95,6 +95,37 @@ async fn a_discard_keeps_the_reason_and_a_replay_by_message_reverts_it() {
     assert_eq!(scene.count("inbox_status WHERE state = 'discarded'").await, 0);
 }
 
+// Each delivery of a message is named, so each is a step of its own, and the wait is that of all together.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_replay_of_a_message_adds_up_its_deliveries() {
+    let (scene, program) = scene().await;
+    let m1 = ["poisoned", "replay", "--message", "m1", "--yes"];
+    // No process runs the handlers.
+    let careful = program.json(&[&m1[..], &["--canary", "--wait", "1ms"]].concat(), 4).await;
+    assert_eq!((&careful["affected"], &careful["remaining"], &careful["stopped"]), (&1.into(), &1.into(), &"waited".into()));
+    program.well(&["poisoned", "discard", "--message", "m1", "--yes"]).await;
+    let watched = program.json(&[&m1[..], &["--wait", "1ms"]].concat(), 4).await;
+    let expected = json!({
+        "action": "replay", "dry_run": false, "meant": 2, "affected": 2, "remaining": 0, "done": 0, "failed": 0, "stopped": "waited",
+    });
+    assert_eq!(watched, expected);
+    assert_eq!(scene.count("inbox_status WHERE message_id = 'm1' AND state = 'pending'").await, 2);
+
+    let repaired = |name| Runs::new().answering(name, |message| match message.id() {
+        "m3" => Err(Failure::poison("still bad")),
+        _ => Ok(()),
+    });
+    let running = scene.inbox().subscribe("orders", repaired("mail")).subscribe("orders", repaired("stock"));
+    let running = running.build().unwrap().start().await.unwrap();
+    scene.until("SELECT (count(*) = 2)::int::bigint FROM inbox_status WHERE message_id = 'm1' AND state = 'done'").await;
+    for (id, code, done, failed) in [("m2", 0, 1, 0), ("m3", 4, 0, 1)] {
+        let watched = ["poisoned", "replay", "--message", id, "--yes", "--wait", "60s"];
+        let told = program.json(&watched, code).await;
+        assert_eq!((&told["done"], &told["failed"], &told["stopped"]), (&done.into(), &failed.into(), &json!(null)));
+    }
+    running.shutdown(std::time::Duration::from_secs(5)).await.unwrap();
+}
+
 /// Everything is poisoned for one reason. The handler of the inbox is repaired for the ids that `is_repaired` accepts.
 async fn canary(count: usize, is_repaired: fn(&str) -> bool, arguments: &[&str], code: i32) -> (serde_json::Value, Scene) {
     let (scene, runs) = (Scene::new().await, Runs::new());

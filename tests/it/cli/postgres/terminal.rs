@@ -3,15 +3,17 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use wharf::{Failure, Record};
+use tokio::sync::Semaphore;
+use wharf::{Failure, Message, Raw, Record, handler};
 
-use crate::scene::{Runs, Scene, record};
+use crate::scene::{Runs, Scene, key, quick, record};
 
 /// Answers the question on a new terminal. Returns the exit code and the output.
 fn answer(url: &str, arguments: &[&str], answer: &str) -> (Option<i32>, String) {
@@ -98,6 +100,56 @@ async fn an_action_changes_no_more_rows_than_the_question_named() {
         scene.states().await,
         ["a mail discarded", "b mail discarded", "poisoned mail poisoned", "quarantine mail discarded"]
     );
+}
+
+// A discarded delivery has the age of its message, so an age alone does not tell it from those of the question.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watched_replay_of_a_message_replays_only_deliveries_that_the_question_named() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let gate = Arc::new(Semaphore::new(0));
+    let opened = Arc::clone(&gate);
+    let slow = handler(key("a"), move |message: Message<Raw>| {
+        let gate = Arc::clone(&opened);
+        async move {
+            if message.attempt() == 1 {
+                gate.acquire().await?.forget();
+            }
+            Err::<(), _>(Failure::discard("not needed"))
+        }
+    });
+    let broken = |name| runs.answering(name, |message| match message.attempt() {
+        1 => Err(Failure::poison("no")),
+        _ => Ok(()),
+    });
+    let limits = quick().lease(Duration::from_secs(600));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", slow);
+    let inbox = inbox.subscribe("orders", broken("b")).subscribe("orders", broken("c")).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    for watched in [&["--wait", "60s"][..], &["--canary"]] {
+        let id = watched[0].trim_start_matches('-');
+        inbox.accept(record(id)).await.unwrap();
+        scene.until("SELECT (count(*) = 2)::int::bigint FROM inbox_poisoned").await;
+        let (asked, asking) = std::sync::mpsc::channel();
+        let (agree, agreed) = std::sync::mpsc::channel();
+        let url = scene.database.url();
+        let person = tokio::task::spawn_blocking(move || {
+            let arguments = [&["poisoned", "replay", "--message", id], watched].concat();
+            answer_when(&url, &arguments, "y\n", || {
+                asked.send(()).unwrap();
+                agreed.recv().unwrap();
+            })
+        });
+        tokio::task::spawn_blocking(move || asking.recv().unwrap()).await.unwrap();
+        gate.add_permits(1);
+        scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_status WHERE state = 'running'").await;
+        agree.send(()).unwrap();
+        assert_eq!(person.await.unwrap(), (Some(0), "replay 2 deliveries? [y/N] ".to_owned()));
+        let states = ["a discarded", "b done", "c done"].map(|state| format!("{id} {state}"));
+        let of_message = format!("SELECT concat_ws(' ', message_id, handler_key, state) FROM inbox_status
+                                  WHERE message_id = '{id}' ORDER BY 1");
+        assert_eq!(scene.database.query_texts(&of_message).await, states);
+    }
+    running.shutdown(Duration::from_secs(20)).await.unwrap();
 }
 
 /// Sends Ctrl-C to the terminal of the process. Returns the exit code.
