@@ -1,7 +1,7 @@
 //! `handlers rate`: shows or changes how many deliveries of a handler start per second, over all processes.
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use wharf::flow::RateLimit;
 use wharf::operate::HandlerStatus;
 use wharf::store::Backend;
@@ -37,20 +37,49 @@ pub struct RateArguments {
 }
 
 enum Change {
-    Limit(RateLimit),
+    Limit { per_sec: f64, burst: u32, limit: RateLimit },
     Lift,
     Reset,
 }
 
 impl RateArguments {
     fn change(&self) -> Option<Change> {
-        let per_sec = self.per_sec.map(RateLimit::per_second);
-        let limit = per_sec.or(self.per_min.map(RateLimit::per_minute)).or(self.per_hour.map(RateLimit::per_hour));
-        match limit {
-            Some(limit) => Some(Change::Limit(self.burst.map_or(limit, |burst| limit.burst(burst)))),
+        let of = |starts: Option<u32>, period_secs: u32, limit: fn(u32) -> RateLimit| {
+            starts.map(|starts| {
+                let burst = self.burst.unwrap_or((starts / period_secs).max(1));
+                let per_sec = f64::from(starts) / f64::from(period_secs);
+                Change::Limit { per_sec, burst, limit: limit(starts).burst(burst) }
+            })
+        };
+        let per_sec = of(self.per_sec, 1, RateLimit::per_second);
+        let per_min = of(self.per_min, 60, RateLimit::per_minute);
+        let per_hour = of(self.per_hour, 3_600, RateLimit::per_hour);
+        match per_sec.or(per_min).or(per_hour) {
+            Some(limit) => Some(limit),
             None if self.no_limit => Some(Change::Lift),
             None if self.as_registered => Some(Change::Reset),
             None => None,
+        }
+    }
+}
+
+impl Change {
+    /// The limit after the change. That of the registration is not known here.
+    fn text(&self) -> String {
+        match self {
+            Self::Limit { per_sec, burst, .. } => limit_text(Some(*per_sec), Some(*burst)),
+            Self::Lift => limit_text(None, None),
+            Self::Reset => "the limit of the registration".to_owned(),
+        }
+    }
+
+    fn document(&self) -> Value {
+        match self {
+            Self::Limit { per_sec, burst, .. } => {
+                json!({ "rate_per_sec": per_sec, "burst": burst, "is_rate_set": true })
+            }
+            Self::Lift => json!({ "rate_per_sec": null, "burst": null, "is_rate_set": true }),
+            Self::Reset => json!({ "is_rate_set": false }),
         }
     }
 }
@@ -63,23 +92,33 @@ pub async fn rate<B: Backend>(session: &Session<B>, arguments: &RateArguments) -
         confirming.check()?;
     }
     let before = status(session, key).await?;
+    let old = limit_text(before.rate_per_sec, before.rate_burst);
+    let from_to = change.as_ref().map(|change| format!("from {old} to {}", change.text()));
+    let wanted = change.as_ref().map(Change::document);
     let mut is_changed = false;
-    if let Some(change) = change.filter(|_| !confirming.is_dry_run) {
-        confirming.ask(&format!("change the rate limit of this handler, currently {}?", rate_text(&before)))?;
+    if let (Some(change), Some(from_to), false) = (change, &from_to, confirming.is_dry_run) {
+        confirming.ask(&format!("change the rate limit of this handler {from_to}?"))?;
         let operator = session.acting(confirming.because.as_ref());
         is_changed = match change {
-            Change::Limit(limit) => operator.limit_rate(key, limit).await?,
+            Change::Limit { limit, .. } => operator.limit_rate(key, limit).await?,
             Change::Lift => operator.lift_rate(key).await?,
             Change::Reset => operator.reset_rate(key).await?,
         };
     }
     let now = status(session, key).await?;
-    match session.output.is_json {
-        true => session.output.document(&json!({
+    match (session.output.is_json, from_to) {
+        (true, _) => session.output.document(&json!({
             "action": "rate", "handler_key": now.handler_key, "dry_run": confirming.is_dry_run, "affected": u8::from(is_changed),
-            "rate_per_sec": now.rate_per_sec, "burst": now.rate_burst, "is_rate_set": now.is_rate_set,
+            "rate_per_sec": now.rate_per_sec, "burst": now.rate_burst, "is_rate_set": now.is_rate_set, "wanted": wanted,
         }))?,
-        false => session.output.line(format!("{}: {}", now.handler_key, rate_text(&now)))?,
+        (false, Some(from_to)) if confirming.is_dry_run => {
+            session.output.line(format!("would change {} {from_to}", now.handler_key))?;
+        }
+        (false, _) => {
+            let by = if now.is_rate_set { ", set by an operator" } else { "" };
+            let limit = limit_text(now.rate_per_sec, now.rate_burst);
+            session.output.line(format!("{}: {limit}{by}", now.handler_key))?;
+        }
     }
     Ok(Exit::Well)
 }
@@ -93,11 +132,10 @@ async fn status<B: Backend>(session: &Session<B>, key: &str) -> Result<HandlerSt
     found.ok_or_else(|| Failure::usage(format!("unknown handler key {key:?}; known keys: {}", known.join(", "))))
 }
 
-fn rate_text(handler: &HandlerStatus) -> String {
-    let by = if handler.is_rate_set { ", set by an operator" } else { "" };
-    match (handler.rate_per_sec, handler.rate_burst) {
-        (Some(per_sec), Some(burst)) => format!("{}, {burst} at once{by}", starts(per_sec)),
-        _ => format!("no limit{by}"),
+fn limit_text(per_sec: Option<f64>, burst: Option<u32>) -> String {
+    match (per_sec, burst) {
+        (Some(per_sec), Some(burst)) => format!("{}, {burst} at once", starts(per_sec)),
+        _ => "no limit".to_owned(),
     }
 }
 

@@ -69,6 +69,29 @@ async fn the_rate_limit_of_a_handler_is_shown_set_lifted_and_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_of_a_rate_limit_shows_the_change() {
+    let (scene, _runs, program) = accepted().await;
+    let rate = ["handlers", "rate", "mail"];
+    assert_eq!(program.json(&rate, 0).await["wanted"], json!(null));
+    program.well(&[&rate[..], &["--per-min", "30", "--yes"]].concat()).await;
+    let now = "30 per minute, 1 at once";
+    for (arguments, to, wanted) in [
+        (&["--per-sec", "5"][..], "5 per second, 5 at once", json!({ "rate_per_sec": 5.0, "burst": 5, "is_rate_set": true })),
+        (&["--per-min", "90", "--burst", "7"], "1.5 per second, 7 at once", json!({ "rate_per_sec": 1.5, "burst": 7, "is_rate_set": true })),
+        (&["--per-hour", "1"], "1 per hour, 1 at once", json!({ "rate_per_sec": 1.0 / 3_600.0, "burst": 1, "is_rate_set": true })),
+        (&["--no-limit"], "no limit", json!({ "rate_per_sec": null, "burst": null, "is_rate_set": true })),
+        (&["--as-registered"], "the limit of the registration", json!({ "is_rate_set": false })),
+    ] {
+        let would = [&rate[..], arguments, &["--dry-run"]].concat();
+        let told = program.well(&would).await.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(told, format!("would change mail from {now} to {to}"));
+        let told = program.json(&would, 0).await;
+        assert_eq!((&told["wanted"], &told["rate_per_sec"], &told["affected"]), (&wanted, &0.5.into(), &0.into()));
+    }
+    assert_eq!(scene.count("inbox_audit").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn held_keys_are_listed_and_their_record_keys_on_request_only() {
     let (scene, runs) = (Scene::new().await, Runs::new());
     let poisoning = runs.answering("stock", |_| Err(Failure::poison("no such shelf")));

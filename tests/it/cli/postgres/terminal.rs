@@ -64,6 +64,17 @@ async fn an_action_asks_for_confirmation_and_only_yes_executes_it() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_question_about_a_rate_limit_names_the_old_and_the_new_one() {
+    let scene = with_one_poisoned().await;
+    let url = scene.database.url();
+    let rate = ["handlers", "rate", "mail", "--per-sec", "5", "--burst", "1"];
+    let asked = tokio::task::spawn_blocking(move || answer(&url, &rate, "y\n")).await.unwrap();
+    let question = "change the rate limit of this handler from no limit to 5 per second, 1 at once? [y/N] ";
+    assert_eq!(asked, (Some(0), question.to_owned()));
+    assert_eq!(scene.count("inbox_handler WHERE rate_interval_us = 200000 AND rate_burst = 1").await, 1);
+}
+
 // What comes to match while the person reads the question is not changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_action_changes_no_more_rows_than_the_question_named() {
