@@ -19,7 +19,8 @@ pub enum Exit {
     Usage = 2,
     /// The database or Kafka did not answer, or refused.
     Connection = 3,
-    /// The command was done in part: a canary stopped, `--limit` left some rows, or some results are still pending.
+    /// The command was done in part: a canary stopped, `--limit` left some rows, somebody else changed some of them
+    /// first, or some results are still pending.
     Partly = 4,
 }
 

@@ -9,12 +9,15 @@ use wharf::store::Backend;
 
 use crate::exit::{Exit, Failure};
 use crate::filter::{self, AgeOptions};
-use crate::meant::{Meant, rows_to_read};
+use crate::meant::{Action, Meant, rows_to_read};
 use crate::output::{Output, brief, cell, maybe, number, text, word};
 use crate::record::{self, PayloadOption};
 use crate::replay::Acting;
 use crate::session::Session;
 use crate::when;
+
+const REPLAY: Action = Action { verb: "replay", rows: "records" };
+const DISCARD: Action = Action { verb: "discard", rows: "records" };
 
 #[derive(Debug, Subcommand)]
 pub enum OutboxCommand {
@@ -105,8 +108,8 @@ pub async fn run<B: Backend>(session: &Session<B>, command: OutboxCommand) -> Re
     match command {
         OutboxCommand::List { options, limit } => list(session, &options.filter(), limit).await,
         OutboxCommand::Show { id, payload } => show(session, id, payload).await,
-        OutboxCommand::Replay { options, acting } => act(session, options.filter(), &acting, "replay").await,
-        OutboxCommand::Discard { options, acting } => act(session, options.filter(), &acting, "discard").await,
+        OutboxCommand::Replay { options, acting } => act(session, options.filter(), &acting, REPLAY).await,
+        OutboxCommand::Discard { options, acting } => act(session, options.filter(), &acting, DISCARD).await,
     }
 }
 
@@ -181,53 +184,26 @@ async fn act<B: Backend>(
     session: &Session<B>,
     mut filter: OutboxFilter,
     acting: &Acting,
-    verb: &str,
+    action: Action,
 ) -> Result<Exit, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
+    let (output, is_replay) = (session.output, action == REPLAY);
     let read_at = Instant::now();
     let found = session.operator().outbox(&filter, rows_to_read(acting.limit)).await?;
-    let meant = Meant::of(found, acting.limit, read_at, |record| match verb {
-        "replay" => record.state != OutboxState::Waiting,
-        _ => matches!(record.state, OutboxState::Waiting | OutboxState::Poisoned),
+    let meant = Meant::of(found, acting.limit, read_at, |record| match is_replay {
+        true => record.state != OutboxState::Waiting,
+        false => matches!(record.state, OutboxState::Waiting | OutboxState::Poisoned),
     });
-    let (output, count, is_dry_run) = (session.output, meant.rows.len(), acting.confirming.is_dry_run);
-    if is_dry_run || count == 0 {
-        match (output.is_json, count) {
-            (true, _) => output.document(&json!({
-                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": meant.beyond, "records": meant.rows,
-            }))?,
-            (false, 0) => output.line(format!("there is nothing to {verb}"))?,
-            (false, _) => {
-                table(output, &meant.rows)?;
-                output.line(format!("would {verb} {count}; {}", meant.remain(meant.beyond)))?;
-            }
-        }
+    if !meant.is_agreed(output, action, &acting.confirming, |rows| table(output, rows))? {
         return Ok(Exit::Well);
     }
-    if !output.is_json {
-        table(output, &meant.rows[..count.min(10)])?;
-    }
-    acting.confirming.ask(&format!("{verb} {count} records?"))?;
     meant.age(&mut filter.older_than, &mut filter.newer_than);
     let operator = session.acting(acting.confirming.because.as_ref());
-    let changed = match verb {
-        "replay" => operator.replay_outbox(&filter, meant.limit()).await?,
-        _ => operator.discard_outbox(&filter, meant.limit()).await?,
+    let changed = match is_replay {
+        true => operator.replay_outbox(&filter, meant.limit()).await?,
+        false => operator.discard_outbox(&filter, meant.limit()).await?,
     };
-    match output.is_json {
-        true => {
-            output.document(
-                &json!({ "action": verb, "dry_run": false, "affected": changed, "remaining": meant.beyond }),
-            )?;
-        }
-        false => {
-            output.line(format!("{verb}: {changed} records"))?;
-            if meant.beyond > 0 {
-                output.line(meant.remain(meant.beyond))?;
-            }
-        }
-    }
-    Ok(if meant.beyond > 0 { Exit::Partly } else { Exit::Well })
+    meant.report(output, action, changed)
 }

@@ -11,12 +11,15 @@ use wharf::store::Backend;
 use crate::decoded::DecodingOptions;
 use crate::exit::{Exit, Failure};
 use crate::filter::{self, QuarantineOptions};
-use crate::meant::{Meant, rows_to_read};
+use crate::meant::{Action, Meant, rows_to_read};
 use crate::output::{Output, brief, cell, maybe, number, text, word};
 use crate::record::{self, PayloadOption};
 use crate::replay::Acting;
 use crate::session::Session;
 use crate::when;
+
+const REPLAY: Action = Action { verb: "replay", rows: "records" };
+const DISCARD: Action = Action { verb: "discard", rows: "records" };
 
 /// How often the result of a replay is polled.
 const POLL_EVERY: Duration = Duration::from_millis(200);
@@ -66,21 +69,21 @@ pub async fn run<B: Backend>(session: &Session<B>, command: QuarantineCommand) -
         QuarantineCommand::List { options, limit } => list(session, &options.filter(), limit).await,
         QuarantineCommand::Show { id, payload, decoding } => show(session, id, payload, &decoding).await,
         QuarantineCommand::Replay { options, acting, wait } => {
-            let Some(meant) = agreed(session, options.filter(), &acting, "replay").await? else {
+            let Some(meant) = agreed(session, options.filter(), &acting, REPLAY).await? else {
                 return Ok(Exit::Well);
             };
             let operator = session.acting(acting.confirming.because.as_ref());
             let asked = operator.replay_quarantined(&meant.filter, meant.records.limit()).await?;
             let results = replay_results(session, &meant, wait).await?;
-            meant.report_replayed(session.output, asked, &results)
+            report(session.output, &meant.records, asked, &results)
         }
         QuarantineCommand::Discard { options, acting } => {
-            let Some(meant) = agreed(session, options.filter(), &acting, "discard").await? else {
+            let Some(meant) = agreed(session, options.filter(), &acting, DISCARD).await? else {
                 return Ok(Exit::Well);
             };
             let operator = session.acting(acting.confirming.because.as_ref());
             let discarded = operator.discard_quarantined(&meant.filter, meant.records.limit()).await?;
-            meant.report_discarded(session.output, discarded)
+            meant.records.report(session.output, DISCARD, discarded)
         }
     }
 }
@@ -168,34 +171,19 @@ async fn agreed<B: Backend>(
     session: &Session<B>,
     mut filter: QuarantineFilter,
     acting: &Acting,
-    verb: &str,
+    action: Action,
 ) -> Result<Option<MatchingRecords>, Failure> {
     filter.all = acting.is_all;
     filter::refuse_empty(&filter)?;
     acting.confirming.check()?;
-    let read_at = Instant::now();
+    let (output, read_at) = (session.output, Instant::now());
     let found = session.operator().quarantined(&filter, rows_to_read(acting.limit)).await?;
-    let meant = Meant::of(found, acting.limit, read_at, |_| true);
-    let (output, count, is_dry_run) = (session.output, meant.rows.len(), acting.confirming.is_dry_run);
-    if is_dry_run || count == 0 {
-        match (output.is_json, count) {
-            (true, _) => output.document(&json!({
-                "action": verb, "dry_run": is_dry_run, "meant": count, "remaining": meant.beyond, "records": meant.rows,
-            }))?,
-            (false, 0) => output.line(format!("there is nothing to {verb}"))?,
-            (false, _) => {
-                table(output, &meant.rows)?;
-                output.line(format!("would {verb} {count}; {}", meant.remain(meant.beyond)))?;
-            }
-        }
+    let records = Meant::of(found, acting.limit, read_at, |_| true);
+    if !records.is_agreed(output, action, &acting.confirming, |rows| table(output, rows))? {
         return Ok(None);
     }
-    if !output.is_json {
-        table(output, &meant.rows[..count.min(10)])?;
-    }
-    acting.confirming.ask(&format!("{verb} {count} records?"))?;
-    meant.age(&mut filter.older_than, &mut filter.newer_than);
-    Ok(Some(MatchingRecords { filter, records: meant }))
+    records.age(&mut filter.older_than, &mut filter.newer_than);
+    Ok(Some(MatchingRecords { filter, records }))
 }
 
 /// The results of a requested replay.
@@ -233,50 +221,36 @@ async fn replay_results<B: Backend>(
     }
 }
 
-impl MatchingRecords {
-    fn report_replayed(&self, output: Output, asked: u64, results: &ReplayResults) -> Result<Exit, Failure> {
-        let ReplayResults { left, stayed, waiting } = results;
-        let is_whole = stayed.is_empty() && *waiting == 0 && self.records.beyond == 0;
-        let exit = if is_whole { Exit::Well } else { Exit::Partly };
-        if output.is_json {
-            output.document(&json!({
-                "action": "replay", "dry_run": false, "affected": asked, "remaining": self.records.beyond,
-                "left_quarantine": left, "stayed": stayed, "waiting": waiting,
-            }))?;
-            return Ok(exit);
-        }
-        output.line(format!("replay: requested for {asked} records"))?;
-        output.line(format!(
-            "{left} left the quarantine, {} could not be accepted, {waiting} are waiting",
-            stayed.len()
-        ))?;
-        if !stayed.is_empty() {
-            table(output, stayed)?;
-        }
-        if *waiting > 0 {
-            output.line("a running inbox that subscribes to their topic will accept them")?;
-        }
-        self.report_beyond(output)?;
-        Ok(exit)
+/// Says what became of the records of a replay, and what remains.
+fn report(
+    output: Output,
+    meant: &Meant<QuarantineSummary>,
+    asked: u64,
+    results: &ReplayResults,
+) -> Result<Exit, Failure> {
+    let ReplayResults { left, stayed, waiting } = results;
+    // A replay that was requested before is not requested again.
+    let before = meant.rows.iter().filter(|record| record.replay_asked_at.is_some()).count();
+    let remaining = meant.left(asked.saturating_add(before as u64));
+    let is_whole = stayed.is_empty() && *waiting == 0 && remaining == 0;
+    let exit = if is_whole { Exit::Well } else { Exit::Partly };
+    if output.is_json {
+        let mut report = meant.document(REPLAY, asked, remaining);
+        report["left_quarantine"] = json!(left);
+        report["stayed"] = json!(stayed);
+        report["waiting"] = json!(waiting);
+        output.document(&report)?;
+        return Ok(exit);
     }
-
-    fn report_discarded(&self, output: Output, discarded: u64) -> Result<Exit, Failure> {
-        match output.is_json {
-            true => output.document(
-                &json!({ "action": "discard", "dry_run": false, "affected": discarded, "remaining": self.records.beyond }),
-            )?,
-            false => {
-                output.line(format!("discard: {discarded} records"))?;
-                self.report_beyond(output)?;
-            }
-        }
-        Ok(if self.records.beyond > 0 { Exit::Partly } else { Exit::Well })
+    output.line(format!("replay: requested for {asked} records"))?;
+    output
+        .line(format!("{left} left the quarantine, {} could not be accepted, {waiting} are waiting", stayed.len()))?;
+    if !stayed.is_empty() {
+        table(output, stayed)?;
     }
-
-    fn report_beyond(&self, output: Output) -> std::io::Result<()> {
-        match self.records.beyond {
-            0 => Ok(()),
-            beyond => output.line(self.records.remain(beyond)),
-        }
+    if *waiting > 0 {
+        output.line("a running inbox that subscribes to their topic will accept them")?;
     }
+    meant.report_left(output, remaining)?;
+    Ok(exit)
 }

@@ -15,12 +15,13 @@ use crate::confirm::Confirming;
 use crate::deliveries::poisoned_table;
 use crate::exit::{Exit, Failure};
 use crate::filter;
-use crate::meant::{Meant, rows_to_read};
+use crate::meant::{Action, Meant, rows_to_read};
+use crate::output::Output;
 use crate::progress;
 use crate::session::Session;
 
-/// How many rows are shown before the confirmation. `--dry-run` shows all.
-const SHOWN_MAX: usize = 10;
+const REPLAY: Action = Action { verb: "replay", rows: "deliveries" };
+const DISCARD: Action = Action { verb: "discard", rows: "deliveries" };
 
 /// An action on many rows.
 #[derive(Debug, Args)]
@@ -56,7 +57,7 @@ pub async fn replay<B: Backend>(
     canary: &CanaryArguments,
 ) -> Result<Exit, Failure> {
     let states = [State::Poisoned, State::Discarded];
-    let Some(meant) = agreed(session, &mut filter, acting, "replay", &states).await? else { return Ok(Exit::Well) };
+    let Some(meant) = agreed(session, &mut filter, acting, REPLAY, &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
     if canary.is_watching() {
         return replay_watched(session, &filter, &meant, &operator, canary).await;
@@ -65,10 +66,10 @@ pub async fn replay<B: Backend>(
     for (filter, limit) in actions(&filter, &meant) {
         match operator.replay(&filter, limit).await {
             Ok(changed) => replayed += changed,
-            Err(error) => return ended_by(error, session, &meant, "replay", replayed, None),
+            Err(error) => return ended_by(error, replayed, || meant.report(session.output, REPLAY, replayed)),
         }
     }
-    report(session, &meant, "replay", replayed, None)
+    meant.report(session.output, REPLAY, replayed)
 }
 
 /// Replays and waits for the results. A delivery that is named is a step of its own.
@@ -96,14 +97,14 @@ async fn replay_watched<B: Backend>(
         let watch = canary.watch(limit, began_at.elapsed());
         if let Err(error) = operator.replay_canary(&filter, limit, &watch, on_progress).await {
             bar.finish_and_clear();
-            return ended_by(error, session, meant, "replay", progress.replayed, Some(&progress));
+            return ended_by(error, progress.replayed, || report(session.output, meant, &progress));
         }
         if canary.is_canary && progress.stopped.is_some() {
             break;
         }
     }
     bar.finish_and_clear();
-    report(session, meant, "replay", progress.replayed, Some(&progress))
+    report(session.output, meant, &progress)
 }
 
 pub async fn discard<B: Backend>(
@@ -112,29 +113,26 @@ pub async fn discard<B: Backend>(
     acting: &Acting,
 ) -> Result<Exit, Failure> {
     let states = [State::Poisoned, State::Pending];
-    let Some(meant) = agreed(session, &mut filter, acting, "discard", &states).await? else { return Ok(Exit::Well) };
+    let Some(meant) = agreed(session, &mut filter, acting, DISCARD, &states).await? else { return Ok(Exit::Well) };
     let operator = session.acting(acting.confirming.because.as_ref());
     let mut discarded = 0;
     for (filter, limit) in actions(&filter, &meant) {
         match operator.discard(&filter, limit).await {
             Ok(changed) => discarded += changed,
-            Err(error) => return ended_by(error, session, &meant, "discard", discarded, None),
+            Err(error) => return ended_by(error, discarded, || meant.report(session.output, DISCARD, discarded)),
         }
     }
-    report(session, &meant, "discard", discarded, None)
+    meant.report(session.output, DISCARD, discarded)
 }
 
-/// Says what was changed before the error, if anything was.
-fn ended_by<B: Backend>(
+/// Reports what was changed before the error, if anything was.
+fn ended_by(
     error: wharf::Error,
-    session: &Session<B>,
-    meant: &Meant<DeliverySummary>,
-    verb: &str,
     affected: u64,
-    watched: Option<&CanaryProgress>,
+    report: impl FnOnce() -> Result<Exit, Failure>,
 ) -> Result<Exit, Failure> {
     if affected > 0 {
-        report(session, meant, verb, affected, watched)?;
+        report()?;
     }
     Err(error.into())
 }
@@ -162,7 +160,7 @@ async fn agreed<B: Backend>(
     session: &Session<B>,
     filter: &mut DeliveryFilter,
     acting: &Acting,
-    verb: &str,
+    action: Action,
     states: &[State],
 ) -> Result<Option<Meant<DeliverySummary>>, Failure> {
     filter.all = acting.is_all;
@@ -174,70 +172,31 @@ async fn agreed<B: Backend>(
     let found = session.operator().deliveries(filter, state, rows_to_read(acting.limit)).await?;
     let meant = Meant::of(found, acting.limit, read_at, |one| states.contains(&one.state));
     let output = session.output;
-    let count = meant.rows.len();
-    if acting.confirming.is_dry_run || count == 0 {
-        match output.is_json {
-            true => output.document(&json!({
-                "action": verb, "dry_run": acting.confirming.is_dry_run, "meant": count, "remaining": meant.beyond, "deliveries": meant.rows,
-            }))?,
-            false if count == 0 => output.line(format!("there is nothing to {verb}"))?,
-            false => {
-                poisoned_table(output, &meant.rows)?;
-                output.line(format!("would {verb} {count}; {}", meant.remain(meant.beyond)))?;
-            }
-        }
-        return Ok(None);
-    }
-    if !output.is_json {
-        poisoned_table(output, &meant.rows[..count.min(SHOWN_MAX)])?;
-        if count > SHOWN_MAX {
-            output.line(format!("… and {} more", count - SHOWN_MAX))?;
-        }
-    }
-    acting.confirming.ask(&format!("{verb} {count} deliveries?"))?;
-    Ok(Some(meant))
+    let is_agreed = meant.is_agreed(output, action, &acting.confirming, |rows| poisoned_table(output, rows))?;
+    Ok(is_agreed.then_some(meant))
 }
 
-/// Says what the action has changed, and what remains.
-fn report<B: Backend>(
-    session: &Session<B>,
-    meant: &Meant<DeliverySummary>,
-    verb: &str,
-    affected: u64,
-    watched: Option<&CanaryProgress>,
-) -> Result<Exit, Failure> {
-    let affected = usize::try_from(affected).unwrap_or(usize::MAX);
-    let left = (meant.rows.len() + meant.beyond).saturating_sub(affected);
-    let stopped = watched.and_then(|progress| progress.stopped);
-    let has_failed = watched.is_some_and(|progress| progress.failed > 0);
-    let exit = if left > 0 || stopped.is_some() || has_failed { Exit::Partly } else { Exit::Well };
-    if session.output.is_json {
-        let mut report = json!({
-            "action": verb, "dry_run": false, "meant": meant.rows.len(), "affected": affected, "remaining": left,
-        });
-        if let Some(progress) = watched {
-            report["done"] = progress.done.into();
-            report["failed"] = progress.failed.into();
-            report["stopped"] = json!(stopped);
-        }
-        session.output.document(&report)?;
+/// Says what a watched replay has changed, what became of it, and what remains.
+fn report(output: Output, meant: &Meant<DeliverySummary>, progress: &CanaryProgress) -> Result<Exit, Failure> {
+    let CanaryProgress { replayed, done, failed, stopped, .. } = *progress;
+    let left = meant.left(replayed);
+    let exit = if left > 0 || stopped.is_some() || failed > 0 { Exit::Partly } else { Exit::Well };
+    if output.is_json {
+        let mut report = meant.document(REPLAY, replayed, left);
+        report["done"] = done.into();
+        report["failed"] = failed.into();
+        report["stopped"] = json!(stopped);
+        output.document(&report)?;
         return Ok(exit);
     }
-    session.output.line(format!("{verb}: {affected} deliveries"))?;
-    if let Some(CanaryProgress { replayed, done, failed, .. }) = watched {
-        let waiting = replayed - done - failed;
-        session.output.line(format!("{done} done, {failed} failed again, {waiting} not run yet"))?;
-    }
+    output.line(format!("replay: {replayed} deliveries"))?;
+    output.line(format!("{done} done, {failed} failed again, {} not run yet", replayed - done - failed))?;
     match stopped {
-        Some(CanaryStop::Failures) => {
-            session.output.line("stopped: too many failed again; the rest was not changed")?;
-        }
-        Some(CanaryStop::Waited) => session.output.line("stopped waiting: does a process run the handler?")?,
+        Some(CanaryStop::Failures) => output.line("stopped: too many failed again; the rest was not changed")?,
+        Some(CanaryStop::Waited) => output.line("stopped waiting: does a process run the handler?")?,
         Some(_) | None => {}
     }
-    if left > 0 {
-        session.output.line(meant.remain(left))?;
-    }
+    meant.report_left(output, left)?;
     Ok(exit)
 }
 

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::sync::Semaphore;
-use wharf::{Failure, Message, Raw, Record, handler};
+use wharf::{Failure, Identity, Message, Raw, Record, handler};
 
 use crate::scene::{Runs, Scene, key, quick, record};
 
@@ -45,6 +45,25 @@ fn answer_when(url: &str, arguments: &[&str], answer: &str, when: impl FnOnce())
     let _ = person.write_all(answer.as_bytes());
     let code = child.wait().unwrap().code();
     (code, String::from_utf8_lossy(&seen).into_owned())
+}
+
+/// Answers yes once this change was made, which begins when the question is there. Returns the exit code and the output.
+async fn agree_after(scene: &Scene, arguments: &[&str], change: impl Future<Output = ()>) -> (Option<i32>, String) {
+    let (asked, asking) = tokio::sync::oneshot::channel();
+    let (agree, agreed) = std::sync::mpsc::channel();
+    let url = scene.database.url();
+    let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    let person = tokio::task::spawn_blocking(move || {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        answer_when(&url, &arguments, "y\n", || {
+            asked.send(()).unwrap();
+            agreed.recv().unwrap();
+        })
+    });
+    asking.await.unwrap();
+    change.await;
+    agree.send(()).unwrap();
+    person.await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,32 +104,52 @@ async fn an_action_changes_no_more_rows_than_the_question_named() {
     inbox.drain().await.unwrap();
     let unidentified = |text: &'static str| Record::new("orders").with_payload(text);
     inbox.accept_or_quarantine([unidentified("first")]).await.unwrap();
-    let url = scene.database.url();
     for (arguments, question) in [
         (["quarantine", "discard", "--all"], "discard 1 records? [y/N] "),
         (["poisoned", "discard", "--all"], "discard 3 deliveries? [y/N] "),
     ] {
-        let (asked, asking) = std::sync::mpsc::channel();
-        let (agree, agreed) = std::sync::mpsc::channel();
-        let url = url.clone();
-        let person = tokio::task::spawn_blocking(move || {
-            answer_when(&url, &arguments, "y\n", || {
-                asked.send(()).unwrap();
-                agreed.recv().unwrap();
-            })
+        let told = agree_after(&scene, &arguments, async {
+            inbox.accept_or_quarantine([unidentified(arguments[0])]).await.unwrap();
+            inbox.accept(record(arguments[0])).await.unwrap();
+            inbox.drain().await.unwrap();
         });
-        tokio::task::spawn_blocking(move || asking.recv().unwrap()).await.unwrap();
-        inbox.accept_or_quarantine([unidentified(arguments[0])]).await.unwrap();
-        inbox.accept(record(arguments[0])).await.unwrap();
-        inbox.drain().await.unwrap();
-        agree.send(()).unwrap();
-        assert_eq!(person.await.unwrap(), (Some(0), question.to_owned()));
+        assert_eq!(told.await, (Some(0), question.to_owned()));
     }
     assert_eq!(scene.count("inbox_quarantine").await, 2);
     assert_eq!(
         scene.states().await,
         ["a mail discarded", "b mail discarded", "poisoned mail poisoned", "quarantine mail discarded"]
     );
+}
+
+// The exit code shows that an action has changed fewer rows than the question named.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_action_on_rows_that_somebody_else_has_changed_is_done_in_part() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let subscribed = || scene.inbox().subscribe("orders", runs.handler("mail"));
+    let inbox = subscribed().build().unwrap();
+    let unidentified = [1, 2].map(|number| Record::new("orders").with_payload(format!("{{\"number\":{number}}}")));
+    for action in ["discard", "replay"] {
+        inbox.accept_or_quarantine(unidentified.clone()).await.unwrap();
+        // It accepts replayed records.
+        let accepting = subscribed().identity("orders", Identity::json_pointer("/number")).build().unwrap();
+        let running = accepting.start().await.unwrap();
+        let discard = scene.database.execute(r#"SELECT inbox_quarantine_discard('{"all": true}', 1)"#);
+        let told = agree_after(&scene, &["quarantine", action, "--all"], discard).await;
+        assert_eq!(told, (Some(4), format!("{action} 2 records? [y/N] ")));
+        running.shutdown(Duration::from_secs(20)).await.unwrap();
+        assert_eq!(scene.count("inbox_quarantine").await, 0);
+    }
+    for text in ["first", "second"] {
+        let publish = format!("SELECT inbox_publish('out', convert_to('{text}', 'UTF8'), source => '/shop')");
+        scene.database.execute(&publish).await;
+    }
+    for (action, state) in [("discard", "waiting"), ("replay", "discarded")] {
+        let same = format!(r#"SELECT inbox_outbox_{action}('{{"state": "{state}"}}', 1)"#);
+        let told = agree_after(&scene, &["outbox", action, "--state", state], scene.database.execute(&same)).await;
+        assert_eq!(told, (Some(4), format!("{action} 2 records? [y/N] ")));
+        assert_eq!(scene.count(&format!("inbox_outgoing WHERE state = '{state}'")).await, 0);
+    }
 }
 
 // A discarded delivery has the age of its message, so an age alone does not tell it from those of the question.
@@ -128,10 +167,12 @@ async fn a_watched_replay_of_a_message_replays_only_deliveries_that_the_question
             Err::<(), _>(Failure::discard("not needed"))
         }
     });
-    let broken = |name| runs.answering(name, |message| match message.attempt() {
-        1 => Err(Failure::poison("no")),
-        _ => Ok(()),
-    });
+    let broken = |name| {
+        runs.answering(name, |message| match message.attempt() {
+            1 => Err(Failure::poison("no")),
+            _ => Ok(()),
+        })
+    };
     let limits = quick().lease(Duration::from_secs(600));
     let inbox = scene.inbox().limits(limits).subscribe("orders", slow);
     let inbox = inbox.subscribe("orders", broken("b")).subscribe("orders", broken("c")).build().unwrap();
@@ -140,24 +181,17 @@ async fn a_watched_replay_of_a_message_replays_only_deliveries_that_the_question
         let id = watched[0].trim_start_matches('-');
         inbox.accept(record(id)).await.unwrap();
         scene.until("SELECT (count(*) = 2)::int::bigint FROM inbox_poisoned").await;
-        let (asked, asking) = std::sync::mpsc::channel();
-        let (agree, agreed) = std::sync::mpsc::channel();
-        let url = scene.database.url();
-        let person = tokio::task::spawn_blocking(move || {
-            let arguments = [&["poisoned", "replay", "--message", id], watched].concat();
-            answer_when(&url, &arguments, "y\n", || {
-                asked.send(()).unwrap();
-                agreed.recv().unwrap();
-            })
+        let arguments = [&["poisoned", "replay", "--message", id], watched].concat();
+        let told = agree_after(&scene, &arguments, async {
+            gate.add_permits(1);
+            scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_status WHERE state = 'running'").await;
         });
-        tokio::task::spawn_blocking(move || asking.recv().unwrap()).await.unwrap();
-        gate.add_permits(1);
-        scene.until("SELECT (count(*) = 0)::int::bigint FROM inbox_status WHERE state = 'running'").await;
-        agree.send(()).unwrap();
-        assert_eq!(person.await.unwrap(), (Some(0), "replay 2 deliveries? [y/N] ".to_owned()));
+        assert_eq!(told.await, (Some(0), "replay 2 deliveries? [y/N] ".to_owned()));
         let states = ["a discarded", "b done", "c done"].map(|state| format!("{id} {state}"));
-        let of_message = format!("SELECT concat_ws(' ', message_id, handler_key, state) FROM inbox_status
-                                  WHERE message_id = '{id}' ORDER BY 1");
+        let of_message = format!(
+            "SELECT concat_ws(' ', message_id, handler_key, state) FROM inbox_status
+                                  WHERE message_id = '{id}' ORDER BY 1"
+        );
         assert_eq!(scene.database.query_texts(&of_message).await, states);
     }
     running.shutdown(Duration::from_secs(20)).await.unwrap();
