@@ -23,12 +23,21 @@ pub struct Confirming {
 impl Confirming {
     /// Refuses a change that cannot be confirmed, before any query.
     pub fn check(&self) -> Result<(), Failure> {
+        self.check_or(", or --dry-run to see what it would do")
+    }
+
+    /// The same for a command that has no dry run.
+    pub fn check_without_dry_run(&self) -> Result<(), Failure> {
+        self.check_or("")
+    }
+
+    fn check_or(&self, instead: &str) -> Result<(), Failure> {
         let can_answer = io::stdin().is_terminal() && io::stderr().is_terminal();
         match self.is_yes || self.is_dry_run || can_answer {
             true => Ok(()),
-            false => Err(Failure::usage(
-                "this command changes data and needs a confirmation, but there is no terminal: use --yes to do it, or --dry-run to see what it would do",
-            )),
+            false => Err(Failure::usage(format!(
+                "this command changes data and needs a confirmation, but there is no terminal: use --yes to do it{instead}"
+            ))),
         }
     }
 

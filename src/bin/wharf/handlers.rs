@@ -282,7 +282,7 @@ async fn backfill<B: Backend>(
     backfill: &Backfill,
     confirming: &Confirming,
 ) -> Result<Exit, Failure> {
-    confirming.check()?;
+    confirming.check_without_dry_run()?;
     confirming.ask("create deliveries for all messages of these topics that the handler does not have yet?")?;
     let bar = progress::of(session.output, None, "created");
     let made = session.acting(confirming.because.as_ref()).backfill(backfill, |made| bar.set_position(made)).await?;

@@ -70,6 +70,9 @@ async fn nothing_is_changed_without_confirmation_or_filter() {
         let ran = program.run(arguments).await;
         let told = ran.stderr.replace('\n', " ");
         assert_eq!((ran.code, told.contains(why)), (2, true), "{arguments:?} {ran:?}");
+        // The advice is about options that the command has.
+        let has_dry_run = arguments[1] != "backfill";
+        assert_eq!(told.contains("--dry-run"), has_dry_run && why == "there is no terminal", "{told}");
     }
     assert_eq!(scene.states().await, before);
     assert_eq!(scene.count("inbox_audit").await, 0);
