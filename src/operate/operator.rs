@@ -136,9 +136,9 @@ impl<B: Backend> Operator<B> {
         self.store.backend.deliveries(filter, state, limit).await
     }
 
-    /// Lists order keys of an ordered handler on which deliveries wait, each with the delivery that blocks it. Keys
-    /// blocked by a poisoned delivery come first, then those with the most waiting deliveries. Examines the 1,000
-    /// oldest waiting deliveries and the 1,000 that have been poisoned longest.
+    /// Lists order keys of an ordered handler on which deliveries wait for an earlier one, each with the delivery that
+    /// blocks it. Keys blocked by a poisoned delivery come first, then those with the most waiting deliveries. Examines
+    /// the 1,000 oldest waiting deliveries and the 1,000 that have been poisoned longest.
     ///
     /// ```
     /// # async fn example(store: wharf::Store<wharf::Postgres>) -> wharf::Result<()> {

@@ -30,7 +30,7 @@ pub struct Facts {
     pub dead_claims: Vec<DeadClaims>,
     /// Latencies by handler, from the record's timestamp to the end of the handler.
     pub lags: Vec<Lag>,
-    /// Order keys that are blocked by a poisoned delivery, or by one whose retry is due in more than a minute.
+    /// Order keys on which deliveries wait for a poisoned one, or for one whose retry is due in more than a minute.
     #[serde(default)]
     pub held_keys: Vec<HeldKeys>,
     /// The consumer groups in the ledger.

@@ -87,7 +87,7 @@ impl HandlerStatus {
     pub const COUNT_MAX: u64 = 10_000;
 }
 
-/// An order key on which deliveries wait, and the delivery that blocks it.
+/// An order key on which deliveries wait for an earlier one, and the delivery that blocks it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldKey {

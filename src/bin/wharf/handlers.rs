@@ -1,5 +1,5 @@
-//! `handlers`: lists handlers, pauses and resumes them, backfills old messages, and compares a build's keys with the
-//! stored ones.
+//! `handlers`: lists handlers and the order keys on which deliveries wait for an earlier one, pauses and resumes
+//! handlers, backfills old messages, and compares a build's keys with the stored ones.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ pub enum HandlersCommand {
     },
     /// Show or change the rate limit of a handler across all processes, while they run
     Rate(RateArguments),
-    /// List the order keys on which deliveries wait, each with the delivery that blocks it
+    /// List the order keys on which deliveries wait for an earlier one, each with the delivery that blocks it
     Keys {
         /// The handler's key
         key: String,

@@ -128,6 +128,29 @@ async fn held_keys_are_listed_and_their_record_keys_on_request_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_poisoned_delivery_holds_its_key_only_while_another_waits_for_it() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let poisoning = runs.answering("stock", |_| Err(Failure::poison("no such shelf")));
+    let inbox = scene.inbox().subscribe("orders", poisoning.ordered_by(OrderKey::record_key())).build().unwrap();
+    let program = Program::on(&scene);
+    let told = async || {
+        inbox.drain().await.unwrap();
+        let keys = program.json(&["handlers", "keys", "stock"], 0).await;
+        let doctor = program.json(&["doctor"], 1).await;
+        let symptoms = doctor["diagnosis"]["symptoms"].as_array().unwrap();
+        let codes = symptoms.iter().map(|symptom| symptom["code"].as_str().unwrap().to_owned());
+        (keys.as_array().unwrap().len(), codes.collect::<Vec<_>>())
+    };
+    inbox.accept(record("a1").with_key("a")).await.unwrap();
+    assert_eq!(told().await, (0, vec!["poisoned".to_owned()]));
+    inbox.accept(record("a2").with_key("a")).await.unwrap();
+    let (keys, codes) = told().await;
+    assert!(keys == 1 && codes.contains(&"held keys".to_owned()), "{codes:?}");
+    program.well(&["poisoned", "discard", "--message", "a2", "--yes"]).await;
+    assert_eq!(told().await, (0, vec!["poisoned".to_owned()]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_build_that_lacks_the_handler_of_open_deliveries_fails_the_check() {
     let (scene, runs, program) = accepted().await;
     let kept = scene.inbox().subscribe("orders", runs.handler("stock"));
