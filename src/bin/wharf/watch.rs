@@ -131,21 +131,22 @@ fn line(now: &Snapshot, change: Option<&Change>) -> String {
     let sum = |count: fn(&HandlerStatus) -> u64| now.handlers.iter().map(count).sum::<u64>();
     let per_sec = |of: fn(&HandlerStatus) -> f64| rate(now.handlers.iter().map(of).sum());
     let (due, poisoned) = (sum(|handler| handler.due), sum(|handler| handler.poisoned));
+    let (later, held) = (sum(|handler| handler.later), sum(|handler| handler.held));
     let (running, done) = (sum(|handler| handler.running), per_sec(|handler| handler.done_per_sec));
     let (failed, lag) = (per_sec(|handler| handler.failed_per_sec), lag(now));
     let read = change.map_or_else(|| "-".to_owned(), |change| rate(change.read));
     let lags = now.handlers.iter().filter_map(|handler| handler.effective_lag_secs);
     let effective_lag = lags.reduce(f64::max).map_or_else(|| "-".to_owned(), when::secs);
-    let held = Held::by_all(now);
+    let claims = Held::by_all(now);
     format!(
-        "{} due {due} running {running} poisoned {poisoned} done/s {done} failed/s {failed} read/s {read} lag {lag} \
+        "{} due {due} later {later} held {held} running {running} poisoned {poisoned} done/s {done} failed/s {failed} read/s {read} lag {lag} \
          effective-lag {effective_lag} in-flight {} waiting {} unsettled {} connections {}/{}",
         when::at(SystemTime::now()),
-        held.in_flight,
-        held.waiting,
-        held.unsettled,
-        held.pool_in_use,
-        held.pool_size,
+        claims.in_flight,
+        claims.waiting,
+        claims.unsettled,
+        claims.pool_in_use,
+        claims.pool_size,
     )
 }
 

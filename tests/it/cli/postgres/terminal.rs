@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use wharf::order::OrderKey;
 use wharf::{Failure, Identity, Message, Raw, Record, handler};
 
 use crate::scene::{Runs, Scene, key, quick, record};
@@ -308,7 +309,12 @@ async fn a_watched_status_stands_in_one_place_of_the_terminal_and_ctrl_c_ends_it
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watched_status_without_a_terminal_prints_one_line_per_update() {
-    let scene = with_one_poisoned().await;
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let failing = runs.answering("mail", |_| Err(Failure::poison("no"))).ordered_by(OrderKey::record_key());
+    let late = runs.handler("late").delay(Duration::from_secs(3_600));
+    let inbox = scene.inbox().subscribe("orders", failing).subscribe("orders", late).build().unwrap();
+    inbox.accept_all(["a", "b"].map(|id| record(id).with_key("one"))).await.unwrap();
+    inbox.drain().await.unwrap();
     let url = scene.database.url();
     let lines = move |arguments: &[&str]| {
         let mut child = watching(&url, arguments, Stdio::piped());
@@ -318,10 +324,11 @@ async fn a_watched_status_without_a_terminal_prints_one_line_per_update() {
         lines
     };
     let (plain, json) = tokio::task::spawn_blocking(move || (lines(&[]), lines(&["--json"]))).await.unwrap();
-    assert!(plain.iter().all(|line| line.contains(" poisoned 1 ") && !line.contains('\x1b')), "{plain:?}");
+    let counts = " due 0 later 2 held 1 running 0 poisoned 1 ";
+    assert!(plain.iter().all(|line| line.contains(counts) && !line.contains('\x1b')), "{plain:?}");
     assert!(plain[0].contains(" effective-lag - in-flight 0 waiting 0 unsettled 0 connections "), "{plain:?}");
     let looks: Vec<Value> = json.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(looks[0]["handlers"][0]["poisoned"], 1);
+    assert_eq!(looks[0]["handlers"][1]["poisoned"], 1);
     assert!(looks[0]["read_per_sec"].is_null() && looks[1]["read_per_sec"] == 0.0, "{looks:?}");
     assert_eq!(looks[1]["due_per_sec"]["mail"], 0.0);
     assert_eq!(looks[1]["totals"]["quarantined"], 0);
