@@ -1,5 +1,5 @@
-//! The examples of the documents work: every SQL statement runs in psql, every command parses, every link leads to a
-//! file. `documents/readme.rs` compiles the Rust code of the README, `quickstart.rs` runs its commands, and
+//! The examples of the documents work: every SQL statement runs in psql or sqlite3, every command parses, every link
+//! leads to a file. `documents/readme.rs` compiles the Rust code of the README, `quickstart.rs` runs its commands, and
 //! `documents/options.rs` checks that every option is described.
 
 mod options;
@@ -11,6 +11,7 @@ use std::process::Command;
 
 use wharf::{Failure, RetryPolicy};
 
+use crate::conformance::sqlite::scene as sqlite;
 use crate::scene::{Runs, Scene, record};
 use support::postgres_binaries::program;
 
@@ -58,6 +59,47 @@ async fn every_statement_in_the_documents_runs_in_psql() {
         }
     }
     assert!(count >= 15, "the documents have lost their statements");
+}
+
+// All of them are shown, and each of them acts.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_action_on_sqlite_is_shown_and_runs_in_its_shell() {
+    let (scene, runs) = (sqlite::Scene::new().await, Runs::new());
+    let failing = runs.answering("mail.receipt", |_| Err(Failure::poison("no")));
+    let inbox = scene.inbox().subscribe("orders", failing).build().unwrap();
+    inbox.accept_all(["order-17/placed", "order-18/placed", "order-19/placed"].map(record)).await.unwrap();
+    inbox.drain().await.unwrap();
+    scene
+        .database
+        .execute(
+            "UPDATE inbox_delivery SET status = 0, finished_at = NULL, attempts = 3, locked_by = 1,
+                    locked_until = (SELECT at FROM inbox_now) + 3600000000
+             WHERE message_seq = (SELECT seq FROM inbox_message WHERE message_id = 'order-19/placed');
+             INSERT INTO inbox_ledger (consumer_group, topic, kafka_partition, next_offset, updated_at) VALUES ('shop', 'orders', 0, 7, 0);
+             INSERT INTO inbox_outbox (id, stored_at, finished_at, slot, status, message_id, source, topic)
+             VALUES (17, 0, 0, 0, 3, 'order-17/reserved', '/shop/stock', 'stock.reserved')",
+        )
+        .await;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let operations = fs::read_to_string(root.join("docs/operations.md")).unwrap();
+    let shown = blocks(&operations, "sqlite").concat();
+    let ran = Command::new("sqlite3")
+        .args(["-bail", "-cmd", ".timeout 60000"])
+        .arg(scene.database.path())
+        .arg(&shown)
+        .output();
+    let ran = ran.unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let audit =
+        scene.database.query_texts("SELECT concat_ws(' ', action, affected) FROM inbox_audit ORDER BY id").await;
+    assert_eq!(audit.len(), shown.matches("INSERT INTO ").count());
+    assert!(audit.iter().all(|action| action.ends_with(" 1")), "{audit:?}");
+    let views =
+        scene.database.query_texts("SELECT tbl_name FROM sqlite_master WHERE sql LIKE '%INSTEAD OF INSERT%'").await;
+    assert!(views.len() >= 12, "{views:?}");
+    for view in views {
+        assert!(shown.contains(&format!("INSERT INTO {view} (")), "{view}");
+    }
 }
 
 // A sequence that stays behind after a cut-over lets new messages sort before old ones.
