@@ -21,19 +21,25 @@ pub async fn run<B: Backend>(session: &Session<B>) -> Result<Exit, Failure> {
         output.line("no process has registered a handler yet")?;
         return Ok(Exit::Well);
     }
-    let columns = [
+    // Only ordered handlers hold deliveries, and in 80 columns one more leaves little room for the keys.
+    let is_held_shown = handlers.iter().any(|handler| handler.is_ordered || handler.held > 0);
+    let mut columns = vec![
         text("HANDLER"),
         text("STATE"),
         number("DUE"),
         number("LATER"),
-        number("HELD"),
         number("RUNNING"),
         number("POISONED"),
         word("OLDEST"),
         number("DONE/s"),
         number("FAILED/s"),
     ];
-    output.table(&columns, handlers.iter().map(handler_row).collect())?;
+    let mut rows: Vec<Vec<Cell>> = handlers.iter().map(handler_row).collect();
+    if is_held_shown {
+        columns.insert(4, number("HELD"));
+        rows.iter_mut().zip(&handlers).for_each(|(row, handler)| row.insert(4, counted(handler.held)));
+    }
+    output.table(&columns, rows)?;
     let alive = processors.iter().filter(|processor| processor.is_alive).count();
     output.line("")?;
     output.line(format!("processes: {alive} alive"))?;
@@ -51,7 +57,6 @@ fn handler_row(handler: &HandlerStatus) -> Vec<Cell> {
         state(handler),
         counted(handler.due),
         counted(handler.later),
-        counted(handler.held),
         counted(handler.running),
         Cell::count(handler.poisoned, Tone::Problem),
         maybe(handler.oldest_due_secs.map(when::secs)),

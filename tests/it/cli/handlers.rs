@@ -115,6 +115,9 @@ async fn held_keys_are_listed_and_their_record_keys_on_request_only() {
     assert_eq!(document[0]["record_key"], "shelf \u{1b}[31m7");
     assert_eq!(program.run(&["handlers", "keys", "nobody"]).await.code, 2);
 
+    let status = program.well(&["status"]).await;
+    let row: Vec<&str> = status.lines().find(|line| line.starts_with("stock")).unwrap().split_whitespace().collect();
+    assert!(status.contains("LATER  HELD  RUNNING") && row[2..6] == ["0", "0", "2", "0"], "{status}");
     // Held deliveries are waiting, as the doctor counts them.
     let would = program.well(&["handlers", "pause", "stock", "--dry-run"]).await;
     assert!(would.starts_with("would pause stock, 2 waiting deliveries"), "{would}");

@@ -38,6 +38,7 @@ async fn status_shows_the_backlog_of_each_handler_and_the_live_processes() {
     scene.store.operate().pause("stock.reserve").await.unwrap();
     let text = program.well(&["status"]).await;
     assert!(text.contains("mail.receipt") && text.contains("paused") && text.contains("0 alive"), "{text}");
+    assert!(!text.contains("HELD"), "no handler is ordered: {text}");
     let told = program.json(&["status"], 0).await;
     assert_eq!((&told["handlers"][0]["handler_key"], &told["handlers"][0]["poisoned"]), (&"mail.receipt".into(), &1.into()));
     assert!(told["handlers"][1]["paused_at"].is_string(), "{told}");
