@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::lane::Lane;
+use super::loops::ClaimMode;
 use crate::store::Backend;
 use crate::store::seam::Claimed;
 
@@ -65,6 +66,17 @@ impl Connections {
 }
 
 impl<B: Backend> Engine<B> {
+    /// Asks at once for a handler with a new delivery that could not be handed over, if all it needs is a connection.
+    /// Without a claim loop nothing would take the connection that is kept.
+    pub(super) fn ask_for(&self, lane: &Lane<B>) {
+        if self.mode == ClaimMode::InBackground
+            && let Some(share) = &lane.connections
+            && lane.needs_connection(Instant::now())
+        {
+            share.ask();
+        }
+    }
+
     /// Called when a slot is returned with its connection. Starts deliveries that began to wait since the last check, of
     /// any handler, and notifies the claim loop for a handler that can claim now.
     pub(super) fn connection_returned(self: &Arc<Self>) {

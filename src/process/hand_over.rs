@@ -29,13 +29,16 @@ struct Reserved<B: Backend> {
     places: Vec<(usize, Place<B>)>,
     /// A delivery was not reserved, and can be claimed as soon as there is a place.
     leaves_work: bool,
+    /// Handlers of such deliveries, by their index, which may need a connection.
+    full: Vec<usize>,
 }
 
 impl<B: Backend> HandOver for Engine<B> {
     fn begin(self: Arc<Self>) -> BoxFuture<'static, Box<dyn Reservations>> {
         async move {
             let starting = Engine::begin(&self, Purpose::HandOver).await;
-            Box::new(Reserved { starting, places: Vec::new(), leaves_work: false }) as Box<dyn Reservations>
+            Box::new(Reserved { starting, places: Vec::new(), leaves_work: false, full: Vec::new() })
+                as Box<dyn Reservations>
         }
         .boxed()
     }
@@ -92,17 +95,23 @@ impl<B: Backend> Reservations for Reserved<B> {
             Err(not_now) => {
                 // Nothing is claimed for a paused handler; after it is resumed, the next poll finds its deliveries.
                 self.leaves_work |= !matches!(not_now, NotNow::Paused | NotNow::Open);
+                let is_full = matches!(not_now, NotNow::Full | NotNow::Rated);
+                if is_full && !self.full.contains(&handler) {
+                    self.full.push(handler);
+                }
                 false
             }
         }
     }
 
     fn start(self: Box<Self>, messages: &[NewMessage], new: &[Option<i64>], sent_at: Instant) {
-        let Self { starting, places, leaves_work } = *self;
+        let Self { starting, places, leaves_work, full } = *self;
         let engine = Arc::clone(&starting.engine);
         let stored = places.into_iter().filter_map(|(message, place)| Some((new[message]?, message, place)));
         let brought = stored.map(|(seq, message, place)| handed_over(place, seq, &messages[message].message)).collect();
         starting.bring_in(brought, sent_at).into_iter().for_each(Run::release);
+        // Only now: a claim before the rows are stored would find nothing, and leave the connection to others.
+        full.into_iter().for_each(|handler| engine.ask_for(&engine.lanes[handler]));
         if leaves_work {
             engine.wake.notify_one();
         }

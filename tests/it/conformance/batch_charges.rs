@@ -188,3 +188,40 @@ async fn a_layer_sees_each_message_and_the_handler_is_called_once_with_those_it_
     assert_eq!(seen, calls.ids());
     assert_eq!(scene.database.query_texts(BAD).await, ["bad|permanent|1"]);
 }
+
+pub(super) fn refused() -> Failure {
+    std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into()
+}
+
+// Halves would find the same. Only what the answer would poison is called alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_connection_is_refused_is_not_made_again_in_halves() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let handler = calls.answering(|_| Err::<(), Failure>(refused())).retry(RetryPolicy::exponential().max_retries(1));
+    let inbox = scene.inbox().subscribe("orders", handler.concurrency(1)).build().unwrap();
+    inbox.accept_all(records(16)).await.unwrap();
+
+    inbox.drain().await.unwrap();
+
+    let pending = "inbox_status WHERE state = 'pending' AND errors = 1";
+    assert_eq!((calls.sizes(), scene.count(pending).await), (vec![16], 16));
+    scene.database.execute("UPDATE inbox_delivery SET due_at = now()").await;
+    inbox.drain().await.unwrap();
+    let sizes = [vec![16, 16], vec![1; 16]].concat();
+    assert_eq!((calls.sizes(), scene.count("inbox_poisoned WHERE errors = 2").await), (sizes, 16));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_connection_is_refused_poisons_no_other_of_its_call() {
+    let (scene, calls) = (Scene::new().await, Calls::default());
+    let has_bad = |messages: &[Message<Raw>]| messages.iter().any(|message| message.id() == "m000007");
+    let answer = move |messages: &[Message<Raw>]| if has_bad(messages) { Err(refused()) } else { Ok(()) };
+    let inbox = scene.inbox().subscribe("orders", calls.answering(answer).concurrency(1)).build().unwrap();
+    inbox.accept_all(records(16)).await.unwrap();
+
+    inbox.drain().await.unwrap();
+
+    assert_eq!(calls.sizes(), [vec![16], vec![1; 16]].concat());
+    assert_eq!(scene.database.query_texts("SELECT message_id FROM inbox_poisoned").await, ["m000007"]);
+    assert_eq!(scene.count_done_at_first().await, 15);
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use wharf::batch::{Answers, TxBatchHandler, tx_batch_handler};
 use wharf::{Failure, Message, Raw, Record, Registration, RetryPolicy, with_state};
 
-use super::batches::refused;
+use super::batch_charges::refused;
 use super::effect::{self, Connection, effects};
 use super::scene::{Database, Db, Scene, key, quick, record, records};
 
