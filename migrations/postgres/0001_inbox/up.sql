@@ -414,6 +414,15 @@ BEGIN
             WHERE (SELECT true FROM inbox_identity i WHERE i.hash = h.hash LIMIT 1));
 END $$;
 
+-- Refuses to finish a delivery with an ordering key at the isolation level of this transaction. The callers check the
+-- level themselves, so that nothing is called for a delivery that may be finished.
+CREATE FUNCTION inbox_refuse_isolation() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'a delivery of an ordered handler must be finished at the isolation level read committed, not %', current_setting('transaction_isolation')
+        USING ERRCODE = 'WH005', CONSTRAINT = 'inbox_isolation', HINT = 'Begin the transaction with BEGIN ISOLATION LEVEL READ COMMITTED.';
+END $$;
+
 -- Makes the next held delivery of a key due when the delivery that blocked it has finished. This does not yet allow it
 -- to run: the claim checks all deliveries of the key that are not held. It runs with the owner's rights, because the
 -- role that purges may delete deliveries but not update them. The snapshot of its statement is taken after the finished
@@ -434,8 +443,7 @@ BEGIN
     -- At a stricter level this function has the snapshot of its transaction, and would not see the deliveries that were
     -- held since: nothing would ever make them due.
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE EXCEPTION 'a delivery of an ordered handler must be finished at the isolation level read committed, not %', current_setting('transaction_isolation')
-            USING ERRCODE = 'WH005', CONSTRAINT = 'inbox_isolation', HINT = 'Begin the transaction with BEGIN ISOLATION LEVEL READ COMMITTED.';
+        PERFORM inbox_refuse_isolation();
     END IF;
     -- A handler with one id: a single statement, because this runs for each delivery. The condition of
     -- inbox_delivery_order is repeated so that the planner cannot choose an index over all held deliveries and walk
@@ -487,6 +495,10 @@ DECLARE
     settled_ids smallint[];
     order_hashes bigint[];
 BEGIN
+    -- As in inbox_promote.
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        PERFORM inbox_refuse_isolation();
+    END IF;
     -- Turns the trigger off for one statement. Not in the head of the function: only a superuser may set an unknown
     -- parameter there.
     PERFORM set_config('wharf.promotes', 'together', true);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio_postgres::IsolationLevel;
 use wharf::order::OrderKey;
 use wharf::{Failure, Inbox, Message, Postgres, Raw, Store, tx_handler, with_state};
 
@@ -198,6 +199,36 @@ async fn an_ordered_handler_that_chooses_another_isolation_level_has_failed() {
     assert_eq!(scene.database.query_texts(outcome).await, ["poisoned|retries exhausted|2"]);
     assert_eq!(scene.count("inbox_poisoned WHERE last_error LIKE '%isolation level read committed%'").await, 1);
     assert!(effects(&scene).await.is_empty());
+}
+
+// A pooler or a role may give the engine such a session after it has connected. With the snapshot of the session's
+// transaction, the settlement would not see the delivery that was held meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_an_ordered_handler_is_not_settled_at_another_isolation_level_and_strands_nothing() {
+    let (scene, runs, gate) = (scene().await, Runs::new(), Arc::new(Semaphore::new(0)));
+    let ordered = runs.held("stock", &gate).ordered_by(OrderKey::record_key());
+    let limits = quick().lease(Duration::from_secs(600));
+    let inbox = scene.inbox().limits(limits).subscribe("orders", ordered).build().unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(record("a").with_key("k")).await.unwrap();
+    runs.reached(1).await;
+    let mut client = scene.database.client().await;
+    let level = IsolationLevel::RepeatableRead;
+    let strict = client.build_transaction().isolation_level(level).start().await.unwrap();
+    strict.execute("SELECT FROM inbox_delivery", &[]).await.unwrap();
+    inbox.accept(record("b").with_key("k")).await.unwrap();
+
+    let settle = "SELECT inbox_settle_ordered(locked_by, ARRAY[message_seq], ARRAY[handler_id], ARRAY[attempts])
+                  FROM inbox_delivery WHERE locked_by IS NOT NULL";
+    let refused = strict.query(settle, &[]).await.unwrap_err();
+
+    let refused = refused.as_db_error().unwrap();
+    assert_eq!((refused.code().code(), refused.constraint()), ("WH005", Some("inbox_isolation")));
+    strict.rollback().await.unwrap();
+    gate.add_permits(2);
+    scene.settled().await;
+    assert_eq!(runs.ids(), ["a", "b"]);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
 }
 
 // After a failover to a replica that lacks the latest claims, their attempts are claimed by others.
