@@ -263,7 +263,7 @@ async fn a_step_of_a_backfill_reads_a_bounded_part_of_the_messages() {
 
     let first = steps(0).await;
     assert_eq!((first.made, first.next_seq), (0, Some(MESSAGES - 1)));
+    // The second step finds the end.
     let second = steps(MESSAGES - 1).await;
-    assert_eq!((second.made, second.next_seq), (0, Some(MESSAGES)));
-    assert_eq!(steps(MESSAGES).await.next_seq, None);
+    assert_eq!((second.made, second.next_seq), (0, None));
 }

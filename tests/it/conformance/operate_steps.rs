@@ -161,6 +161,27 @@ async fn a_backfill_gives_a_new_handler_each_retained_message_once() {
     assert_eq!(scene.database.query_texts(audited).await, ["backfill 1200", "backfill 0", "backfill 0"]);
 }
 
+// Messages that are accepted later have their delivery.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backfill_ends_while_messages_are_accepted_between_its_steps() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    let old = scene.inbox().subscribe("orders", runs.handler("stock")).build().unwrap();
+    old.accept_all(records(600)).await.unwrap();
+    let new = scene.inbox().subscribe("orders", runs.handler("mail")).build().unwrap();
+    new.accept(record("fresh")).await.unwrap();
+    let mut steps = Vec::new();
+    let accept_more = |made| {
+        steps.push(made);
+        assert!(steps.len() < 10, "{steps:?}");
+        let accepting = new.accept(record(&format!("late {}", steps.len())));
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(accepting)).unwrap();
+    };
+
+    let made = scene.store.operate().backfill(&Backfill::new("mail", ["orders"]), accept_more).await.unwrap();
+
+    assert_eq!((made, steps), (600, vec![500, 600]));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_names_paused_unknown_and_poisoned_handlers_until_they_are_resolved() {
     let (scene, runs) = (Scene::new().await, Runs::new());

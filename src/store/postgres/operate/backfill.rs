@@ -17,9 +17,9 @@ use crate::types::Result;
 const SCAN_ROWS: i32 = 20_000;
 
 rows! {
-    /// The messages without a delivery, and the last message that was read. More messages without a delivery may come
-    /// before it.
-    CandidatesRow { seqs: Vec<i64>, last_scanned: Option<i64> }
+    /// The messages without a delivery, how many messages were read, and the last of them. More messages without a
+    /// delivery may come before it.
+    CandidatesRow { seqs: Vec<i64>, scanned: i64, last_scanned: Option<i64> }
 
     /// The audit row of the backfill, and how many deliveries the step has created.
     StepRow { audit_id: i64, made: i64 }
@@ -39,7 +39,7 @@ statements! {
                           CROSS JOIN LATERAL (SELECT 1 FROM inbox_delivery d WHERE d.message_seq = l.seq AND d.handler_id = h.id LIMIT 1) d
                           LIMIT 1) IS NULL
                    ORDER BY l.seq LIMIT :limit),
-               (SELECT max(seq) FROM scanned)")
+               (SELECT count(*) FROM scanned), (SELECT max(seq) FROM scanned)")
     -> CandidatesRow {
         topics: &'a [String], newer_than_ms: Option<i64>, after_seq: i64, scan_rows: i32, handler_key: &'a str, limit: i32,
     }
@@ -52,7 +52,8 @@ statements! {
     }
 }
 
-/// One step. A step that finds no candidate still moves on: `next_seq` is the last message that was read.
+/// One step. A step that finds no candidate still moves on: `next_seq` is the last message that was read. A step that
+/// could have read more messages has reached the end, even if messages are accepted meanwhile.
 pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let candidates = Candidates {
@@ -64,9 +65,14 @@ pub(super) async fn backfill(conn: &mut AsyncPgConnection, step: &BackfillStep, 
         limit: limit(step.limit),
     };
     let found = candidates.load::<CandidatesRow>(conn).await.and_then(only_row).map_err(cannot())?;
-    let CandidatesRow { seqs, last_scanned } = found;
-    let is_full = seqs.len() >= step.limit as usize;
-    let next_seq = if is_full { seqs.last().copied() } else { last_scanned };
+    let CandidatesRow { seqs, scanned, last_scanned } = found;
+    let next_seq = match seqs.len() >= step.limit as usize {
+        true => seqs.last().copied(),
+        false => last_scanned.filter(|_| scanned >= SCAN_ROWS.into()),
+    };
+    if let (Some(act), true) = (step.act, seqs.is_empty()) {
+        return Ok(Backfilled { act, made: 0, next_seq });
+    }
     let (because, actor) = (signed.because.as_deref(), signed.actor.as_deref());
     let add = Step { handler_key: &step.handler_key, seqs: &seqs, filter: &step.filter, act: step.act, because, actor };
     let mut transaction = conn.build_transaction().read_committed();

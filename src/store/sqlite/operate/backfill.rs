@@ -10,9 +10,9 @@ use crate::store::operating::{BackfillStep, Backfilled, Signed};
 use crate::types::Result;
 
 statements! {
-    /// The last message that a step reads.
-    Reach("SELECT max(seq) FROM (SELECT seq FROM inbox_message WHERE seq > :after_seq ORDER BY seq LIMIT :scan_rows)")
-    -> Option<i64> { after_seq: i64, scan_rows: i64 }
+    /// The last message that a step reads, and how many it reads.
+    Reach("SELECT max(seq), count(*) FROM (SELECT seq FROM inbox_message WHERE seq > :after_seq ORDER BY seq LIMIT :scan_rows)")
+    -> (Option<i64>, i64) { after_seq: i64, scan_rows: i64 }
 
     Missing<'a>("
         SELECT m.seq FROM inbox_message m
@@ -35,12 +35,12 @@ statements! {
 /// delivery.
 const SCAN_ROWS: i64 = 20_000;
 
-/// One step. The end is reached when there is no later message.
+/// One step. A step that could have read more messages has reached the end, as in `postgres/operate/backfill.rs`.
 pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed: &Signed) -> Result<Backfilled> {
     let cannot = || database("cannot backfill deliveries");
     let now = clock::now(conn).map_err(cannot())?;
-    let reach = Reach { after_seq: step.after_seq, scan_rows: SCAN_ROWS }
-        .load::<Option<i64>>(conn)
+    let (reach, scanned) = Reach { after_seq: step.after_seq, scan_rows: SCAN_ROWS }
+        .load::<(Option<i64>, i64)>(conn)
         .and_then(only_row)
         .map_err(cannot())?;
     let missing = Missing {
@@ -58,10 +58,13 @@ pub(super) fn backfill(conn: &mut SqliteConnection, step: &BackfillStep, signed:
     }
     let made = seqs.len() as u64;
     let act = match step.act {
+        Some(act) if made == 0 => Ok(act),
         Some(act) => Count { made: made.cast_signed(), act }.execute(conn).map(|_| act),
         None => audit(conn, &NewAuditEntry { action: "backfill", filter: step.filter.clone(), affected: made }, signed),
     };
-    let is_full = made >= u64::from(step.limit);
-    let next_seq = if is_full { seqs.last().copied() } else { reach };
+    let next_seq = match made >= u64::from(step.limit) {
+        true => seqs.last().copied(),
+        false => reach.filter(|_| scanned >= SCAN_ROWS),
+    };
     Ok(Backfilled { act: act.map_err(cannot())?, made, next_seq })
 }

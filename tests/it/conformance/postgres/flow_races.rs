@@ -91,6 +91,19 @@ async fn a_step_of_a_backfill_locks_the_messages_that_it_changes_and_no_others()
     assert_eq!(free, 700);
 }
 
+// The first step has created as many deliveries as a step may, so a second one looks for more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_of_a_backfill_that_creates_nothing_does_not_write_the_audit_again() {
+    let scene = Scene::new().await;
+    without_mail(&scene, 500).await;
+    scene.inbox().subscribe("returns", Runs::new().handler("mail")).build().unwrap().accept_all([]).await.unwrap();
+    let mut steps = 0;
+    assert_eq!(scene.store.operate().backfill(&mail(), |_| steps += 1).await.unwrap(), 500);
+    let in_one_transaction = "SELECT count(*) FROM inbox_delivery d, inbox_audit a
+                              WHERE d.xmin = a.xmin AND d.handler_id = ANY (inbox_handler_ids('mail'))";
+    assert_eq!((steps, scene.database.query_one_i64(in_one_transaction).await), (2, 500));
+}
+
 // This happens after a cut-over to a logical replica: rows are replicated, sequences are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequence_that_lags_behind_its_table_costs_no_record() {
