@@ -68,8 +68,8 @@ pub trait Operating: Send + Sync + Sized + 'static {
 
     fn quarantined_record(&self, id: i64) -> impl Future<Output = Result<Option<QuarantineDetails>>> + Send;
 
-    /// Records of the outbox. Poisoned ones: the longest poisoned first. Waiting ones: by id. All others: the newest
-    /// first, except that SQLite sorts all of them by id.
+    /// Records of the outbox by id, which is the order in which they were stored; on PostgreSQL, poisoned ones the longest
+    /// poisoned first.
     fn outgoing(&self, filter: &OutboxFilter, limit: u32) -> impl Future<Output = Result<Vec<OutboxSummary>>> + Send;
 
     fn outgoing_record(&self, id: i64) -> impl Future<Output = Result<Option<OutboxDetails>>> + Send;

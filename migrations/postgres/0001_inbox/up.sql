@@ -25,8 +25,8 @@ CREATE TABLE inbox_handler (
     breaker_probe_at    timestamptz,                  -- the time of the next probe
     breaker_probe_until timestamptz,                  -- the end of the lease of the process that probes
     breaker_probe_no    bigint    NOT NULL DEFAULT 0, -- fencing token of the probe: a process with an older number changes nothing
-    -- The rate limit over all processes. The settings are written to every id of the handler, rate_next_at only to the
-    -- lowest id.
+    -- The rate limit over all processes. The settings are written to every id of the handler. Claims read the lowest id,
+    -- and take from its rate_next_at.
     rate_interval_us       bigint,                    -- average time between two starts; NULL: no limit
     rate_burst             integer,                   -- maximum number of starts at once
     rate_next_at           timestamptz,               -- scheduled time of the next start; written by claims

@@ -2,8 +2,9 @@
 //! they are acknowledged.
 //!
 //! The cost of a read depends on its batch: one scan of the index of waiting records per slot, and while topics are held
-//! one for each other topic of a slot. Writes of a relay are
-//! fenced by the slot's row, which it locks, so that no other relay can take the slot in the meantime.
+//! one for each other topic of a slot. A read beside held topics uses no floors: while an old snapshot is open, it also
+//! walks the index entries of the records that were sent since. Writes of a relay are fenced by the slot's row, which it
+//! locks, so that no other relay can take the slot in the meantime.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

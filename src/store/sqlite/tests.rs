@@ -172,7 +172,8 @@ async fn a_batch_beyond_the_ledger_stores_nothing() {
     for _ in 0..2 {
         assert_eq!(accept(&store, &[message(&ids, 0)], 0, 1).await.ledger, [LedgerMove::Moved]);
     }
-    // The first half of a batch does not move the ledger.
+    // A part of a batch without a record of this partition is stored unless the ledger is behind the batch, and does not
+    // move the ledger.
     let entry = |from_offset, next_offset| LedgerEntry {
         reader: Arc::new(shop()),
         topic: "orders".into(),
@@ -183,8 +184,8 @@ async fn a_batch_beyond_the_ledger_stores_nothing() {
     };
     for (from_offset, is_stored) in [(1, true), (2, false)] {
         let ledger = vec![entry(from_offset, from_offset + 2).check()];
-        let half = AcceptBatch { ledger, ..batch(vec![message(&ids, from_offset)]) };
-        assert_eq!(store.backend.accept(&Arc::new(half)).await.unwrap().is_some(), is_stored);
+        let part = AcceptBatch { ledger, ..batch(vec![message(&ids, from_offset)]) };
+        assert_eq!(store.backend.accept(&Arc::new(part)).await.unwrap().is_some(), is_stored);
     }
     let LedgerRow { next_offset, leader_epoch, .. } = row(&store).await.unwrap();
     assert_eq!((stored().await, next_offset, leader_epoch), (2, 1, Some(3)));
