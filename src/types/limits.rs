@@ -95,8 +95,9 @@ pub struct Limits {
     pub settle_queue_rows: usize,
     /// How many characters of a handler's error are kept, in `last_error` and for each failed attempt. Default: 2,000.
     pub error_chars_max: usize,
-    /// How many failed attempts of a delivery are kept in `inbox_attempt`: the first one and the newest ones. Default:
-    /// 20.
+    /// How many failed attempts of a delivery are kept in `inbox_attempt`: attempt 1, and those of the newest
+    /// `attempt_rows_max - 1` attempts, whatever became of the others. An older one stays until an attempt fails whose
+    /// number is higher by a multiple of `attempt_rows_max - 1`. Default: 20.
     pub attempt_rows_max: usize,
     /// The longest pause between two tries while the database is unavailable. Default: 5 s, with jitter.
     pub backoff_max: Duration,

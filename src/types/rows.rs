@@ -278,8 +278,8 @@ pub struct DeliveryDetails {
     pub record: Option<Record>,
     /// The delivery as it was each time a person replayed or discarded it, the oldest first.
     pub history: Vec<HistoryEntry>,
-    /// Failed attempts, the oldest first: the first failure and the newest ones, at most
-    /// [`Limits::attempt_rows_max`](crate::Limits::attempt_rows_max). A replay keeps them. Attempts with other numbers
+    /// Failed attempts, the oldest first: attempt 1 and the newest ones, as
+    /// [`Limits::attempt_rows_max`](crate::Limits::attempt_rows_max) says. A replay keeps them. Attempts with other numbers
     /// were done, snoozed, released, overwritten by newer ones, or ended by a crash of their process.
     pub failures: Vec<FailedAttempt>,
     /// The payload that the handler gets instead of the record's, if a person has corrected it.

@@ -161,8 +161,8 @@ CREATE TABLE inbox_history (
 );
 
 -- The failures of attempts, written by the statement that settles them. A delivery has a bounded number of places:
--- attempt 1 keeps its own, later attempts reuse the others in turn. So the first failure and the newest failures are
--- kept. Deleted with its message.
+-- attempt 1 keeps its own, later attempts, failed or not, reuse the others in turn. So the failures of attempt 1 and of
+-- the newest attempts are kept. Deleted with its message.
 CREATE TABLE inbox_attempt (
     message_seq bigint      NOT NULL,
     failed_at   timestamptz NOT NULL,
@@ -605,7 +605,7 @@ LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3
 GROUP BY d.handler_id, h.key, d.reason, inbox_fingerprint(d.last_error);
 
--- The failed attempts in readable form: the first and the newest of each delivery.
+-- The failed attempts that are kept, in readable form.
 CREATE VIEW inbox_failures AS
 SELECT m.message_id, m.source, m.topic, h.key AS handler_key, a.attempt, a.failed_at, a.why, a.error, inbox_fingerprint(a.error) AS fingerprint,
        a.message_seq, a.handler_id

@@ -129,8 +129,8 @@ CREATE TABLE inbox_history (
 ) WITHOUT ROWID;
 
 -- The failures of attempts, written by the statement that settles them. A delivery has a bounded number of places:
--- attempt 1 keeps its own, later attempts reuse the others in turn. So the first failure and the newest failures are
--- kept. Deleted with its message.
+-- attempt 1 keeps its own, later attempts, failed or not, reuse the others in turn. So the failures of attempt 1 and of
+-- the newest attempts are kept. Deleted with its message.
 CREATE TABLE inbox_attempt (
     message_seq INTEGER NOT NULL,
     handler_id  INTEGER NOT NULL,
@@ -335,7 +335,7 @@ LEFT JOIN inbox_message m ON m.seq = d.message_seq
 LEFT JOIN inbox_handler h ON h.id = d.handler_id
 WHERE d.status = 3;
 
--- The failed attempts in readable form: the first and the newest of each delivery.
+-- The failed attempts that are kept, in readable form.
 CREATE VIEW inbox_failures AS
 SELECT m.message_id, m.source, m.topic, h.key AS handler_key, a.attempt,
        strftime('%Y-%m-%d %H:%M:%f', a.failed_at / 1e6, 'unixepoch') AS failed_at, a.why, a.error, a.message_seq, a.handler_id
