@@ -68,11 +68,12 @@ impl<B: Backend> Registration<B> {
     }
 
     /// Discards deliveries whose message was accepted longer ago than this, by the database's clock, with the reason
-    /// `expired`. The age is checked before each run, also before a retry; deliveries that wait are discarded in bulk,
-    /// at least every third of the lease, without a slot. For an ordered handler these include deliveries that wait for
-    /// an earlier one of their key. A run that has begun continues. Nothing expires while the handler is paused, and
-    /// deliveries that a person has replayed never expire. More than zero, at most 365 days. Default: never. Set it for
-    /// messages that are worthless when old.
+    /// `expired`. The age is checked before each run, also before a retry. Deliveries that have been due for longer than
+    /// this are discarded in bulk while they wait, at least every third of the lease, without a slot: a delayed or
+    /// retried one may wait for longer than this, but does not run. Deliveries of an ordered handler that wait for an
+    /// earlier one of their key are discarded in bulk too. A run that has begun continues. Nothing expires while the
+    /// handler is paused, and deliveries that a person has replayed never expire. More than zero, at most 365 days.
+    /// Default: never. Set it for messages that are worthless when old.
     ///
     /// ```
     /// # use wharf::{Failure, HandlerKey, Message, Raw, Record, handler};
