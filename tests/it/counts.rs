@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use tokio::sync::Semaphore;
 use wharf::{Failure, Identity, Message, Raw, Record, Retention, tx_handler};
 
 use crate::scene::{Connection, Runs, Scene, key};
+use support::events::{Event, Events};
 
 /// A recorder for the whole process: other tests count too, with other labels.
 #[derive(Clone, Default)]
@@ -134,6 +136,37 @@ async fn each_claim_each_run_and_each_outcome_is_counted_by_handler() {
         "wharf_poisoned_total handler=counts.outcome, reason=permanent: 1",
     ];
     assert_eq!(recorded.with("handler=counts.outcome"), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_that_expire_at_their_start_or_in_bulk_are_counted_as_expired() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let (recorded, events) = (Recorded::begin(), Events::capture());
+    let scene = Scene::new().await;
+    let (runs, gate) = (Runs::new(), Arc::new(Semaphore::new(0)));
+    let held = runs.held("counts.expired", &gate).concurrency(1).expires_after(HOUR);
+    let inbox = scene.inbox().subscribe("orders", held).build().unwrap();
+    inbox.accept(to("orders", "at its start")).await.unwrap();
+    scene.database.execute("UPDATE inbox_message SET received_at = received_at - interval '2 hours'").await;
+    inbox.drain().await.unwrap();
+    let running = inbox.start().await.unwrap();
+    inbox.accept(to("orders", "running")).await.unwrap();
+    runs.reached(1).await;
+    inbox.accept_all([to("orders", "a"), to("orders", "b")]).await.unwrap();
+    let waited = "UPDATE inbox_delivery SET due_at = due_at - interval '2 hours' WHERE locked_until IS NULL";
+    scene.database.execute(waited).await;
+    let both = |event: &Event| event.has("handler", "counts.expired") && event.has("deliveries", "2");
+    events.wait_for(|event| event.message == "expired" && both(event)).await;
+    gate.add_permits(1);
+    running.shutdown(Duration::from_secs(5)).await.unwrap();
+
+    let expected = [
+        "wharf_outcomes_total handler=counts.expired, outcome=done: 1",
+        "wharf_outcomes_total handler=counts.expired, outcome=expired: 3",
+    ];
+    let mut outcomes = recorded.with("wharf_outcomes_total handler=counts.expired");
+    outcomes.retain(|outcome| !outcome.ends_with(": 0"));
+    assert_eq!(outcomes, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

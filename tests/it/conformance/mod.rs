@@ -60,6 +60,7 @@ macro_rules! every_store {
             shared "../shared.rs"
             store_errors "../store_errors.rs"
             timing "../timing.rs"
+            together "../together.rs"
             transactional "../transactional.rs"
         }
     };
