@@ -11,7 +11,7 @@ use super::process::millis;
 use super::statement::{only_row, rows, statements};
 use super::{Postgres, act};
 use crate::store::breaking::{Breaking, ProbeAnswer, ProbeEnd, probe_answer, probe_row};
-use crate::types::{Error, Result};
+use crate::types::Result;
 
 rows! {
     ProbeRow { no: Option<i64>, is_open: bool, free_in_ms: i64 }
@@ -40,6 +40,16 @@ statements! {
         SELECT (SELECT breaker_probe_no FROM granted), breaker_opened_at IS NOT NULL,
                coalesce((extract(epoch FROM greatest(breaker_probe_at, breaker_probe_until) - now()) * 1000)::bigint, 0)
         FROM inbox_handler WHERE id = :id") -> ProbeRow { id: i16, lease_ms: i64 }
+
+    /// A breaker that is opened while ids are being united may be open for a higher id only: `Open` sees the old
+    /// `same_as`. No probe could close it. The rows are read locked, so that a breaker that is being closed stays closed.
+    Share<'a>("
+        WITH current AS MATERIALIZED (
+            SELECT * FROM inbox_handler WHERE id = ANY (:handler_ids) ORDER BY id FOR NO KEY UPDATE)
+        UPDATE inbox_handler h
+        SET breaker_opened_at = o.breaker_opened_at, breaker_error = o.breaker_error, breaker_probe_at = o.breaker_probe_at
+        FROM (SELECT * FROM current WHERE breaker_opened_at IS NOT NULL ORDER BY id LIMIT 1) o
+        WHERE h.id = ANY (:handler_ids) AND h.breaker_opened_at IS NULL") { handler_ids: &'a [i16] }
 
     Renew("
         UPDATE inbox_handler SET breaker_probe_until = now() + :lease_ms * interval '1 millisecond'
@@ -72,11 +82,8 @@ impl Breaking for Postgres {
     }
 
     async fn ask_probe(&self, handler_ids: &[i16], lease: Duration) -> Result<ProbeAnswer> {
-        let ask = Ask { id: probe_row(handler_ids), lease_ms: millis(lease) };
         act!(self, conn => async {
-            let row = ask.load::<ProbeRow>(&mut conn).await.and_then(only_row);
-            let ProbeRow { no, is_open, free_in_ms } = row.map_err(database("cannot ask for a probe"))?;
-            Ok::<_, Error>(probe_answer(no, is_open, free_in_ms))
+            self::ask(&mut conn, handler_ids, lease).await.map_err(database("cannot ask for a probe"))
         })
     }
 
@@ -92,6 +99,22 @@ impl Breaking for Postgres {
             self::end(&mut conn, handler_ids, no, end).await.map_err(database("cannot end a probe"))
         })
     }
+}
+
+/// Asks again if the breaker may be open for another id than that of the probe.
+async fn ask(conn: &mut AsyncPgConnection, handler_ids: &[i16], lease: Duration) -> QueryResult<ProbeAnswer> {
+    let answer = ask_once(conn, handler_ids, lease).await?;
+    if answer != ProbeAnswer::Closed || handler_ids.len() < 2 {
+        return Ok(answer);
+    }
+    Share { handler_ids }.execute(conn).await?;
+    ask_once(conn, handler_ids, lease).await
+}
+
+async fn ask_once(conn: &mut AsyncPgConnection, handler_ids: &[i16], lease: Duration) -> QueryResult<ProbeAnswer> {
+    let ask = Ask { id: probe_row(handler_ids), lease_ms: millis(lease) };
+    let ProbeRow { no, is_open, free_in_ms } = ask.load::<ProbeRow>(conn).await.and_then(only_row)?;
+    Ok(probe_answer(no, is_open, free_in_ms))
 }
 
 /// Ends a probe. Only a successful one closes the breaker.

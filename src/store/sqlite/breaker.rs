@@ -30,6 +30,13 @@ statements! {
         SELECT breaker_opened_at IS NOT NULL, breaker_probe_no, max(coalesce(breaker_probe_at, 0), coalesce(breaker_probe_until, 0))
         FROM inbox_handler WHERE id = :id") -> ProbeRow { id: i16 }
 
+    /// As in `postgres/breaker.rs`.
+    Share("
+        UPDATE inbox_handler AS h
+        SET breaker_opened_at = o.breaker_opened_at, breaker_error = o.breaker_error, breaker_probe_at = o.breaker_probe_at
+        FROM (SELECT * FROM inbox_handler WHERE id IN (SELECT value FROM json_each(:handler_ids)) AND breaker_opened_at IS NOT NULL ORDER BY id LIMIT 1) o
+        WHERE h.id IN (SELECT value FROM json_each(:handler_ids)) AND h.breaker_opened_at IS NULL") { handler_ids: String }
+
     Grant("UPDATE inbox_handler SET breaker_probe_no = :no, breaker_probe_until = :until WHERE id = :id")
     { id: i16, no: i64, until: i64 }
 
@@ -64,17 +71,8 @@ impl Breaking for Sqlite {
     }
 
     async fn ask_probe(&self, handler_ids: &[i16], lease: Duration) -> Result<ProbeAnswer> {
-        let id = probe_row(handler_ids);
-        let ask = move |conn: &mut SqliteConnection| {
-            let now = clock::now(conn)?;
-            let ProbeRow { is_open, no, free_at } = ReadProbe { id }.load::<ProbeRow>(conn).and_then(only_row)?;
-            let granted = (is_open && free_at <= now).then_some(no + 1);
-            if let Some(no) = granted {
-                Grant { id, no, until: now + micros(lease) }.execute(conn)?;
-            }
-            QueryResult::Ok(probe_answer(granted, is_open, (free_at - now) / 1_000))
-        };
-        self.write(move |conn| ask(conn).map_err(database("cannot ask for a probe"))).await
+        let handler_ids = handler_ids.to_vec();
+        self.write(move |conn| self::ask(conn, &handler_ids, lease).map_err(database("cannot ask for a probe"))).await
     }
 
     async fn renew_probe(&self, handler_ids: &[i16], no: i64, lease: Duration) -> Result<()> {
@@ -90,6 +88,22 @@ impl Breaking for Sqlite {
         let handler_ids = handler_ids.to_vec();
         self.write(move |conn| self::end(conn, &handler_ids, no, end).map_err(database("cannot end a probe"))).await
     }
+}
+
+fn ask(conn: &mut SqliteConnection, handler_ids: &[i16], lease: Duration) -> QueryResult<ProbeAnswer> {
+    let id = probe_row(handler_ids);
+    let now = clock::now(conn)?;
+    let mut row = ReadProbe { id }.load::<ProbeRow>(conn).and_then(only_row)?;
+    if !row.is_open && handler_ids.len() > 1 {
+        Share { handler_ids: serde_json::json!(handler_ids).to_string() }.execute(conn)?;
+        row = ReadProbe { id }.load::<ProbeRow>(conn).and_then(only_row)?;
+    }
+    let ProbeRow { is_open, no, free_at } = row;
+    let granted = (is_open && free_at <= now).then_some(no + 1);
+    if let Some(no) = granted {
+        Grant { id, no, until: now + micros(lease) }.execute(conn)?;
+    }
+    Ok(probe_answer(granted, is_open, (free_at - now) / 1_000))
 }
 
 /// Ends a probe. Only a successful one closes the breaker.

@@ -10,6 +10,7 @@ use wharf::operate::KeyChange;
 use wharf::order::OrderKey;
 use wharf::{Inbox, InboxBuilder, Receipt, Registration};
 
+use super::breaker::breaking;
 use super::scene::{Database, Db, Runs, Scene, State, record, records};
 
 const DUPLICATE: Receipt = Receipt::Duplicate { added: 0 };
@@ -255,4 +256,21 @@ async fn a_poisoned_delivery_is_found_and_replayed_by_its_old_and_by_its_new_key
 
     assert_eq!(renamed.drain().await.unwrap(), 2);
     assert_eq!(scene.states().await, ["a new done", "b new done"]);
+}
+
+// As if it had been opened while the ids were being united. The probe is stored under the lower id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_that_is_opened_for_the_higher_of_two_ids_is_probed_and_closes() {
+    let scene = Scene::new().await;
+    give_both_keys_ids(&scene).await;
+    let runs = Runs::new();
+    let renamed = version(&scene, breaking(runs.handler("new").formerly("old"))).await;
+    renamed.accept(record("a")).await.unwrap();
+    let open = "UPDATE inbox_handler SET breaker_opened_at = now(), breaker_error = 'away', breaker_probe_at = now()
+                WHERE id = (SELECT max(id) FROM inbox_handler)";
+    scene.database.execute(open).await;
+
+    assert_eq!(renamed.drain().await.unwrap(), 1);
+
+    assert_eq!(scene.count("inbox_handler WHERE breaker_opened_at IS NULL").await, 2);
 }

@@ -1,5 +1,5 @@
-//! Backfills, replays and accepts that run concurrently on the same rows, and on a server whose sequences lag. SQLite
-//! has one writer, and takes the next number from the table itself.
+//! Backfills, replays, accepts and probes that run concurrently on the same rows, and on a server whose sequences lag.
+//! SQLite has one writer, and takes the next number from the table itself.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -102,6 +102,33 @@ async fn a_step_of_a_backfill_that_creates_nothing_does_not_write_the_audit_agai
     let in_one_transaction = "SELECT count(*) FROM inbox_delivery d, inbox_audit a
                               WHERE d.xmin = a.xmin AND d.handler_id = ANY (inbox_handler_ids('mail'))";
     assert_eq!((steps, scene.database.query_one_i64(in_one_transaction).await), (2, 500));
+}
+
+// The breaker is open for the higher id only. While a process is about to open it for both, so that it can be probed,
+// another one closes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_breaker_that_is_closed_while_a_process_asks_for_a_probe_stays_closed() {
+    let (scene, runs) = (Scene::new().await, Runs::new());
+    for name in ["post", "mail"] {
+        scene.inbox().subscribe("orders", runs.handler(name)).build().unwrap().drain().await.unwrap();
+    }
+    let united = scene.inbox().subscribe("orders", runs.handler("mail").formerly("post")).build().unwrap();
+    united.accept(record("a")).await.unwrap();
+    let open = "UPDATE inbox_handler SET breaker_opened_at = now(), breaker_probe_at = now() + interval '1 hour'
+                WHERE id = (SELECT max(id) FROM inbox_handler)";
+    scene.database.execute(open).await;
+    let mut other = scene.database.client().await;
+    let closing = other.transaction().await.unwrap();
+    closing.execute("SELECT 1 FROM inbox_handler ORDER BY id LIMIT 1 FOR NO KEY UPDATE", &[]).await.unwrap();
+    let draining = tokio::spawn(async move { united.drain().await });
+    scene.until(WAITS).await;
+
+    let close = "UPDATE inbox_handler SET breaker_opened_at = NULL, breaker_probe_at = NULL";
+    closing.execute(close, &[]).await.unwrap();
+    closing.commit().await.unwrap();
+
+    assert_eq!(within(draining).await.unwrap().unwrap(), 1);
+    assert_eq!(scene.count("inbox_handler WHERE breaker_opened_at IS NOT NULL").await, 0);
 }
 
 // This happens after a cut-over to a logical replica: rows are replicated, sequences are not.
