@@ -162,10 +162,11 @@ impl<B: Backend> Claimer<B> {
         let scan = self.scans.next(Instant::now());
         let engine = Arc::clone(&self.engine);
         let limits = &engine.limits;
+        let kept = Connections::kept(&engine);
         let first = self.part(&starting, scan, |lane| lane.need(limits) != Need::None);
         if engine.mode == ClaimMode::InBackground {
             let is_claimed = |lane: &Arc<Lane<B>>| first.room.iter().any(|places| Arc::ptr_eq(&places.lane, lane));
-            self.connections.ask(&engine, is_claimed);
+            self.connections.ask(&engine, &kept, is_claimed);
         }
         if first.room.is_empty() {
             return Ok(Round { claimed: 0, failed_claim: None, is_more: false, next: NextRound::WhenNeeded, began_at });
@@ -181,7 +182,11 @@ impl<B: Backend> Claimer<B> {
         }
         let asked: Vec<_> = parts.iter().flat_map(|part| &part.room).map(|places| Arc::clone(&places.lane)).collect();
         let claimed = self.claim(starting, parts, scan, began_at).await;
-        connections::withdraw(asked.iter());
+        // Kept for the next round if that scans for deliveries that this one may have missed.
+        if !claimed.as_ref().is_ok_and(|round| round.next == NextRound::AtOnce) {
+            connections::withdraw(asked.iter());
+            self.connections.expect(asked.iter().filter(|_| self.scans.is_near_owed()));
+        }
         claimed
     }
 

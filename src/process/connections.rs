@@ -3,7 +3,7 @@
 //! Deliveries are claimed only when they can start. Without a connection nothing can, so such a handler would claim
 //! nothing, and nothing of it would wait for a connection. It asks instead: a busy handler returns its connection after
 //! the run (`transact.rs`), the connection is kept for the one that has asked (`store/permits.rs`), and the next round
-//! of claims finds room for it. If nothing of the handler is due, the others get the connection back after that round,
+//! of claims finds room for it. If nothing of the handler is due, the others get the connection back after its claims,
 //! and the handler asks again as an idle process polls: after the poll interval, or when it is notified.
 
 use std::collections::HashMap;
@@ -31,25 +31,51 @@ pub(super) struct Connections {
 /// The last request of a handler.
 struct Request {
     at: Instant,
-    /// Its claim has found something, so more may be due.
-    has_found: bool,
+    /// Deliveries may be due: its claim has found some, or the claim loop was notified since.
+    may_be_due: bool,
 }
 
 impl Connections {
+    /// Before the places of a round are taken: handlers for which a connection is kept, by their current ids.
+    pub(super) fn kept<B: Backend>(engine: &Engine<B>) -> Vec<i16> {
+        let is_kept =
+            |lane: &&Arc<Lane<B>>| lane.connections.as_ref().is_some_and(|share| share.is_asking() && share.free() > 0);
+        engine.lanes.iter().filter(is_kept).map(|lane| lane.ids.current).collect()
+    }
+
     /// Before the claims of a round are sent: handlers that they leave out ask, if all they need is a connection.
-    pub(super) fn ask<B: Backend>(&mut self, engine: &Engine<B>, is_claimed: impl Fn(&Arc<Lane<B>>) -> bool) {
-        let (now, is_notified) = (Instant::now(), std::mem::take(&mut self.is_notified));
+    pub(super) fn ask<B: Backend>(
+        &mut self,
+        engine: &Engine<B>,
+        kept: &[i16],
+        is_claimed: impl Fn(&Arc<Lane<B>>) -> bool,
+    ) {
+        let now = Instant::now();
+        if std::mem::take(&mut self.is_notified) {
+            self.last.values_mut().for_each(|last| last.may_be_due = true);
+        }
         for lane in engine.lanes.iter().filter(|lane| !is_claimed(lane)) {
             let Some(share) = &lane.connections else { continue };
-            if !lane.needs_connection(now) {
+            // One that had its connection before the places were taken cannot use it now.
+            if !lane.needs_connection(now) || kept.contains(&lane.ids.current) {
                 share.withdraw();
                 continue;
             }
             let last = self.last.get(&lane.ids.current);
-            let pause = |last: &Request| if last.has_found || is_notified { ASK_EVERY } else { engine.limits.poll };
-            if !share.is_asking() && last.is_none_or(|last| now.saturating_duration_since(last.at) >= pause(last)) {
+            let pause = |last: &Request| if last.may_be_due { ASK_EVERY } else { engine.limits.poll };
+            let is_due = last.is_none_or(|last| now.saturating_duration_since(last.at) >= pause(last));
+            if !share.is_asking() && share.free() == 0 && is_due {
                 share.ask();
-                self.last.insert(lane.ids.current, Request { at: now, has_found: false });
+                self.last.insert(lane.ids.current, Request { at: now, may_be_due: false });
+            }
+        }
+    }
+
+    /// Deliveries of these handlers may be due, although their claims found none.
+    pub(super) fn expect<'l, B: Backend>(&mut self, lanes: impl Iterator<Item = &'l Arc<Lane<B>>>) {
+        for lane in lanes {
+            if let Some(last) = self.last.get_mut(&lane.ids.current) {
+                last.may_be_due = true;
             }
         }
     }
@@ -60,7 +86,7 @@ impl Connections {
             && share.is_asking()
             && let Some(last) = self.last.get_mut(&lane.ids.current)
         {
-            last.has_found = claimed.iter().any(|delivery| lane.ids.all.contains(&delivery.claim.handler_id));
+            last.may_be_due = claimed.iter().any(|delivery| lane.ids.all.contains(&delivery.claim.handler_id));
         }
     }
 }

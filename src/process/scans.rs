@@ -121,6 +121,11 @@ impl Scans {
         matches!(self.next(now), Scan::Near(_))
     }
 
+    /// Whether the last scan found too little, and a near one follows.
+    pub(super) fn is_near_owed(&self) -> bool {
+        self.near.is_some()
+    }
+
     /// When the next near or deep scan is due, if one is needed.
     pub(super) fn owed_at(&self) -> Option<Instant> {
         let near_at = self.near.and_then(|step| self.near_at[step]);

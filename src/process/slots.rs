@@ -77,10 +77,10 @@ impl<B: Backend> Lane<B> {
         (self.startable(limits) + self.ahead(limits)).saturating_sub(places)
     }
 
-    /// Whether only a connection is missing to claim a delivery, and no run or delivery of the handler will get one.
+    /// Whether a delivery of the handler could be claimed if it had a connection, and nothing of it runs or waits, which
+    /// would get one.
     pub(super) fn needs_connection(&self, now: Instant) -> bool {
-        self.connections.as_ref().is_some_and(|share| share.free() == 0)
-            && self.is_idle()
+        self.is_idle()
             && self.waiting.is_empty()
             && !self.is_paused()
             && (!self.breaker.is_open() || self.breaker.asks(now))
