@@ -126,7 +126,7 @@ impl Producing {
 
     /// Drops the records that wait; each is reported as failed. After a fatal error they would wait forever.
     fn purge(&self) -> bool {
-        self.producer.iter().for_each(|producer| producer.purge(PurgeConfig::default().queue().inflight()));
+        self.producer.iter().for_each(|producer| producer.purge(all_at_once()));
         true
     }
 }
@@ -184,7 +184,7 @@ impl Wire for Producing {
 impl Drop for Producing {
     fn drop(&mut self) {
         let Some(producer) = self.producer.take() else { return };
-        producer.purge(PurgeConfig::default().queue().inflight());
+        producer.purge(all_at_once());
         // Closing may wait for brokers, so it gets its own thread. If no thread can be created, it happens here.
         let (give, given) = std_mpsc::channel::<Arc<ThreadedProducer<ProducerCallbacks>>>();
         let ending = thread::Builder::new().name("wharf-producer-end".to_owned());
@@ -192,6 +192,12 @@ impl Drop for Producing {
             drop(give.send(producer));
         }
     }
+}
+
+/// Drops all records, and waits for no broker thread: one that resolves a host name may be blocked for minutes. It drops
+/// its records before it sends anything again.
+fn all_at_once() -> PurgeConfig {
+    PurgeConfig::default().queue().inflight().non_blocking()
 }
 
 /// The record for librdkafka, which copies key and payload when it is sent.
@@ -355,37 +361,4 @@ impl ProducerContext for ProducerCallbacks {
 }
 
 #[cfg(test)]
-mod tests {
-    use rdkafka::mocking::MockCluster;
-
-    use super::*;
-    use crate::kafka::Relay;
-
-    /// Whether a broker answers. A busy machine may need several calls.
-    async fn reaches(producing: &mut Producing) -> bool {
-        for _ in 0..30 {
-            if producing.reaches_brokers().await {
-                return true;
-            }
-        }
-        false
-    }
-
-    #[tokio::test]
-    async fn an_answer_ends_an_outage_but_not_the_lack_of_a_token() {
-        let cluster = MockCluster::new(1).unwrap();
-        let config = settings::producer_config(&Relay::new(cluster.bootstrap_servers())).unwrap();
-        let mut producing = Producing::new(&config, WireProblem::default(), None).unwrap();
-        let producer = Arc::clone(producing.producer.as_ref().unwrap());
-        let callbacks = producer.context();
-        callbacks.error(KafkaError::Global(RDKafkaErrorCode::AllBrokersDown), "1/1 brokers are down");
-        assert!(callbacks.outage.is_on());
-        assert!(reaches(&mut producing).await);
-        assert!(!callbacks.outage.is_on());
-
-        callbacks.has_no_token("no route to the token service");
-        assert!(!producing.reaches_brokers().await);
-        callbacks.has_token();
-        assert!(reaches(&mut producing).await);
-    }
-}
+mod tests;

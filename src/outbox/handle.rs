@@ -44,7 +44,8 @@ pub(crate) struct RelayHandle {
 }
 
 impl RelayHandle {
-    /// Starts a relay on the store's thread. `make` creates a wire whenever one is needed. It must not block.
+    /// Starts a relay on the store's thread. `make` creates a wire whenever one is needed.
+    /// Neither creating a wire nor dropping it may block.
     pub(crate) fn start<B: Backend, W: Wire>(
         store: &Store<B>,
         settings: RelaySettings,
