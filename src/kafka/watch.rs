@@ -3,15 +3,18 @@
 //! If the database of a running service loses data (a failover, a restored backup), this is noticed even if no record
 //! comes: the position of the partition is determined again. The same happens when an operator moves a position. The
 //! state of each partition is written to `inbox_partition` and that of the process to `inbox_ingest`, so an operator
-//! needs no broker to see it. A round costs two statements, however much is read.
+//! needs no broker to see it. A round costs two statements, however much is read, and waits for no broker.
 
 use std::collections::HashMap;
+use std::future::pending;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rand::seq::IndexedRandom;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
-use tokio::task::spawn_blocking;
+use rdkafka::metadata::{Metadata, MetadataBroker};
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::access::Change;
 use super::assigned::{TopicPartition, Watched};
@@ -65,17 +68,19 @@ impl<B: Backend> Watch<B> {
         let mut reported = Reported::new();
         let mut topics = TopicAnswers::default();
         let (mut all_at, mut had_problem) = (Instant::now(), false);
+        // Kafka may take seconds to answer, and the rounds do not wait for it.
+        let (mut asks, mut asking) = (false, None);
         let mut gauges = Gauges::new(&self.context.source.name);
         loop {
-            let is_all = all_at <= Instant::now();
-            if is_all {
+            if all_at <= Instant::now() {
                 reported.clear();
-                topics = self.ask_topics().await;
-                self.judge_topics(&topics);
-                // A broker that is starting may not know all topics: it is asked again soon, once.
-                let has_problem = topics.problem.is_some();
-                all_at = Instant::now() + if has_problem && !had_problem { WATCH_EVERY } else { REPORT_ALL_EVERY };
-                had_problem = has_problem;
+                all_at = Instant::now() + REPORT_ALL_EVERY;
+                asks = true;
+            }
+            // An answer that is still awaited may be about earlier topics, so Kafka is asked again after it.
+            if asks && asking.is_none() {
+                asking = Some(self.ask_topics());
+                asks = false;
             }
             let mut watched = self.context.assigned().watched();
             self.mark_refused(&mut watched);
@@ -89,6 +94,16 @@ impl<B: Backend> Watch<B> {
             tokio::select! {
                 () = tokio::time::sleep(WATCH_EVERY) => {}
                 () = self.context.check_topics.notified() => all_at = Instant::now(),
+                answers = answered(&mut asking) => {
+                    topics = answers;
+                    self.judge_topics(&topics);
+                    // A broker that is starting may not know all topics: it is asked again soon, once.
+                    let has_problem = topics.problem.is_some();
+                    if has_problem && !had_problem {
+                        all_at = all_at.min(Instant::now() + WATCH_EVERY);
+                    }
+                    had_problem = has_problem;
+                }
             }
         }
     }
@@ -196,11 +211,21 @@ impl<B: Backend> Watch<B> {
     }
 
     /// Asks Kafka for the ids of the topics that are read, and for their errors.
-    async fn ask_topics(&self) -> TopicAnswers {
+    fn ask_topics(&self) -> JoinHandle<TopicAnswers> {
         let names = self.topics.current();
         let consumer = self.consumer.clone();
-        spawn_blocking(move || ask_topics(&consumer, &names)).await.unwrap_or_default()
+        spawn_blocking(move || ask_topics(&consumer, &names))
     }
+}
+
+/// Waits for the answers of Kafka; forever if it was not asked.
+async fn answered(asking: &mut Option<JoinHandle<TopicAnswers>>) -> TopicAnswers {
+    let answers = match asking {
+        Some(asking) => asking.await.unwrap_or_default(),
+        None => pending().await,
+    };
+    *asking = None;
+    answers
 }
 
 /// The order of magnitude of a lag. The lag is written only when this changes: when it crosses a power of two, or
@@ -232,36 +257,43 @@ struct TopicAnswers {
     is_complete: bool,
 }
 
-/// Asks about one topic after the other, and stops at the first one that Kafka does not answer for. Blocks.
+/// Asks one broker about all topics, at most `ANSWER_WAIT` for each of two requests. Blocks.
 fn ask_topics(consumer: &Weak<BaseConsumer<Context>>, names: &[String]) -> TopicAnswers {
     let mut topics = TopicAnswers::default();
-    if names.is_empty() {
+    let Some(first) = names.first() else {
         topics.problem = Some("the cluster has no topic that matches a handler's pattern".to_owned());
-    }
-    for name in names {
-        let Some(consumer) = consumer.upgrade().filter(|consumer| !consumer.context().is_closing()) else {
-            return topics;
-        };
-        let Ok(metadata) = consumer.fetch_metadata(Some(name), ANSWER_WAIT) else { return topics };
-        let error = metadata.topics().iter().find_map(|topic| topic.error());
-        if let Some(error) = error {
-            let error = RDKafkaErrorCode::from(error);
-            if error == RDKafkaErrorCode::TopicAuthorizationFailed {
-                let why = format!("topic {name} may not be read: it needs READ and DESCRIBE on the topic ({error})");
-                topics.may_read.push((name.clone(), Some(why)));
-            } else {
-                topics.problem.get_or_insert(format!("topic {name}: {error}"));
-            }
-        } else if let Some(broker) = metadata.brokers().first() {
-            let described = leader::topics_by(&consumer, broker.id(), &[name.as_str().into()], ANSWER_WAIT);
-            for (name, described) in described {
+        topics.is_complete = true;
+        return topics;
+    };
+    let consumer = || consumer.upgrade().filter(|consumer| !consumer.context().is_closing());
+    let metadata = consumer().and_then(|consumer| consumer.fetch_metadata(Some(first), ANSWER_WAIT).ok());
+    let broker = metadata.and_then(|metadata| answering(&metadata));
+    let Some((consumer, broker)) = consumer().zip(broker) else { return topics };
+    let names: Vec<Arc<str>> = names.iter().map(|name| name.as_str().into()).collect();
+    let mut described = leader::topics_by(&consumer, broker, &names, ANSWER_WAIT);
+    topics.is_complete = names.iter().all(|name| described.contains_key(name));
+    for name in &names {
+        match described.remove(name) {
+            None => {}
+            Some(Ok(described)) => {
                 let refused = || format!("topic {name} may not be read: it needs READ on the topic");
                 let why = described.may_read.map(|may_read| (!may_read).then(refused));
                 topics.may_read.extend(why.map(|why| (name.to_string(), why)));
                 topics.ids.extend(described.id.map(|id| (name.to_string(), id)));
             }
+            Some(Err(error @ RDKafkaErrorCode::TopicAuthorizationFailed)) => {
+                let why = format!("topic {name} may not be read: it needs READ and DESCRIBE on the topic ({error})");
+                topics.may_read.push((name.to_string(), Some(why)));
+            }
+            Some(Err(error)) => drop(topics.problem.get_or_insert(format!("topic {name}: {error}"))),
         }
     }
-    topics.is_complete = true;
     topics
+}
+
+/// The broker to ask: the one that has just answered. Its id is unknown if it was reached by an address of the
+/// configuration that the cluster does not use; then any broker, because one that is away must not be asked each time.
+fn answering(metadata: &Metadata) -> Option<i32> {
+    let any = || metadata.brokers().choose(&mut rand::rng()).map(MetadataBroker::id);
+    Some(metadata.orig_broker_id()).filter(|id| *id >= 0).or_else(any)
 }

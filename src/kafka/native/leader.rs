@@ -26,7 +26,7 @@ use rdkafka::bindings::{
     rd_kafka_queue_t, rd_kafka_t,
 };
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 
 /// How Kafka encodes that a topic has no id.
@@ -122,13 +122,16 @@ pub(in crate::kafka) struct Described {
     pub(in crate::kafka) may_read: Option<bool>,
 }
 
-/// Asks one broker about topics. Topics without an answer are missing.
+/// The answer of a broker about a topic.
+type Answer = Result<Described, RDKafkaErrorCode>;
+
+/// Asks one broker about topics, in one request. Topics without an answer are missing.
 pub(in crate::kafka) fn topics_by<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     broker: i32,
     topics: &[Arc<str>],
     wait: Duration,
-) -> HashMap<Arc<str>, Described> {
+) -> HashMap<Arc<str>, Answer> {
     described_topics(&describe(consumer, broker, topics, wait).wait(Instant::now() + wait), topics)
 }
 
@@ -300,7 +303,7 @@ fn raw_offsets(event: &Event, places: &[(Arc<str>, i32)]) -> Vec<KafkaResult<i64
 fn not_negative(offset: KafkaResult<i64>) -> KafkaResult<i64> {
     offset.and_then(|offset| match offset {
         0.. => Ok(offset),
-        _ => Err(KafkaError::SetPartitionOffset(rdkafka::error::RDKafkaErrorCode::NoOffset)),
+        _ => Err(KafkaError::SetPartitionOffset(RDKafkaErrorCode::NoOffset)),
     })
 }
 
@@ -329,16 +332,17 @@ fn describe<C: ConsumerContext>(
 
 /// The ids in the answer to [`describe`].
 fn topic_ids(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Option<String>> {
-    described_topics(event, topics).into_iter().map(|(topic, described)| (topic, described.id)).collect()
+    let id = |(topic, answer): (Arc<str>, Answer)| Some((topic, answer.ok()?.id));
+    described_topics(event, topics).into_iter().filter_map(id).collect()
 }
 
-/// The topics in the answer to [`describe`], without those that the broker has no description of.
-fn described_topics(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Described> {
+/// The topics in the answer to [`describe`].
+fn described_topics(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Answer> {
     if event.error() != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
         return HashMap::new();
     }
     // SAFETY: as in `raw_offsets`: everything that is read belongs to the event, which outlives this block.
-    let described: HashMap<&str, Described> = unsafe {
+    let described: HashMap<&str, Answer> = unsafe {
         let result = rd_kafka_event_DescribeTopics_result(event.0);
         let mut count = 0;
         let topics = match result.is_null() {
@@ -351,18 +355,18 @@ fn described_topics(event: &Event, topics: &[Arc<str>]) -> HashMap<Arc<str>, Des
     topics.iter().filter_map(|topic| Some((Arc::clone(topic), described.get(&**topic)?.clone()))).collect()
 }
 
-/// A topic and its name; `None` when the broker answers with an error.
+/// A topic and its name; `None` when the name is not UTF-8.
 ///
 /// # Safety
 /// The description must live for `'a`.
-unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'a str, Described)> {
+unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'a str, Answer)> {
     // SAFETY: guaranteed by the caller; librdkafka ends names and ids with a NUL.
     unsafe {
+        let name = CStr::from_ptr(rd_kafka_TopicDescription_name(topic)).to_str().ok()?;
         let error = rd_kafka_TopicDescription_error(topic);
         if !error.is_null() && rd_kafka_error_code(error) != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return None;
+            return Some((name, Err(rd_kafka_error_code(error).into())));
         }
-        let name = CStr::from_ptr(rd_kafka_TopicDescription_name(topic)).to_str().ok()?;
         let id = rd_kafka_TopicDescription_topic_id(topic);
         let text = if id.is_null() { ptr::null() } else { rd_kafka_Uuid_base64str(id) };
         let id = (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned());
@@ -375,7 +379,7 @@ unsafe fn described<'a>(topic: *const rd_kafka_TopicDescription_t) -> Option<(&'
             )
         };
         let may_read = (!operations.is_null()).then(|| (0..count).any(may));
-        Some((name, Described { id: id.filter(|id| id != NO_ID), may_read }))
+        Some((name, Ok(Described { id: id.filter(|id| id != NO_ID), may_read })))
     }
 }
 

@@ -1,8 +1,10 @@
 //! How positions are found: each leader gets one request for all of its partitions, and a leader that does not answer
-//! delays no other. On librdkafka's mock cluster, whose brokers can be slowed down.
+//! delays no other; it delays no status either. On librdkafka's mock cluster, whose brokers can be slowed down.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
+
+use rdkafka::types::RDKafkaRespErr;
 
 use super::stage::{Stage, end};
 use crate::scene::{Runs, within};
@@ -131,5 +133,27 @@ async fn two_thousand_partitions_are_found_without_a_round_trip_for_each() {
 
     within(events.wait_for_count(2_000, |event| begun(event, &stage))).await;
 
+    end(running).await;
+}
+
+/// A timeout per topic would take longer than any test may.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_does_not_wait_for_a_broker_that_does_not_answer_and_another_one_describes_the_topics() {
+    let (mock, prefix) = (MockKafka::start(3), unique_name("topic"));
+    let topics: Vec<String> = (0..60).map(|number| format!("{prefix}.{number}")).collect();
+    for topic in &topics {
+        mock.create_topic(topic, 1);
+        mock.set_leader(topic, 0, Some(2));
+    }
+    mock.set_round_trip(MockBrokers::One(1), NEVER);
+    mock.fail_topic(&topics[59], RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED);
+    let stage = Stage::about(Kafka::at(mock.brokers()), format!(r"^{prefix}\.")).await;
+    mock.set_coordinator(&stage.group, 2);
+    let running = stage.start(&Runs::new()).await;
+
+    let reading = "SELECT (count(*) = 59)::int::bigint FROM inbox_partition WHERE state = 'reading'";
+    stage.scene.until(reading).await;
+    let refused = format!("problem LIKE '%topic {} may not be read: it needs READ and DESCRIBE%'", topics[59]);
+    stage.scene.until(&format!("SELECT count(*) FROM inbox_ingest WHERE {refused}")).await;
     end(running).await;
 }
