@@ -77,6 +77,12 @@ statements! {
 
     RemoveRelay("DELETE FROM inbox_relay WHERE id = :relay") { relay: i32 }
 
+    /// Reads only sizes: a record may be large.
+    SizesOfSlot("
+        SELECT id, coalesce(length(payload), 0) + coalesce(length(headers), 0) FROM inbox_outbox INDEXED BY inbox_outbox_waiting
+        WHERE slot = :slot AND status = 0 ORDER BY id LIMIT :limit")
+    -> (i64, i64) { slot: i16, limit: i32 }
+
     ReadSlot("
         SELECT id, slot, topic, recorded_at, record_key, headers, payload FROM inbox_outbox INDEXED BY inbox_outbox_waiting
         WHERE slot = :slot AND status = 0 ORDER BY id LIMIT :limit")
@@ -86,9 +92,10 @@ statements! {
         SELECT topic FROM inbox_outbox INDEXED BY inbox_outbox_topic
         WHERE slot = :slot AND status = 0 AND topic > :after ORDER BY topic LIMIT 1") -> String { slot: i16, after: &'a str }
 
-    OfTopic<'a>("
-        SELECT id FROM inbox_outbox INDEXED BY inbox_outbox_topic
-        WHERE slot = :slot AND status = 0 AND topic = :topic ORDER BY id LIMIT :limit") -> i64 { slot: i16, topic: &'a str, limit: i32 }
+    SizesOfTopic<'a>("
+        SELECT id, coalesce(length(payload), 0) + coalesce(length(headers), 0) FROM inbox_outbox INDEXED BY inbox_outbox_topic
+        WHERE slot = :slot AND status = 0 AND topic = :topic ORDER BY id LIMIT :limit")
+    -> (i64, i64) { slot: i16, topic: &'a str, limit: i32 }
 
     ReadOne("
         SELECT id, slot, topic, recorded_at, record_key, headers, payload FROM inbox_outbox WHERE id = :id") -> OutgoingRow { id: i64 }
@@ -184,42 +191,52 @@ pub(super) fn read(conn: &mut SqliteConnection, query: &OutboxQuery) -> Result<O
     read_slots(conn, query).map_err(database("cannot read the outbox"))
 }
 
-/// Reads slot by slot, within limits of rows and bytes.
+/// Reads slot by slot, within limits of rows and bytes. Only the records within the limits are read completely.
 fn read_slots(conn: &mut SqliteConnection, query: &OutboxQuery) -> QueryResult<OutboxRows> {
     let now = clock::now(conn)?;
     let mine = Mine { relay: query.relay, now }.load::<i16>(conn)?;
     let rows_max = usize::try_from(query.rows).unwrap_or(usize::MAX);
     let (mut rows, mut bytes): (Vec<Outgoing>, u64) = (Vec::new(), 0);
     for &(slot, _) in query.slots.iter().filter(|(slot, _)| mine.contains(slot)) {
-        let found = match query.held_topics.is_empty() {
-            true => ReadSlot { slot, limit: limit(query.rows) }.load::<OutgoingRow>(conn)?,
-            false => read_beside_held(conn, query, slot)?,
-        };
-        for row in found {
-            if rows.len() >= rows_max || bytes >= query.bytes {
-                break;
-            }
-            let size = row.payload.as_ref().map_or(0, Vec::len) + row.headers.as_ref().map_or(0, Vec::len);
-            bytes += size as u64;
-            rows.push(outgoing(row));
+        if rows.len() >= rows_max || bytes >= query.bytes {
+            break;
         }
+        let mut sizes = match query.held_topics.is_empty() {
+            true => SizesOfSlot { slot, limit: limit(query.rows) }.load::<(i64, i64)>(conn)?,
+            false => sizes_beside_held(conn, query, slot)?,
+        };
+        sizes.truncate(rows_max - rows.len());
+        let is_within = |(_, size): &(i64, i64)| {
+            let is_within = bytes < query.bytes;
+            bytes += size.unsigned_abs();
+            is_within
+        };
+        let ids: Vec<i64> = sizes.into_iter().take_while(is_within).map(|(id, _)| id).collect();
+        let found = match query.held_topics.is_empty() {
+            true => ReadSlot { slot, limit: i32::try_from(ids.len()).unwrap_or(i32::MAX) }.load::<OutgoingRow>(conn)?,
+            false => read_each(conn, &ids)?,
+        };
+        rows.extend(found.into_iter().map(outgoing));
     }
     Ok(OutboxRows { rows, oldest_open: None })
 }
 
-/// The first records of a slot whose topic is not held. Goes from one topic to the next, and reads no record of a held
-/// one.
-fn read_beside_held(conn: &mut SqliteConnection, query: &OutboxQuery, slot: i16) -> QueryResult<Vec<OutgoingRow>> {
-    let (mut ids, mut after) = (Vec::new(), String::new());
+/// The first records of a slot whose topic is not held, with their sizes. Goes from one topic to the next, and reads no
+/// record of a held one.
+fn sizes_beside_held(conn: &mut SqliteConnection, query: &OutboxQuery, slot: i16) -> QueryResult<Vec<(i64, i64)>> {
+    let (mut sizes, mut after) = (Vec::new(), String::new());
     while let Some(topic) = (NextTopic { slot, after: &after }).load::<String>(conn)?.pop() {
         if !query.held_topics.contains(&topic) {
-            ids.extend(OfTopic { slot, topic: &topic, limit: limit(query.rows) }.load::<i64>(conn)?);
+            sizes.extend(SizesOfTopic { slot, topic: &topic, limit: limit(query.rows) }.load::<(i64, i64)>(conn)?);
         }
         after = topic;
     }
-    ids.sort_unstable();
-    ids.truncate(usize::try_from(query.rows).unwrap_or(usize::MAX));
-    ids.into_iter().map(|id| ReadOne { id }.load::<OutgoingRow>(conn).and_then(only_row)).collect()
+    sizes.sort_unstable();
+    Ok(sizes)
+}
+
+fn read_each(conn: &mut SqliteConnection, ids: &[i64]) -> QueryResult<Vec<OutgoingRow>> {
+    ids.iter().map(|&id| ReadOne { id }.load::<OutgoingRow>(conn).and_then(only_row)).collect()
 }
 
 fn outgoing(row: OutgoingRow) -> Outgoing {
