@@ -124,4 +124,11 @@ async fn the_doctor_reports_stopped_partitions_and_unreadable_topics_without_a_b
     assert_eq!(codes.iter().filter(|code| **code == "partition blocked").count(), 1, "{codes:?}");
     let problem = diagnosis.symptoms.iter().find(|symptom| symptom.code == "kafka error").unwrap();
     assert!(problem.what.contains("source eu (group shop)"), "{problem:?}");
+
+    // The topics are not subscribed any more, or were deleted: no process writes their partitions.
+    scene.database.execute("UPDATE inbox_partition SET seen_at = now() - interval '4 minutes'").await;
+    let diagnosis = scene.store.operate().doctor().await.unwrap();
+    let codes = diagnosis.symptoms.iter().map(|symptom| &*symptom.code);
+    let of_partitions: Vec<&str> = codes.filter(|code| code.starts_with("partition ")).collect();
+    assert_eq!(of_partitions, ["partition stopped"], "it stays stopped until a person acts");
 }

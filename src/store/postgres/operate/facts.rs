@@ -80,6 +80,8 @@ statements! {
                     SELECT p.consumer_group, p.topic, p.kafka_partition, p.cluster_id, p.state, extract(epoch FROM now() - p.since)::float8, p.why
                     FROM inbox_partition p
                     WHERE (p.state IN ('blocked', 'refused') OR p.state = 'waiting' AND (p.why IS NOT NULL OR p.since < now() - interval '1 minute'))
+                      -- A process writes each partition that it reads once a minute.
+                      AND p.seen_at > now() - interval '3 minutes'
                       AND EXISTS (SELECT 1 FROM inbox_ingest i WHERE i.consumer_group = p.consumer_group AND i.name = p.ingest)
                     ORDER BY 1, 2, 3, 4 LIMIT 100) x),
             'ingests', (

@@ -61,6 +61,8 @@ statements! {
                     SELECT p.consumer_group, p.topic, p.kafka_partition, p.cluster_id, p.state, ((SELECT at FROM inbox_now) - p.since) / 1e6, p.why
                     FROM inbox_partition p
                     WHERE (p.state IN ('blocked', 'refused') OR p.state = 'waiting' AND (p.why IS NOT NULL OR p.since < (SELECT at FROM inbox_now) - 60000000))
+                      -- A process writes each partition that it reads once a minute.
+                      AND p.seen_at > (SELECT at FROM inbox_now) - 180000000
                       AND EXISTS (SELECT 1 FROM inbox_ingest i WHERE i.consumer_group = p.consumer_group AND i.name = p.ingest)
                     ORDER BY 1, 2, 3, 4 LIMIT 100)),
             'ingests', (
