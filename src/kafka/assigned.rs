@@ -73,8 +73,8 @@ pub(super) struct Asked {
     pub(super) stored: Option<i64>,
     /// A record that proves that the log was truncated, if there is one.
     pub(super) cut: Option<At>,
-    /// Whether the ledger has had the topic's id.
-    pub(super) has_topic_id: bool,
+    /// Whether the ledger has had the topic's id or a leader epoch, which a reset removes.
+    pub(super) has_marks: bool,
     /// Whether it was reported that the ledger is not where this process left it.
     pub(super) is_told: bool,
 }
@@ -141,7 +141,7 @@ impl AssignedPartitions {
                 blocked_why: None,
                 undecoded_why: None,
                 asked_before: None,
-                has_topic_id: false,
+                has_marks: false,
                 is_told: false,
                 stored: None,
                 committed: None,
@@ -211,7 +211,7 @@ impl AssignedPartitions {
                         generation: owned.generation,
                         stored: owned.stored,
                         cut: owned.cut,
-                        has_topic_id: owned.has_topic_id,
+                        has_marks: owned.has_marks,
                         is_told: owned.is_told,
                     });
                 }
@@ -260,7 +260,7 @@ impl AssignedPartitions {
     /// Keeps what was learned while the position was determined, whether it was found or not.
     pub(super) fn learn(&mut self, asked: &Asked) {
         if let Some(owned) = self.get_mut(&asked.place.0, asked.place.1) {
-            owned.has_topic_id |= asked.has_topic_id;
+            owned.has_marks |= asked.has_marks;
             owned.is_told |= asked.is_told;
         }
     }

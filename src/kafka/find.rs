@@ -33,7 +33,8 @@ use crate::telemetry::events;
 /// The timeout for each answer of Kafka.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// The timeout for topic ids when no ledger has one to compare them with. Short, because brokers before Kafka 2.8 have
-/// no ids, and nothing depends on the answer.
+/// no ids. Without an answer the ledger gets the id when the position is next requested; until then, a topic that is
+/// deleted and created again is noticed only if its log ends before the ledger.
 const NEW_IDS_WAIT: Duration = Duration::from_millis(500);
 
 /// The position of a partition; `None` when Kafka did not answer, and then the position is requested again.
@@ -152,7 +153,7 @@ async fn with_ledger<B: Backend>(
 /// Reports a ledger that is behind: a person has moved it, or the database has lost records.
 fn report_behind(context: &Context, asked: &Asked, ledger: Option<&LedgerRow>) {
     let (topic, partition) = &asked.place;
-    match ledger.is_some_and(|row| position::is_reset(row, asked.has_topic_id)) {
+    match ledger.is_some_and(|row| position::is_reset(row, asked.has_marks)) {
         true => events::kafka::ledger_moved(&context.source, topic, *partition),
         false => events::kafka::ledger_behind(&context.source, topic, *partition),
     }
@@ -243,7 +244,7 @@ fn derive(consumer: &Weak<BaseConsumer<Context>>, leader: i32, sought: Vec<Parti
         let start = start.map_err(|error| errors.push((asked.place.clone(), error))).ok();
         // The id is written with the position, before the partition is read.
         let is_written = matches!(start, Some(Start::At(_) | Start::AfterGap { .. })) && topic_id.is_some();
-        asked.has_topic_id |= is_written || ledger.as_ref().is_some_and(|row| row.topic_id.is_some());
+        asked.has_marks |= is_written || ledger.as_ref().is_some_and(position::has_marks);
         derived.push(DerivedPosition { found: Located { asked, start }, ledger, topic_id });
     }
     report_errors(&consumer, &errors);

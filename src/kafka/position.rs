@@ -157,10 +157,15 @@ pub(super) fn is_cut(expected: At, record: At) -> bool {
 }
 
 /// Whether a person has reset the position. That sets the beginning, or an offset alone, without the topic's id and an
-/// epoch. `had_topic_id` is whether the row had the id before.
-pub(super) fn is_reset(ledger: &LedgerRow, had_topic_id: bool) -> bool {
-    let is_alone = ledger.topic_id.is_none() && ledger.leader_epoch.is_none();
-    ledger.next_offset == BEGINNING || had_topic_id && is_alone
+/// epoch. `had_marks` is whether the row had one of them before.
+pub(super) fn is_reset(ledger: &LedgerRow, had_marks: bool) -> bool {
+    ledger.next_offset == BEGINNING || had_marks && !has_marks(ledger)
+}
+
+/// Whether the ledger has the topic's id or an epoch. Old brokers have no ids, and a row has no epoch before the first
+/// record is stored.
+pub(super) fn has_marks(ledger: &LedgerRow) -> bool {
+    ledger.topic_id.is_some() || ledger.leader_epoch.is_some()
 }
 
 /// A position that Kafka does not compare with its log.

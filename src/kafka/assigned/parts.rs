@@ -106,8 +106,8 @@ pub(super) struct Owned {
     pub(super) undecoded_why: Option<Box<str>>,
     /// The expected offset at which the position was last requested again because the beginning of the log was unknown.
     pub(super) asked_before: Option<i64>,
-    /// Whether the ledger has had the topic's id. A person who moves the position removes the id.
-    pub(super) has_topic_id: bool,
+    /// Whether the ledger has had the topic's id or a leader epoch. A person who moves the position removes both.
+    pub(super) has_marks: bool,
     /// Whether it was reported that the ledger is not where this process left it. Cleared when the partition begins.
     pub(super) is_told: bool,
     /// Everything before this offset is stored. `None` until the partition has begun.

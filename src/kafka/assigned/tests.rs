@@ -240,25 +240,24 @@ fn a_ledger_that_is_not_where_it_was_left_sends_the_partition_back() {
     assert_eq!(compare(Some(row(2, None)), true), [false]);
 }
 
-// A reset removes the topic's id from the row. A database that has lost commits has a row with the id.
+// A reset removes the topic's id and the epoch from the row. A database that has lost commits has a row with one of them.
 #[test]
 fn a_ledger_that_a_person_has_set_back_is_not_lost_data() {
     let now = Instant::now();
-    let after = |next_offset, topic_id: Option<&str>| {
+    let none = LedgerRow { next_offset: 5, leader_epoch: None, topic_id: None, stopped: None };
+    let after = |before: &LedgerRow, row: LedgerRow| {
         let mut assigned = assigned(&[0]);
         assigned.begin(&place(0), at(5));
-        let row = |next_offset, topic_id: Option<&str>| LedgerRow {
-            next_offset,
-            leader_epoch: None,
-            topic_id: topic_id.map(str::to_owned),
-            stopped: None,
-        };
         let watched = assigned.watched();
-        assert_eq!(assigned.compare(&[(&watched[0], Some(&row(5, Some("A"))), false)], now), []);
-        assigned.compare(&[(&watched[0], Some(&row(next_offset, topic_id)), false)], now)
+        assert_eq!(assigned.compare(&[(&watched[0], Some(before), false)], now), []);
+        assigned.compare(&[(&watched[0], Some(&LedgerRow { next_offset: 2, ..row }), false)], now)
     };
-    assert_eq!(after(2, Some("A")), [(place(0), true)]);
-    assert_eq!(after(2, None), [(place(0), false)]);
+    let with_id = LedgerRow { topic_id: Some("A".to_owned()), ..none.clone() };
+    let with_epoch = LedgerRow { leader_epoch: Some(0), ..none.clone() };
+    for before in [with_id, with_epoch] {
+        assert_eq!(after(&before, before.clone()), [(place(0), true)], "{before:?}");
+        assert_eq!(after(&before, none.clone()), [(place(0), false)], "{before:?}");
+    }
 }
 
 // The ledger is read after the state of the partitions, and batches end in between.

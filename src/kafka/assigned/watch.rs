@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use super::super::position::is_reset;
+use super::super::position::{has_marks, is_reset};
 use super::{AssignedPartitions, PartitionState, TopicPartition};
 use crate::store::ledger::LedgerRow;
 
@@ -88,8 +88,8 @@ impl AssignedPartitions {
             let is_behind = row.is_none_or(|row| row.next_offset < before);
             let is_stopped = row.is_some_and(|row| row.stopped.is_some());
             let is_ahead = !is_busy && row.is_some_and(|row| Some(row.next_offset) > owned.stored);
-            let is_reset = row.is_some_and(|row| is_reset(row, owned.has_topic_id));
-            owned.has_topic_id |= row.is_some_and(|row| row.topic_id.is_some());
+            let is_reset = row.is_some_and(|row| is_reset(row, owned.has_marks));
+            owned.has_marks |= row.is_some_and(has_marks);
             if is_behind || is_stopped || is_ahead || *is_other_topic {
                 owned.state = PartitionState::New { ask_at: now };
                 owned.is_told |= is_behind;

@@ -11,7 +11,7 @@ fn place() -> TopicPartition {
 fn sought(topic_id: Option<&str>) -> PartitionToFind {
     let ledger = LedgerRow { next_offset: 5, leader_epoch: None, topic_id: topic_id.map(str::to_owned), stopped: None };
     PartitionToFind {
-        asked: Asked { place: place(), generation: 1, stored: None, cut: None, has_topic_id: false, is_told: false },
+        asked: Asked { place: place(), generation: 1, stored: None, cut: None, has_marks: false, is_told: false },
         ledger: Some(ledger),
         decided: None,
     }
