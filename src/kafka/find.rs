@@ -37,7 +37,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// deleted and created again is noticed only if its log ends before the ledger.
 const NEW_IDS_WAIT: Duration = Duration::from_millis(500);
 
-/// The position of a partition; `None` when Kafka did not answer, and then the position is requested again.
+/// The position of a partition; `None` when Kafka did not answer, or the ledger has moved since it was read. Then the
+/// position is requested again.
 #[derive(Debug)]
 pub(super) struct Located {
     pub(super) asked: Asked,
@@ -76,8 +77,8 @@ pub(super) async fn find<B: Backend>(
         let unanswered = asked.into_iter().map(|asked| Located { asked, start: None }).collect();
         return drop(tell.send(Notice::Located(unanswered)));
     };
-    let (stopped, sought) = with_ledger(&intake, &context, &reader, asked).await;
-    open(&intake, &reader, &stopped).await;
+    let (mut stopped, sought) = with_ledger(&intake, &context, &reader, asked).await;
+    open(&intake, &reader, &mut stopped).await;
     drop(tell.send(Notice::Located(stopped.into_iter().map(|derived| derived.found).collect())));
     let (sought, undecided) = beginning::decide(&intake, &consumer, &context, &reader, sought).await;
     drop(tell.send(Notice::Located(undecided)));
@@ -92,8 +93,9 @@ pub(super) async fn find<B: Backend>(
         let (tell, context) = (tell.clone(), Arc::clone(&context));
         asking_leaders.spawn(async move {
             let asking = consumer.clone();
-            let Some(derived) = joined(spawn_blocking(move || derive(&asking, leader, sought)).await) else { return };
-            open(&intake, &reader, &derived).await;
+            let derived = joined(spawn_blocking(move || derive(&asking, leader, sought)).await);
+            let Some(mut derived) = derived else { return };
+            open(&intake, &reader, &mut derived).await;
             beginning::tell(&context, &derived);
             let begun = begun(&derived);
             drop(tell.send(Notice::Located(derived.into_iter().map(|derived| derived.found).collect())));
@@ -159,13 +161,18 @@ fn report_behind(context: &Context, asked: &Asked, ledger: Option<&LedgerRow>) {
     }
 }
 
-/// Writes the ledger rows that are needed before the partitions are read or reported as stopped.
-async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, derived: &[DerivedPosition]) {
-    let openings: Vec<Opening> = derived.iter().filter_map(opening).collect();
+/// Writes the ledger rows that are needed before the partitions are read or reported as stopped. A position whose row has
+/// moved since it was read is dropped, so that it is requested again: a person may have set it back.
+async fn open<B: Backend>(intake: &Intake<B>, reader: &Reader, derived: &mut [DerivedPosition]) {
+    let (opened, openings): (Vec<_>, Vec<Opening>) =
+        derived.iter_mut().filter_map(|one| opening(one).map(|opening| (one, opening))).unzip();
     if !openings.is_empty() {
         let (backend, openings) = (&intake.store.backend, openings.as_slice());
         let writing = move || backend.open_ledger(reader, openings);
-        retry_forever(intake.limits.backoff_max, "write the ledger", writing).await;
+        let written = retry_forever(intake.limits.backoff_max, "write the ledger", writing).await;
+        for (one, _) in opened.into_iter().zip(written).filter(|(_, is_written)| !is_written) {
+            one.found.start = None;
+        }
     }
     let stops: Vec<Stopping> = derived.iter().filter_map(stopping).collect();
     if !stops.is_empty() {
@@ -342,7 +349,9 @@ fn opening(derived: &DerivedPosition) -> Option<Opening> {
         (Start::At(at), Some(_) | None) => (at.offset, None),
         (Start::AfterGap { from, to }, _) => (*to, Some(*from)),
     };
-    Some(Opening { topic: Arc::clone(topic), topic_id: topic_id.clone(), partition: *partition, at, gap_from })
+    let (topic, topic_id, partition) = (Arc::clone(topic), topic_id.clone(), *partition);
+    let read = ledger.as_ref().map(|row| row.next_offset);
+    Some(Opening { topic, topic_id, partition, read, at, gap_from })
 }
 
 /// The ledger row to write before the partition is reported as stopped; `None` if the partition is not newly stopped.

@@ -26,9 +26,10 @@ pub trait Ledger: Send + Sync + Sized + 'static {
         partitions: &[(Arc<str>, i32)],
     ) -> impl Future<Output = Result<Vec<Option<LedgerRow>>>> + Send;
 
-    /// Inserts partitions into the ledger with their first offset; existing rows only move forward. Stores the gaps. A
-    /// stopped partition does not move.
-    fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> impl Future<Output = Result<()>> + Send;
+    /// Writes the first offset of partitions, and their gaps. Returns, in the order given, whether each was written: not
+    /// if its row is stopped or has moved since it was read, because a person, another process or a failover of the
+    /// database was faster.
+    fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> impl Future<Output = Result<Vec<bool>>> + Send;
 
     /// Whether the ledger has any partition of these topics, in the order given.
     fn has_ledger(&self, reader: &Reader, topics: &[Arc<str>]) -> impl Future<Output = Result<Vec<bool>>> + Send;
@@ -113,7 +114,9 @@ pub struct Opening {
     /// Kafka's own id of the topic, if Kafka reported it.
     pub topic_id: Option<String>,
     pub partition: i32,
-    /// The first offset to accept.
+    /// The position of the ledger when this was decided; `None` if it had no row.
+    pub read: Option<i64>,
+    /// The first offset to accept. Not before `read`.
     pub at: i64,
     /// Records from here up to `at` are missing.
     pub gap_from: Option<i64>,

@@ -163,7 +163,7 @@ fn ask(consumer: &BaseConsumer<Context>, topic: &Arc<str>, begin: Begin) -> Kafk
         Begin::Latest | Begin::Group | Begin::Earliest => ends,
     };
     let opening = |((topic, partition), offset): (TopicPartition, KafkaResult<i64>)| {
-        offset.map(|at| Opening { topic, topic_id: None, partition, at, gap_from: None })
+        offset.map(|at| Opening { topic, topic_id: None, partition, read: None, at, gap_from: None })
     };
     places.iter().cloned().zip(offsets).map(opening).collect::<KafkaResult<_>>().map(Beginning::At)
 }

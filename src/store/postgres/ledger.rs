@@ -75,18 +75,29 @@ statements! {
                            AND l.kafka_partition = p.kafka_partition")
     -> PositionRow { topics: Vec<&'a str>, partitions: Vec<i32>, group: &'a str, cluster_id: &'a str }
 
-    /// Sorted by the caller, so that two processes never deadlock. The epoch belongs to the record before the offset,
-    /// so it is unknown after a move.
+    /// A ledger that has moved in the meantime is left alone. The epoch belongs to the record before the offset, so it is
+    /// unknown after a move.
     Open<'a>("
-        INSERT INTO inbox_ledger AS l (consumer_group, cluster_id, topic, kafka_partition, next_offset, topic_id)
-        SELECT :group, :cluster_id, * FROM unnest(:topics, :partitions, :next_offsets, :topic_ids)
-        ON CONFLICT (consumer_group, cluster_id, topic, kafka_partition)
-        DO UPDATE SET next_offset = greatest(l.next_offset, excluded.next_offset), updated_at = now(),
-                      leader_epoch = CASE WHEN excluded.next_offset > l.next_offset THEN NULL ELSE l.leader_epoch END,
-                      topic_id = coalesce(l.topic_id, excluded.topic_id)
-        WHERE l.stopped_at IS NULL") {
-        group: &'a str, cluster_id: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, next_offsets: Vec<i64>,
-        topic_ids: Vec<Option<&'a str>>,
+        WITH o AS MATERIALIZED (
+            SELECT * FROM unnest(:topics, :partitions, :read_offsets, :next_offsets, :topic_ids)
+                AS o (topic, kafka_partition, read_offset, next_offset, topic_id)),
+        moved AS (
+            UPDATE inbox_ledger l
+            SET next_offset = o.next_offset, updated_at = now(), topic_id = coalesce(l.topic_id, o.topic_id),
+                leader_epoch = CASE WHEN o.next_offset > l.next_offset THEN NULL ELSE l.leader_epoch END
+            FROM o
+            WHERE l.consumer_group = :group AND l.cluster_id = :cluster_id AND l.topic = o.topic
+              AND l.kafka_partition = o.kafka_partition AND l.next_offset = o.read_offset AND l.stopped_at IS NULL
+            RETURNING l.topic, l.kafka_partition),
+        new AS (
+            INSERT INTO inbox_ledger (consumer_group, cluster_id, topic, kafka_partition, next_offset, topic_id)
+            SELECT :group, :cluster_id, o.topic, o.kafka_partition, o.next_offset, o.topic_id FROM o WHERE o.read_offset IS NULL
+            ON CONFLICT DO NOTHING
+            RETURNING topic, kafka_partition)
+        SELECT * FROM moved UNION ALL SELECT * FROM new")
+    -> (String, i32) {
+        group: &'a str, cluster_id: &'a str, topics: Vec<&'a str>, partitions: Vec<i32>, read_offsets: Vec<Option<i64>>,
+        next_offsets: Vec<i64>, topic_ids: Vec<Option<&'a str>>,
     }
 
     Has<'a>("
@@ -208,7 +219,7 @@ pub(super) async fn read(
 }
 
 /// The position and its gap are written together, so that no gap is lost.
-pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings: &[Opening]) -> Result<()> {
+pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings: &[Opening]) -> Result<Vec<bool>> {
     let mut sorted: Vec<&Opening> = openings.iter().collect();
     sorted.sort_unstable_by_key(|opening| (&opening.topic, opening.partition));
     let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
@@ -217,24 +228,30 @@ pub(super) async fn open(conn: &mut AsyncPgConnection, reader: &Reader, openings
         cluster_id,
         topics: sorted.iter().map(|opening| &*opening.topic).collect(),
         partitions: sorted.iter().map(|opening| opening.partition).collect(),
+        read_offsets: sorted.iter().map(|opening| opening.read).collect(),
         next_offsets: sorted.iter().map(|opening| opening.at).collect(),
         topic_ids: sorted.iter().map(|opening| opening.topic_id.as_deref()).collect(),
     };
-    let gaps: Vec<(&Opening, i64)> = sorted.iter().filter_map(|opening| Some((*opening, opening.gap_from?))).collect();
-    let note = NoteGaps {
-        group,
-        cluster_id,
-        topics: gaps.iter().map(|(opening, _)| &*opening.topic).collect(),
-        partitions: gaps.iter().map(|(opening, _)| opening.partition).collect(),
-        from_offsets: gaps.iter().map(|(_, from)| *from).collect(),
-        to_offsets: gaps.iter().map(|(opening, _)| opening.at).collect(),
-    };
     let mut transaction = conn.build_transaction().read_committed();
     let written = transaction.run(async |conn| {
-        open.execute(conn).await?;
-        if note.topics.is_empty() { Ok(0) } else { note.execute(conn).await }
+        let opened: Moved = open.load(conn).await?.into_iter().collect();
+        let is_opened = |opening: &Opening| opened.contains(&(opening.topic.to_string(), opening.partition));
+        let with_gap = sorted.iter().filter(|opening| is_opened(opening));
+        let gaps: Vec<(&Opening, i64)> = with_gap.filter_map(|opening| Some((*opening, opening.gap_from?))).collect();
+        if !gaps.is_empty() {
+            let note = NoteGaps {
+                group,
+                cluster_id,
+                topics: gaps.iter().map(|(opening, _)| &*opening.topic).collect(),
+                partitions: gaps.iter().map(|(opening, _)| opening.partition).collect(),
+                from_offsets: gaps.iter().map(|(_, from)| *from).collect(),
+                to_offsets: gaps.iter().map(|(opening, _)| opening.at).collect(),
+            };
+            note.execute(conn).await?;
+        }
+        Ok(openings.iter().map(is_opened).collect())
     });
-    written.await.map(drop).map_err(database("cannot write the ledger"))
+    written.await.map_err(database("cannot write the ledger"))
 }
 
 pub(super) async fn has(conn: &mut AsyncPgConnection, reader: &Reader, topics: &[Arc<str>]) -> Result<Vec<bool>> {

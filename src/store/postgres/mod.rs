@@ -343,7 +343,7 @@ impl Ledger for Postgres {
         act!(self, conn => ledger::read(&mut conn, reader, partitions))
     }
 
-    async fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> Result<()> {
+    async fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> Result<Vec<bool>> {
         act!(self, conn => ledger::open(&mut conn, reader, openings))
     }
 

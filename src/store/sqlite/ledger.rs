@@ -37,17 +37,24 @@ statements! {
         WHERE consumer_group = :group AND cluster_id = :cluster_id AND topic = :topic AND kafka_partition = :partition")
     -> PositionRow { group: &'a str, cluster_id: &'a str, topic: &'a str, partition: i32 }
 
-    /// The epoch belongs to the record before the offset, so it is unknown after a move.
     Open<'a>("
-        INSERT INTO inbox_ledger AS l (consumer_group, cluster_id, topic, kafka_partition, next_offset, updated_at, topic_id)
+        INSERT INTO inbox_ledger (consumer_group, cluster_id, topic, kafka_partition, next_offset, updated_at, topic_id)
         VALUES (:group, :cluster_id, :topic, :partition, :next_offset, :now, :topic_id)
-        ON CONFLICT (consumer_group, cluster_id, topic, kafka_partition)
-        DO UPDATE SET next_offset = max(l.next_offset, excluded.next_offset), updated_at = excluded.updated_at,
-                      leader_epoch = CASE WHEN excluded.next_offset > l.next_offset THEN NULL ELSE l.leader_epoch END,
-                      topic_id = coalesce(l.topic_id, excluded.topic_id)
-        WHERE l.stopped_at IS NULL") {
+        ON CONFLICT DO NOTHING") {
         group: &'a str, cluster_id: &'a str, topic: &'a str, partition: i32, next_offset: i64, now: i64,
         topic_id: Option<&'a str>,
+    }
+
+    /// A ledger that has moved in the meantime is left alone. The epoch belongs to the record before the offset, so it is
+    /// unknown after a move.
+    OpenAgain<'a>("
+        UPDATE inbox_ledger
+        SET next_offset = :next_offset, updated_at = :now, topic_id = coalesce(topic_id, :topic_id),
+            leader_epoch = CASE WHEN :next_offset > next_offset THEN NULL ELSE leader_epoch END
+        WHERE consumer_group = :group AND cluster_id = :cluster_id AND topic = :topic AND kafka_partition = :partition
+          AND next_offset = :read_offset AND stopped_at IS NULL") {
+        next_offset: i64, now: i64, topic_id: Option<&'a str>, group: &'a str, cluster_id: &'a str, topic: &'a str,
+        partition: i32, read_offset: i64,
     }
 
     Has<'a>("
@@ -142,18 +149,26 @@ pub(super) fn read(
 }
 
 /// The position and its gap are written together, so that no gap is lost.
-pub(super) fn open(conn: &mut SqliteConnection, reader: &Reader, openings: &[Opening]) -> Result<()> {
+pub(super) fn open(conn: &mut SqliteConnection, reader: &Reader, openings: &[Opening]) -> Result<Vec<bool>> {
     let (group, cluster_id) = (&*reader.group, &*reader.cluster_id);
     let write = |conn: &mut SqliteConnection| {
         let now = clock::now(conn)?;
-        for Opening { topic, topic_id, partition, at, gap_from } in openings {
-            let (topic_id, partition, at) = (topic_id.as_deref(), *partition, *at);
-            Open { group, cluster_id, topic, partition, next_offset: at, now, topic_id }.execute(conn)?;
-            if let Some(from_offset) = *gap_from {
+        let mut opened = Vec::with_capacity(openings.len());
+        for Opening { topic, topic_id, partition, read, at, gap_from } in openings {
+            let (topic_id, partition, next_offset, at) = (topic_id.as_deref(), *partition, *at, *at);
+            let rows = match *read {
+                None => Open { group, cluster_id, topic, partition, next_offset, now, topic_id }.execute(conn)?,
+                Some(read_offset) => {
+                    OpenAgain { next_offset, now, topic_id, group, cluster_id, topic, partition, read_offset }
+                        .execute(conn)?
+                }
+            };
+            opened.push(rows > 0);
+            if let Some(from_offset) = gap_from.filter(|_| rows > 0) {
                 NoteGap { group, cluster_id, topic, partition, from_offset, to_offset: at, now }.execute(conn)?;
             }
         }
-        QueryResult::Ok(())
+        QueryResult::Ok(opened)
     };
     write(conn).map_err(database("cannot write the ledger"))
 }

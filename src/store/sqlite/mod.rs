@@ -323,7 +323,7 @@ impl Ledger for Sqlite {
         self.read(move |conn| ledger::read(conn, &reader, &partitions)).await
     }
 
-    async fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> Result<()> {
+    async fn open_ledger(&self, reader: &Reader, openings: &[Opening]) -> Result<Vec<bool>> {
         let (reader, openings) = (reader.clone(), openings.to_vec());
         self.write(move |conn| ledger::open(conn, &reader, &openings)).await
     }

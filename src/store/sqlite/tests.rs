@@ -97,7 +97,7 @@ async fn next_offset(store: &Store<Sqlite>) -> Option<i64> {
 }
 
 fn opening(at: i64, gap_from: Option<i64>) -> Opening {
-    Opening { topic: "orders".into(), topic_id: None, partition: 0, at, gap_from }
+    Opening { topic: "orders".into(), topic_id: None, partition: 0, read: gap_from, at, gap_from }
 }
 
 #[tokio::test]
@@ -119,8 +119,27 @@ async fn the_ledger_moves_with_the_batch_and_never_back() {
     assert!(try_accept(&store, &[], 9, 10).await.is_none());
     assert_eq!(next_offset(&store).await, Some(7));
 
-    store.backend.open_ledger(&shop(), &[opening(3, None)]).await.unwrap();
+    assert_eq!(store.backend.open_ledger(&shop(), &[opening(3, None)]).await.unwrap(), [false]);
     assert_eq!(next_offset(&store).await, Some(7));
+}
+
+// On PostgreSQL: `kafka::position`.
+#[tokio::test]
+async fn a_position_that_was_moved_after_it_was_read_is_not_overwritten() {
+    let (store, _) = store().await;
+    let of = |partition, at, gap_from| Opening { partition, ..opening(at, gap_from) };
+    let open = async |openings: &[Opening]| store.backend.open_ledger(&shop(), openings).await.unwrap();
+    assert_eq!(open(&[of(0, 5, None), of(1, 5, None)]).await, [true, true]);
+
+    // Both were read at 5, and the first one has been set back.
+    let set_back = Opening { read: Some(5), ..of(0, 2, None) };
+    assert_eq!(open(&[set_back]).await, [true]);
+    assert_eq!(open(&[of(0, 9, Some(5)), of(1, 9, Some(5))]).await, [false, true]);
+
+    let report = store.backend.ledger_report("shop").await.unwrap();
+    let offsets: Vec<i64> = report.partitions.iter().map(|state| state.next_offset).collect();
+    let gaps: Vec<i32> = report.gaps.iter().map(|gap| gap.partition).collect();
+    assert_eq!((offsets, gaps), (vec![2, 9], vec![1]), "the gap of a position that was not written is not stored");
 }
 
 // On PostgreSQL: `kafka::beginning`.
@@ -196,8 +215,9 @@ async fn gaps_are_recorded_once_and_the_report_counts_stored_records() {
     let (store, ids) = store().await;
     store.backend.open_ledger(&shop(), &[opening(5, None)]).await.unwrap();
     accept(&store, &[message(&ids, 5)], 5, 6).await;
-    for _ in 0..2 {
-        store.backend.open_ledger(&shop(), &[opening(9, Some(6))]).await.unwrap();
+    // The answer to the first one was lost.
+    for is_written in [true, false] {
+        assert_eq!(store.backend.open_ledger(&shop(), &[opening(9, Some(6))]).await.unwrap(), [is_written]);
     }
 
     let report = store.backend.ledger_report("shop").await.unwrap();
@@ -224,7 +244,8 @@ async fn a_stopped_ledger_keeps_its_position_and_a_position_belongs_to_one_clust
 
     assert_eq!(row(&store).await.unwrap().stopped.as_deref(), Some("cut"));
     assert!(try_accept(&store, &[message(&ids, 6)], 6, 7).await.is_none());
-    store.backend.open_ledger(&shop(), &[opening(9, None)]).await.unwrap();
+    let beyond = Opening { read: Some(6), ..opening(9, None) };
+    assert_eq!(store.backend.open_ledger(&shop(), &[beyond]).await.unwrap(), [false]);
     assert_eq!(next_offset(&store).await, Some(6));
     let other = Reader { cluster_id: "cluster-2".into(), ..shop() };
     assert_eq!(store.backend.ledger(&other, &[("orders".into(), 0)]).await.unwrap(), [None]);

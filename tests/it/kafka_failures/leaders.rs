@@ -1,12 +1,13 @@
 //! How positions are found: each leader gets one request for all of its partitions, and a leader that does not answer
-//! delays no other; it delays no status either. On librdkafka's mock cluster, whose brokers can be slowed down.
+//! delays no other; it delays no status either. On librdkafka's mock cluster, whose brokers can be slowed down. A position
+//! that a person moves meanwhile stays, on a real broker, because topics have ids there.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rdkafka::types::RDKafkaRespErr;
 
-use super::stage::{Stage, end};
+use super::stage::{Stage, end, range};
 use crate::scene::{Runs, within};
 use support::events::{Event, Events};
 use support::kafka::Kafka;
@@ -145,8 +146,8 @@ async fn the_status_does_not_wait_for_a_broker_that_does_not_answer_and_another_
         mock.create_topic(topic, 1);
         mock.set_leader(topic, 0, Some(2));
     }
-    mock.set_round_trip(MockBrokers::One(1), NEVER);
     mock.fail_topic(&topics[59], RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED);
+    mock.set_round_trip(MockBrokers::One(1), NEVER);
     let stage = Stage::about(Kafka::at(mock.brokers()), format!(r"^{prefix}\.")).await;
     mock.set_coordinator(&stage.group, 2);
     let running = stage.start(&Runs::new()).await;
@@ -156,4 +157,30 @@ async fn the_status_does_not_wait_for_a_broker_that_does_not_answer_and_another_
     let refused = format!("problem LIKE '%topic {} may not be read: it needs READ and DESCRIBE%'", topics[59]);
     stage.scene.until(&format!("SELECT count(*) FROM inbox_ingest WHERE {refused}")).await;
     end(running).await;
+}
+
+// The process has read the position, and writes the topic's id to its row before it reads records.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_while_a_position_is_found_is_not_undone() {
+    let (stage, runs) = (Stage::new(1).await, Runs::new());
+    stage.produce(0, 5).await;
+    let running = stage.start(&runs).await;
+    within(runs.reached(5)).await;
+    stage.scene.settled().await;
+    end(running).await;
+    let person = stage.scene.database.client().await;
+    let forget = "DELETE FROM inbox_delivery; DELETE FROM inbox_message; UPDATE inbox_ledger SET topic_id = NULL";
+    person.batch_execute(forget).await.unwrap();
+    person.batch_execute("BEGIN; UPDATE inbox_ledger SET next_offset = 2, leader_epoch = NULL").await.unwrap();
+
+    let running = stage.start(&Runs::new()).await;
+    let waits = "SELECT (count(*) > 0)::int::bigint FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                 WHERE NOT l.granted AND a.query LIKE '%inbox_ledger%'";
+    stage.scene.until(waits).await;
+    person.batch_execute("COMMIT").await.unwrap();
+
+    stage.stored(3).await;
+    stage.scene.settled().await;
+    end(running).await;
+    assert_eq!((stage.positions().await, stage.ledger(0).await), (range(0, 2..5), Some(5)));
 }
