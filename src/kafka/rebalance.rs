@@ -300,13 +300,22 @@ impl ConsumerContext for Context {
             return;
         }
         self.broker_answered();
+        let mut is_committed = false;
         let mut assigned = self.assigned();
         for element in list.elements() {
             match (element.error(), element.offset()) {
-                (Ok(()), Offset::Offset(offset)) => assigned.committed(element.topic(), element.partition(), offset),
+                (Ok(()), Offset::Offset(offset)) => {
+                    is_committed = true;
+                    assigned.committed(element.topic(), element.partition(), offset);
+                }
                 (Ok(()), _) => {}
                 (Err(error), _) => self.report_error("commit", &error),
             }
+        }
+        drop(assigned);
+        // The permission for the group may return before the group has assigned partitions again.
+        if is_committed {
+            self.allowed(&Refused::Group);
         }
     }
 }

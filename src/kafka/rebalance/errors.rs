@@ -206,9 +206,12 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use futures_util::FutureExt;
+    use rdkafka::TopicPartitionList;
+    use rdkafka::consumer::ConsumerContext;
 
     use super::super::super::assigned::AssignedPartitions;
     use super::super::super::begin::Begins;
+    use super::super::offsets;
     use super::*;
     use crate::types::SourceName;
 
@@ -231,6 +234,19 @@ mod tests {
         context.error(failed(RDKafkaErrorCode::AllBrokersDown), "1/1 brokers are down");
         context.topics_changed();
         assert_eq!(context.problems(), ["no broker answers: 1/1 brokers are down"]);
+    }
+
+    #[test]
+    fn a_group_that_accepts_a_commit_is_refused_no_longer() {
+        let context = context();
+        context.error(KafkaError::Global(RDKafkaErrorCode::GroupAuthorizationFailed), "JoinGroup failed");
+        let committed = offsets(&[(("t".into(), 0), 5)]).unwrap();
+        context
+            .commit_callback(Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::GroupAuthorizationFailed)), &committed);
+        context.commit_callback(Ok(()), &TopicPartitionList::new());
+        assert_eq!(context.problems().len(), 1);
+        context.commit_callback(Ok(()), &committed);
+        assert_eq!(context.problems(), [""; 0]);
     }
 
     #[test]
