@@ -161,8 +161,8 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         };
         let found = self.store.backend.read_outgoing(&query).await?;
         self.backoff.reset();
-        if found.rows.is_empty() {
-            self.topics.found_nothing(now);
+        if query.has_room_after(&found.rows) {
+            self.topics.found_all(&found.rows, now);
         }
         // If records were left out because of their topic, the rows do not show where the waiting records begin.
         if let Some(oldest_open) = found.oldest_open.filter(|_| self.topics.is_empty()) {

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::store::outbound::Outgoing;
+
 /// The time between two tries of a topic.
 const TRY_EVERY: Duration = Duration::from_secs(2);
 
@@ -58,10 +60,12 @@ impl HeldTopics {
         self.held.remove(topic).is_some()
     }
 
-    /// Called when a read at `now` found no record. It has left out only topics that are not tried now, so no record
-    /// waits for the others, for example because an operator has discarded them. They are not held any more.
-    pub(super) fn found_nothing(&mut self, now: Instant) {
-        self.held.retain(|_, topic| topic.try_at.is_none_or(|try_at| try_at > now));
+    /// Called when a read at `now` found these records and was not ended by a limit. It has left out only topics that are
+    /// not tried now. So no record waits for another topic that is not among them, for example because an operator has
+    /// discarded it. Such topics are not held any more.
+    pub(super) fn found_all(&mut self, rows: &[Outgoing], now: Instant) {
+        let waits = |name: &Arc<str>| rows.iter().any(|row| row.topic == *name);
+        self.held.retain(|name, topic| topic.try_at.is_none_or(|try_at| try_at > now) || waits(name));
     }
 
     /// Called when the topic does not exist. Returns what happens to its records.
@@ -88,6 +92,7 @@ impl HeldTopics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Headers;
 
     #[test]
     fn an_unknown_topic_is_retried_and_given_up_after_the_grace_period() {
@@ -122,9 +127,20 @@ mod tests {
         let start = Instant::now();
         let mut topics = HeldTopics::new(Duration::from_secs(60));
         topics.is_denied(&"t".into(), start);
-        topics.found_nothing(start);
+        topics.found_all(&[], start);
         assert!(!topics.is_empty(), "its records were left out");
-        topics.found_nothing(start + TRY_EVERY);
+        let row = |topic: &str| Outgoing {
+            id: 1,
+            slot: 0,
+            topic: topic.into(),
+            recorded_at: None,
+            key: None,
+            headers: Headers::default(),
+            payload: None,
+        };
+        topics.found_all(&[row("t")], start + TRY_EVERY);
+        assert!(!topics.is_empty(), "it is tried with this record");
+        topics.found_all(&[row("other")], start + TRY_EVERY);
         assert!(topics.is_empty());
     }
 }

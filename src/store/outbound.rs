@@ -148,8 +148,18 @@ pub struct OutboxQuery {
     pub held_topics: Vec<String>,
     /// The maximum number of records.
     pub rows: u32,
-    /// Limit in bytes; a larger record is returned alone.
+    /// Limit in bytes of payloads and headers; a larger record is returned alone.
     pub bytes: u64,
+}
+
+impl OutboxQuery {
+    /// Whether a read returned everything that it looked for, because no limit ended it.
+    pub fn has_room_after(&self, rows: &[Outgoing]) -> bool {
+        let size =
+            |row: &Outgoing| row.payload.as_ref().map_or(0, Bytes::len) + row.headers.encoded().map_or(0, <[u8]>::len);
+        let bytes: usize = rows.iter().map(size).sum();
+        rows.len() < self.rows as usize && (bytes as u64) < self.bytes
+    }
 }
 
 /// The waiting records that were read.

@@ -1,16 +1,22 @@
-//! When an idle relay is healthy again. On SQLite, because nothing is read or written.
+//! When an idle relay is healthy again, which topics it stops holding, and what it does when the database is slow or has
+//! failed. On SQLite, because no server is needed.
 
 use std::collections::VecDeque;
+use std::future::pending;
 
 use super::*;
-use crate::store::Sqlite;
+use crate::store::outbound::{NewOutgoing, Outbound};
+use crate::store::seam::Seam;
+use crate::store::transaction::{Then, Transacted, Transaction};
+use crate::store::{Sqlite, SqliteOptions};
+use crate::types::{Headers, Kind};
 
-/// Answers calls in this order. It sends nothing.
+/// Answers calls in this order. It waits forever for the results of what it sends.
 struct AnsweringWire(VecDeque<bool>);
 
 impl Wire for AnsweringWire {
     async fn send(&mut self, _records: &[Outgoing]) -> Vec<SendResult> {
-        Vec::new()
+        pending().await
     }
 
     async fn reaches_brokers(&mut self) -> bool {
@@ -22,20 +28,35 @@ impl Wire for AnsweringWire {
     }
 }
 
-async fn relaying(
+type TestRelay<M> = Relaying<Sqlite, AnsweringWire, M>;
+
+async fn relaying(answers: &'static [bool]) -> TestRelay<impl Fn() -> Result<AnsweringWire> + Send + Sync> {
+    let store = Store::<Sqlite>::in_memory().await.unwrap();
+    store.migrate().await.unwrap();
+    relaying_on(store, Duration::from_secs(60), answers).await
+}
+
+async fn relaying_on(
+    store: Store<Sqlite>,
+    lease: Duration,
     answers: &'static [bool],
-) -> Relaying<Sqlite, AnsweringWire, impl Fn() -> Result<AnsweringWire> + Send + Sync> {
+) -> TestRelay<impl Fn() -> Result<AnsweringWire> + Send + Sync> {
     let settings = RelaySettings {
-        lease: Duration::from_secs(60),
+        lease,
         poll: PAUSE_MIN,
-        batch_rows: 1,
-        batch_bytes: 1,
+        batch_rows: 10,
+        batch_bytes: 1_000,
         keep_sent: Duration::ZERO,
         unknown_topic_grace: Duration::from_secs(60),
     };
     let problem = WireProblem::default();
     Relaying {
-        held_slots: HeldSlots::new(1, "relay".into(), settings.lease, problem.clone()),
+        held_slots: HeldSlots::new(
+            store.backend.register_relay("relay", lease).await.unwrap(),
+            "relay".into(),
+            lease,
+            problem.clone(),
+        ),
         floors: Floors::new(Instant::now()),
         topics: HeldTopics::new(settings.unknown_topic_grace),
         suspects: HashSet::new(),
@@ -43,7 +64,7 @@ async fn relaying(
         call_at: Instant::now(),
         pause: PAUSE_MIN,
         backoff: Backoff::new(BACKOFF_MAX),
-        store: Store::<Sqlite>::in_memory().await.unwrap(),
+        store,
         settings,
         problem,
         make: move || Ok(AnsweringWire(answers.iter().copied().collect())),
@@ -79,4 +100,35 @@ async fn the_problem_of_a_held_topic_does_not_end_when_a_broker_answers() {
     assert!(!relay.prepare_call());
     relay.topics.works("t");
     assert!(relay.prepare_call());
+}
+
+// Operators may discard the records of a topic while records of other topics always wait.
+#[tokio::test]
+async fn a_topic_whose_records_are_gone_is_not_held_any_more_although_others_wait() {
+    let mut relay = relaying(&[]).await;
+    let record = |topic: &str| NewOutgoing {
+        topic: topic.into(),
+        message_id: "id".to_owned(),
+        source: "/shop".to_owned(),
+        recorded_at: None,
+        key: None,
+        headers: Headers::default(),
+        payload: Some(vec![0; 100].into()),
+    };
+    let mut publishing = relay.store.backend.begin(0).await.unwrap();
+    Sqlite::publish(publishing.conn().unwrap(), ["a", "b"].map(record).into()).await.unwrap();
+    assert!(matches!(publishing.commit(&[], Then::End).await, Transacted::Committed));
+    relay.held_slots.hold(&relay.store).await.unwrap();
+    let earlier = Instant::now() - Duration::from_secs(2);
+
+    for topic in ["a", "gone"] {
+        relay.topics.is_denied(&topic.into(), earlier);
+    }
+    relay.settings.batch_bytes = 200;
+    assert_eq!(relay.read().await.unwrap().len(), 2);
+    assert!(relay.topics.works("gone"), "the limit may have left its records out");
+    relay.topics.is_denied(&"gone".into(), earlier);
+    relay.settings.batch_bytes = 201;
+    assert_eq!(relay.read().await.unwrap().len(), 2);
+    assert!(!relay.topics.works("gone") && relay.topics.works("a"));
 }
