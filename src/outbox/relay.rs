@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{sleep, sleep_until, timeout, timeout_at};
 
 use super::floors::Floors;
 use super::handle::{RelaySettings, stopped};
@@ -219,8 +219,12 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
                 () = &mut too_late => return Err(Interrupted::Stopping),
                 () = sleep_until(self.held_slots.until().into()) => return Err(Interrupted::SlotsLost),
                 () = sleep_until(self.held_slots.renew_at().into()) => {
-                    if let Err(error) = self.held_slots.hold(&self.store).await {
-                        events::store_error("hold slots of the outbox", &error);
+                    // A renewal may take longer than the lease lasts.
+                    let until = self.held_slots.until().into();
+                    match timeout_at(until, self.held_slots.hold(&self.store)).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => events::store_error("hold slots of the outbox", &error),
+                        Err(_) => return Err(Interrupted::SlotsLost),
                     }
                     if !self.held_slots.holds(slots) || self.held_slots.lapses() != lapses {
                         return Err(Interrupted::SlotsLost);

@@ -132,3 +132,17 @@ async fn a_topic_whose_records_are_gone_is_not_held_any_more_although_others_wai
     assert_eq!(relay.read().await.unwrap().len(), 2);
     assert!(!relay.topics.works("gone") && relay.topics.works("a"));
 }
+
+#[tokio::test]
+async fn a_batch_is_given_up_when_the_lease_ends_during_a_renewal() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = SqliteOptions::default().busy_timeout(Duration::from_secs(3_600));
+    let store = Store::<Sqlite>::open_with(folder.path().join("inbox.db"), options).await.unwrap();
+    store.migrate().await.unwrap();
+    let mut relay = relaying_on(store.clone(), Duration::from_millis(500), &[]).await;
+    relay.held_slots.hold(&relay.store).await.unwrap();
+    let mut wire = (relay.make)().unwrap();
+    let _holds_the_writer = store.backend.begin(0).await.unwrap();
+    let answers = timeout(Duration::from_secs(60), relay.answers(&mut wire, &[], &[])).await;
+    assert!(matches!(answers.expect("the renewal waits for an hour"), Err(Interrupted::SlotsLost)));
+}
