@@ -223,7 +223,7 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
                     let until = self.held_slots.until().into();
                     match timeout_at(until, self.held_slots.hold(&self.store)).await {
                         Ok(Ok(())) => {}
-                        Ok(Err(error)) => events::store_error("hold slots of the outbox", &error),
+                        Ok(Err(error)) => self.store_failed("hold slots of the outbox", &error),
                         Err(_) => return Err(Interrupted::SlotsLost),
                     }
                     if !self.held_slots.holds(slots) || self.held_slots.lapses() != lapses {
@@ -294,13 +294,13 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         loop {
             match write().await {
                 Ok(written) => return Some(written),
-                Err(error) => events::store_error(operation, &error),
+                Err(error) => self.store_failed(operation, &error),
             }
             self.backoff.pause().await;
             if Instant::now() >= self.held_slots.renew_at()
                 && let Err(error) = self.held_slots.hold(&self.store).await
             {
-                events::store_error("hold slots of the outbox", &error);
+                self.store_failed("hold slots of the outbox", &error);
             }
             if Instant::now() >= self.held_slots.until() || self.held_slots.is_empty() {
                 self.held_slots.lose();
@@ -349,9 +349,16 @@ impl<B: Backend, W: Wire, M: Fn() -> Result<W> + Send + Sync> Relaying<B, W, M> 
         self.wire.is_some()
     }
 
+    /// Reports an error of the database. It may have failed over and lost records, so that new ones have ids below the
+    /// floors.
+    fn store_failed(&mut self, operation: &'static str, error: &Error) {
+        events::store_error(operation, error);
+        self.floors.drop_all(Instant::now());
+    }
+
     /// Reports an error and waits for a pause, unless the relay is ending.
     async fn rest(&mut self, operation: &'static str, error: &Error) {
-        events::store_error(operation, error);
+        self.store_failed(operation, error);
         let stopping = self.stopping.clone();
         tokio::select! {
             () = self.backoff.pause() => {}

@@ -146,3 +146,37 @@ async fn a_batch_is_given_up_when_the_lease_ends_during_a_renewal() {
     let answers = timeout(Duration::from_secs(60), relay.answers(&mut wire, &[], &[])).await;
     assert!(matches!(answers.expect("the renewal waits for an hour"), Err(Interrupted::SlotsLost)));
 }
+
+// A database that has failed over may give ids again that are below the floors.
+#[tokio::test]
+async fn after_an_error_of_the_database_slots_are_read_from_the_beginning() {
+    let mut relay = relaying(&[]).await;
+    let row = |id| Outgoing {
+        id,
+        slot: 3,
+        topic: "t".into(),
+        recorded_at: None,
+        key: None,
+        headers: Headers::default(),
+        payload: None,
+    };
+    let raise = |floors: &mut Floors| {
+        floors.note_read(&[row(10)], 1);
+        floors.note_marked(1);
+        floors.note_read(&[row(11)], 2);
+        assert_eq!(floors.of(3, Instant::now()), 11);
+    };
+    let error = || Error::new(Kind::Passing, "the connection was lost");
+    raise(&mut relay.floors);
+    relay.rest("read the outbox", &error()).await;
+    assert_eq!(relay.floors.of(3, Instant::now()), i64::MIN);
+
+    relay.held_slots.hold(&relay.store).await.unwrap();
+    raise(&mut relay.floors);
+    let failures = std::sync::atomic::AtomicBool::new(false);
+    let has_failed = || failures.swap(true, std::sync::atomic::Ordering::SeqCst);
+    let written =
+        relay.written("mark records as sent", || std::future::ready(if has_failed() { Ok(()) } else { Err(error()) }));
+    assert!(written.await.is_some());
+    assert_eq!(relay.floors.of(3, Instant::now()), i64::MIN);
+}
