@@ -142,8 +142,7 @@ impl Relay {
     }
 
     /// Sets how long records wait for a topic that does not exist before they are poisoned as `unknown topic`. Default:
-    /// 60 s. Other records continue. Every read of the outbox skips the waiting records, so a long time makes reads
-    /// slower while there are such records.
+    /// 60 s. Other records continue.
     ///
     /// ```
     /// # use std::time::Duration;

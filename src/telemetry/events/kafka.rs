@@ -86,8 +86,8 @@ pub(crate) fn ledger_behind(source: &SourceName, topic: &str, partition: i32) {
     );
 }
 
-/// The ledger is ahead of what this process wrote, is stopped, or is that of another topic of the same name: the
-/// position is determined again.
+/// The ledger is ahead of what this process wrote, was set back by a person, is stopped, or is that of another topic of
+/// the same name: the position is determined again.
 pub(crate) fn ledger_moved(source: &SourceName, topic: &str, partition: i32) {
     count(source, "ledger moved");
     info!(target: "wharf::kafka", source = &*source.name, group = &*source.group, topic, partition, "ledger moved: a person or another process has changed the position");
