@@ -101,9 +101,10 @@ impl Share {
     }
 
     /// Keeps the next permit that is returned for this handler, until it has taken it or calls [`Share::withdraw`].
+    /// Without effect if there are enough permits for shares.
     pub(crate) fn ask(&self) {
         let mut shares = self.permits.lock();
-        if !shares.asking.contains(&self.id) {
+        if self.permits.total < shares.held.len() && !shares.asking.contains(&self.id) {
             shares.asking.push(self.id);
         }
     }
