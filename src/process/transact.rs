@@ -215,10 +215,11 @@ impl<'t, B: Backend> Turn<'t, B> {
     /// to claim one.
     pub(super) fn goes_on(&self) -> bool {
         let waits_for_it = |other: &Arc<Lane<B>>| {
-            !Arc::ptr_eq(other, self.lane)
-                && other.connections.as_ref().is_some_and(|share| share.free() == 0)
-                && other.running() < other.concurrency
-                && self.engine.has_startable(other)
+            // The permits last: they are locked, and this is checked after each transaction.
+            let could_start = |share: &Share| {
+                other.running() < other.concurrency && self.engine.has_startable(other) && share.free() == 0
+            };
+            !Arc::ptr_eq(other, self.lane) && other.connections.as_ref().is_some_and(could_start)
         };
         self.left > 0
             && !self.lane.connections.as_ref().is_some_and(Share::is_needed)
